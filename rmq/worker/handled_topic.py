@@ -21,6 +21,8 @@ from rmq.worker.heartbeat.leases import LeaseTracker
 
 log = logging.getLogger("rmq")
 
+PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # before a call that failed is tried again
+
 Show = Callable[[HeldDelivery], DeliveryData]  # makes what a program sees of a delivery
 
 

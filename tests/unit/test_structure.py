@@ -24,8 +24,8 @@ FILES = sorted(
 # Groups are steered: 550 lines and 7 files.
 # What the twins of runners and transports do in ways of their own has 2 files.
 # Fixes of faults: 1400 lines and 4 files; `environment` is one of the files.
-# Folders for the stages of a worker: 14 files, of which 4 are `__init__`; no circles of imports.
-LIMITS = {"lines": 46_900, "files": 396, "private": 76}
+# Folders for the stages of a worker: 17 files, of which 4 are `__init__`; no circles of imports.
+LIMITS = {"lines": 46_900, "files": 399, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -1,4 +1,4 @@
-"""The deliveries that a worker holds for one handler: how many it may hold, and what waits.
+"""The deliveries that a worker holds for one handler, and how many it may hold.
 
 They go to the handler's lane of an executor, in which `HandlerWork` runs them.
 """
@@ -14,18 +14,18 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import HandledTopic, show_for
+from rmq.worker.holding.partial_batch import PartialBatch
 from rmq.worker.holding.prefetch import IN_ORDER
+from rmq.worker.holding.suspects import SuspectStarter
 from rmq.worker.running.event_loop import LoopHeartbeat
-from rmq.worker.running.executors import Executor, Lane
+from rmq.worker.running.executors import Executor, Lane, Work
 from rmq.worker.running.invoker import TopicInvokers, invoker_class
 from rmq.worker.running.poison import PoisonSuspects
 from rmq.worker.running.work import HandlerWork
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.disposition import Disposition, Report
 from rmq.worker.settling.settler import Settler
 from rmq.worker.settling.thread import SettlerThread
 
-FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
 BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work
 
 
@@ -34,15 +34,15 @@ class HandlerQueue:
 
     Args:
         handler: runs them.
-        topic: of the handler.
-        invokers: of all handlers of the topic; that of this handler is added.
-        hooks: of the interceptors.
-        executor: of the kind of the handler.
-        heartbeat: of the event loop, for an async handler.
+        topic: Topic of the handler.
+        invokers: Invokers of the topic; the queue adds the invoker of its handler.
+        hooks: Hooks of the interceptors.
+        executor: Runs handlers of this kind: in threads, or in tasks.
+        heartbeat: Heartbeat of the event loop, for an async handler.
         settler_thread: settles them.
         is_stopping: whether the worker is stopping.
-        values: of the dependencies and lifespans of this process.
-        suspects: of this process.
+        values: Values of the dependencies and lifespans of this process.
+        suspects: Suspects of this process.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class HandlerQueue:
         )
         self.suspects = suspects
         self.work = HandlerWork(topic, invoker, invokers, self.settler, is_stopping, suspects)
-        self._partial_batch: list[HeldDelivery] = []  # waits for more messages
-        self._partial_since = 0.0
-        self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
         self.lane = Lane(self.work.function(), self.work.on_error, handler.concurrency)
+        self._partial = PartialBatch(handler.batch, handler.linger_s)
+        self._starter = SuspectStarter(
+            handler, suspects, self.work, self.settler, self._partial, self._start,
+            self._release_waiting_work,
+        )  # fmt: skip
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -150,142 +152,39 @@ class HandlerQueue:
         """Hand received deliveries to the executor; suspects alone, and as many as may run."""
         self.begin_last_suspect()  # if it has waited for a minute, others may be taken already
         if self.suspects.is_held_back():
-            self._put_off(deliveries)
+            self._starter.put_off(deliveries)
             return
         if self.handler.ordered:
-            run = self._until_suspect(deliveries, suspects) if suspects else deliveries
+            run = self._starter.run_in_order(deliveries, suspects) if suspects else deliveries
             if run:
-                self._ordered_begun += 1
-                self._executor.put(self.lane, [run])
+                self._start([run])
             return
         if suspects or self.suspects.running:
-            deliveries = self._start_suspects(deliveries, suspects)
+            deliveries = self._starter.start(deliveries, suspects)
         if self.handler.batch:
-            self._fill_batches(deliveries)
-        elif deliveries:
-            self._executor.put(self.lane, deliveries)
-
-    def _start_suspects(
-        self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
-    ) -> list[HeldDelivery]:
-        """Begin the suspects that may run; release the deliveries that would have to wait for them.
-
-        Returns:
-            The other deliveries that can begin at once.
-        """
-        suspected = [delivery for delivery in deliveries if delivery in suspects]
-        others = [delivery for delivery in deliveries if delivery not in suspects]
-        free = self.handler.concurrency - len(self.work.times.running)
-        begun: list[HeldDelivery] = []
-        for delivery in suspected:
-            is_last = self._is_last(delivery)
-            if len(begun) >= free or not self.suspects.begin(
-                delivery, delivery.attempt, is_last=is_last
-            ):
-                self._put_off([delivery])
-            elif is_last:
-                self._last_suspect = delivery
-            else:
-                begun.append(delivery)
-        if self._last_suspect is not None:
-            self.work.release([*self._partial_batch, *others])
-            self._partial_batch = []
-            self.begin_last_suspect()
-            return []
-        if not self.suspects.running:
-            return others
-        free = max(0, free - len(begun))
-        self.work.release([*self._partial_batch, *others[free:]])
-        self._partial_batch = []
-        others = others[:free]
-        if self.handler.batch:  # they would have to wait until a batch is full
-            self.work.release(others)
-            others = []
-        if begun:
-            # A suspect may kill this process: settle first what has been done.
-            for work in self.lane.withdraw():
-                self.work.release(work)
-            self.settler.flush(FLUSH_MOST_S)
-            self._executor.put(
-                self.lane, [[delivery] for delivery in begun] if self.handler.batch else begun
-            )
-        return others
-
-    def _until_suspect(
-        self, run: list[HeldDelivery], suspects: set[HeldDelivery]
-    ) -> list[HeldDelivery]:
-        """Return the part of an ordered run before its first suspect, or that suspect alone."""
-        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
-        if place:
-            self.settler.put(Report(None, rest=run[place:]))
-            return run[:place]
-        first = run[0]
-        is_last = self._is_last(first)
-        if self.suspects.begin(first, first.attempt, is_last=is_last):
-            self.settler.put(Report(None, rest=run[1:]))
-            if is_last:
-                self._last_suspect = first
-                self.begin_last_suspect()
-                return []
-            self.settler.flush(FLUSH_MOST_S)
-            return [first]
-        self._put_off(run)
-        return []
-
-    def _put_off(self, deliveries: list[HeldDelivery]) -> None:
-        """Release deliveries until a suspect has ended; in order, the first holds up the others."""
-        wait = Disposition("release", self.suspects.wait_s())
-        if self.handler.ordered:
-            self.settler.put(Report(deliveries[0], wait, deliveries[1:]))
+            self._start(self._partial.add(deliveries))
         else:
-            self.work.release(deliveries, wait)
-
-    def _is_last(self, delivery: HeldDelivery) -> bool:
-        return not delivery.retries_left
-
-    def begin_last_suspect(self) -> None:
-        """Begin the suspect without a retry left once nothing else runs in this process."""
-        delivery = self._last_suspect
-        if delivery is None or not self.suspects.is_quiet():
-            return
-        self._last_suspect = None
-        self._release_waiting_work()
-        self.settler.flush(FLUSH_MOST_S)
-        self.suspects.begin_alone(delivery)
-        if self.handler.ordered:
-            self._ordered_begun += 1
-        self._executor.put(
-            self.lane, [[delivery] if self.handler.ordered or self.handler.batch else delivery]
-        )
+            self._start(deliveries)
 
     def linger_until(self) -> float:
         """Return until when a batch that is not full waits for more; infinity: there is none."""
-        if not self._partial_batch:
-            return float("inf")
-        return self._partial_since + self.handler.linger_s
-
-    def _fill_batches(self, deliveries: list[HeldDelivery]) -> None:
-        """Hand full batches to the executor; one that is not full waits for `linger`."""
-        size = self.handler.batch
-        if not self._partial_batch:
-            self._partial_since = time.monotonic()
-        self._partial_batch += deliveries
-        works = []
-        while len(self._partial_batch) >= size:
-            works.append(self._partial_batch[:size])
-            self._partial_batch = self._partial_batch[size:]
-        if works:
-            self._partial_since = time.monotonic()  # the rest has just arrived
-        if self.linger_until() <= time.monotonic():
-            works.append(self._partial_batch)
-            self._partial_batch = []
-        if works:
-            self._executor.put(self.lane, works)
+        return self._partial.linger_until()
 
     def end_linger(self) -> None:
         """Hand over a batch that has waited long enough for more."""
         if self.linger_until() <= time.monotonic():
-            self._fill_batches([])
+            self._start(self._partial.add([]))
+
+    def begin_last_suspect(self) -> None:
+        """Begin the suspect without a retry left once nothing else runs in this process."""
+        self._starter.begin_last()
+
+    def _start(self, works: list[Work]) -> None:
+        """Hand work items to the executor."""
+        if self.handler.ordered:
+            self._ordered_begun += len(works)
+        if works:
+            self._executor.put(self.lane, works)
 
     def check_limits(self) -> None:
         """Find the runs that exceeded their max_runtime; called a few times a second."""
@@ -306,11 +205,8 @@ class HandlerQueue:
     def release_waiting(self) -> None:
         """Release the deliveries that have not begun; the fetcher must have ended."""
         self._release_waiting_work()
-        self.work.release(self._partial_batch)
-        self._partial_batch = []
-        if self._last_suspect is not None:
-            self.work.release(self._last_suspect)
-            self._last_suspect = None
+        self.work.release(self._partial.take_all())
+        self._starter.release_last()
 
     def keep_claims(self) -> None:
         """Keep the claims of runs that go on although the worker ends."""

@@ -18,7 +18,7 @@ from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
-from rmq.worker.handled_topic import HandledTopic, close_flows
+from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
@@ -26,7 +26,6 @@ from rmq.worker.receiving.trickle import TrickleDetector
 from rmq.worker.running.invoker import TopicInvokers
 from rmq.worker.running.poison import FROM_DELIVERY
 from rmq.worker.settling.disposition import Report
-from rmq.worker.settling.settler import PAUSE_MOST_S, PAUSE_S
 
 log = logging.getLogger("rmq")
 

@@ -26,8 +26,8 @@ from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
 from rmq.kernel.transport.subscription import Listener
+from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
-from rmq.worker.settling.settler import PAUSE_MOST_S, PAUSE_S
 
 WAIT_S = 1.0  # the longest wait; each turn and call shows the watchdog that the fetcher runs
 VISIT_MOST = 64  # slots to receive from at the start; more are asked first

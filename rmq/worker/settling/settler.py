@@ -22,7 +22,7 @@ from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer.flows import Verb
 from rmq.kernel.core import failure
 from rmq.kernel.core.claim import KEPT
-from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.core.delivery import LOST, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.steps import is_master_away
@@ -30,12 +30,10 @@ from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import Disposition, Report
 from rmq.worker.settling.report_batch import ReportBatch
+from rmq.worker.settling.settle_call import SettleCall
 from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
-
-PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
-ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
 
 
 class Settler:
@@ -238,58 +236,75 @@ class Settler:
     ) -> None:
         """Settle deliveries, retrying until Redis answers; give up only what Redis refuses.
 
-        Those whose master is away are put aside, and the others go on.
+        Deliveries whose master is away are put aside, and the others go on.
         """
-        pause, left, lost = PAUSE_S, deliveries, []
-        outage: RMQError | None = None
-        while True:
-            # A delivery that a late reply showed as settled still has to be reported by its verb.
-            left = [delivery for delivery in left if delivery.state == OPEN or delivery.unconfirmed]
-            try:
-                lost = self._run(flow(left)) if left else []
-                if outage is not None:
-                    self._error_state.clear(outage)
-                with self._counting:
-                    self.tally[verb] += len(left) - len(lost)
-                    self.tally["lost"] += len(lost)
-                if lost:
-                    log.warning(
-                        "%s: the lease of %s%s expired before it could be settled (%s); it is "
-                        "delivered again", self._handler, lost[0].id,
-                        f" and {len(lost) - 1} more" if len(lost) > 1 else "", verb,
-                    )  # fmt: skip
-                break
-            except AlreadySettled:
-                continue  # the handler settled it just now
-            except (Unavailable, OutcomeUnknown) as error:
-                if is_master_away(error) and not is_aside and not self.thread.is_abandoned:
-                    rest = [d for d in left if d.state == OPEN or d.unconfirmed]
-                    self._counted.append(rest)
-                    away = set(rest)
-                    deliveries = [d for d in deliveries if d not in away]
-                    left = [d for d in left if d not in away]
-                    lost = [d for d in left if d.state == LOST]
-                    with self._counting:
-                        self.tally[verb] += len(left) - len(lost)
-                        self.tally["lost"] += len(lost)
-                    self.thread.put_aside(partial(self._settle_aside, verb, rest, flow))
-                    break
-                outage = self._error_state.note(error)
-                if self.thread.is_abandoned:
-                    self.unsettled += len(left)
-                    break
-                self.thread.pause(pause)
-                pause = min(pause * 2, ASIDE_PAUSE_MOST_S if is_aside else PAUSE_MOST_S)
-            except Exception:
-                log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
-                              self._handler, len(left), verb)  # fmt: skip
-                self._tracker.stop_renewing(left)
-                break
-        if len(left) < len(deliveries):
-            lost_in_all = sum(delivery.state == LOST for delivery in deliveries)
-            lost_before = lost_in_all - len(lost)  # their runs never began
-            with self._counting:
-                self.tally["lost"] += lost_before
-                self.tally["own"] += len(deliveries) - len(left) - lost_before
-        self._count(deliveries)
-        self._counted.append(deliveries)
+        call = SettleCall(verb, deliveries, flow, is_aside)
+        while not self._is_done(call):
+            pass
+        self._count_not_settled_here(call)
+        self._count(call.deliveries)
+        self._counted.append(call.deliveries)
+
+    def _is_done(self, call: SettleCall) -> bool:
+        """Try to settle what is left of a call; return whether no further try is needed."""
+        call.drop_settled()
+        try:
+            call.lost = self._run(call.flow(call.left)) if call.left else []
+        except AlreadySettled:
+            return False  # the handler settled it just now
+        except (Unavailable, OutcomeUnknown) as error:
+            if is_master_away(error) and not call.is_aside and not self.thread.is_abandoned:
+                self._put_aside(call)
+                return True
+            return not self._is_retried(call, error)
+        except Exception:
+            log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
+                          self._handler, len(call.left), call.verb)  # fmt: skip
+            self._tracker.stop_renewing(call.left)
+            return True
+        self._note_settled(call)
+        return True
+
+    def _note_settled(self, call: SettleCall) -> None:
+        """Count the deliveries that a call has settled, and report those that it found lost."""
+        if call.outage is not None:
+            self._error_state.clear(call.outage)
+        self._tally(call)
+        if call.lost:
+            log.warning(
+                "%s: the lease of %s%s expired before it could be settled (%s); it is "
+                "delivered again", self._handler, call.lost[0].id,
+                f" and {len(call.lost) - 1} more" if len(call.lost) > 1 else "", call.verb,
+            )  # fmt: skip
+
+    def _tally(self, call: SettleCall) -> None:
+        with self._counting:
+            self.tally[call.verb] += len(call.left) - len(call.lost)
+            self.tally["lost"] += len(call.lost)
+
+    def _put_aside(self, call: SettleCall) -> None:
+        """Let a thread of its own wait for the master of the deliveries that are still open."""
+        rest = call.split_off_open()
+        self._counted.append(rest)
+        self._tally(call)
+        self.thread.put_aside(partial(self._settle_aside, call.verb, rest, call.flow))
+
+    def _is_retried(self, call: SettleCall, error: RMQError) -> bool:
+        """Wait before the next try; return False if the worker ends, and gives up the rest."""
+        call.outage = self._error_state.note(error)
+        if self.thread.is_abandoned:
+            self.unsettled += len(call.left)
+            return False
+        self.thread.pause(call.next_pause_s())
+        return True
+
+    def _count_not_settled_here(self, call: SettleCall) -> None:
+        """Count deliveries that were lost before their runs, or that the handler has settled."""
+        elsewhere = len(call.deliveries) - len(call.left)
+        if not elsewhere:
+            return
+        lost_in_all = sum(delivery.state == LOST for delivery in call.deliveries)
+        lost_before = lost_in_all - len(call.lost)  # their runs never began
+        with self._counting:
+            self.tally["lost"] += lost_before
+            self.tally["own"] += elsewhere - lost_before

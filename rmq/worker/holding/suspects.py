@@ -1,0 +1,165 @@
+"""Start the suspects of one handler: messages that may kill their process, as harmless as possible.
+
+`running/poison` decides which suspects of a process may run at the same time. Here the other
+deliveries of the handler make room for them: what would wait behind a suspect is released, and what
+has been done is settled before the suspect begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.handlers.handler import Handler
+from rmq.worker.holding.partial_batch import PartialBatch
+from rmq.worker.running.executors import Work
+from rmq.worker.running.poison import PoisonSuspects
+from rmq.worker.running.work import HandlerWork
+from rmq.worker.settling.disposition import Disposition, Report
+from rmq.worker.settling.settler import Settler
+
+FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
+
+
+class SuspectStarter:
+    """Starts the suspects of one handler.
+
+    Args:
+        handler: Handler of the suspects.
+        suspects: Suspects of this process.
+        work: Work of the handler.
+        settler: Settler of the handler.
+        partial: Deliveries that wait for a full batch.
+        start: Hands work items to the executor.
+        release_waiting: Releases the work items that the executor has not begun.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        suspects: PoisonSuspects,
+        work: HandlerWork,
+        settler: Settler,
+        partial: PartialBatch,
+        start: Callable[[list[Work]], None],
+        release_waiting: Callable[[], None],
+    ) -> None:
+        self._handler = handler
+        self._suspects = suspects
+        self._work = work
+        self._settler = settler
+        self._partial = partial
+        self._start = start
+        self._release_waiting = release_waiting
+        self._last: HeldDelivery | None = None  # waits until nothing else runs
+
+    # --- a handler without order -----------------------------------------------------------------
+
+    def start(
+        self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
+    ) -> list[HeldDelivery]:
+        """Begin the suspects that may run, and release what would have to wait for them.
+
+        Args:
+            deliveries: Received deliveries, suspects included.
+            suspects: Suspects among them.
+
+        Returns:
+            The other deliveries that can begin at once.
+        """
+        others = [delivery for delivery in deliveries if delivery not in suspects]
+        free = self._handler.concurrency - len(self._work.times.running)
+        begun = self._begin([each for each in deliveries if each in suspects], free)
+        if self._last is not None:
+            self._work.release([*self._partial.take_all(), *others])
+            self.begin_last()
+            return []
+        if not self._suspects.running:
+            return others
+        others = self._keep_runnable(others, max(0, free - len(begun)))
+        if begun:
+            # A suspect may kill this process: settle first what has been done.
+            self._clear_the_way()
+            self._start([[delivery] for delivery in begun] if self._handler.batch else [*begun])
+        return others
+
+    def _begin(self, suspected: list[HeldDelivery], free: int) -> list[HeldDelivery]:
+        """Return the suspects that begin now; put off the others, but keep one on its last try."""
+        begun: list[HeldDelivery] = []
+        for delivery in suspected:
+            is_last = _is_last(delivery)
+            if len(begun) >= free or not self._suspects.begin(
+                delivery, delivery.attempt, is_last=is_last
+            ):
+                self.put_off([delivery])
+            elif is_last:
+                self._last = delivery
+            else:
+                begun.append(delivery)
+        return begun
+
+    def _keep_runnable(self, others: list[HeldDelivery], free: int) -> list[HeldDelivery]:
+        """Return the deliveries that can begin at once next to a suspect; release the rest."""
+        if self._handler.batch:  # they would have to wait until a batch is full
+            free = 0
+        self._work.release([*self._partial.take_all(), *others[free:]])
+        return others[:free]
+
+    # --- a handler in order ----------------------------------------------------------------------
+
+    def run_in_order(
+        self, run: list[HeldDelivery], suspects: set[HeldDelivery]
+    ) -> list[HeldDelivery]:
+        """Return the part of an ordered run before its first suspect, or that suspect alone."""
+        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
+        if place:
+            self._settler.put(Report(None, rest=run[place:]))
+            return run[:place]
+        first = run[0]
+        is_last = _is_last(first)
+        if not self._suspects.begin(first, first.attempt, is_last=is_last):
+            self.put_off(run)
+            return []
+        self._settler.put(Report(None, rest=run[1:]))
+        if is_last:
+            self._last = first
+            self.begin_last()
+            return []
+        self._settler.flush(FLUSH_MOST_S)
+        return [first]
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def put_off(self, deliveries: list[HeldDelivery]) -> None:
+        """Release deliveries until a suspect has ended; in order, the first holds up the others."""
+        wait = Disposition("release", self._suspects.wait_s())
+        if self._handler.ordered:
+            self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
+        else:
+            self._work.release(deliveries, wait)
+
+    def begin_last(self) -> None:
+        """Begin the suspect without a retry left once nothing else runs in this process."""
+        delivery = self._last
+        if delivery is None or not self._suspects.is_quiet():
+            return
+        self._last = None
+        self._clear_the_way()
+        self._suspects.begin_alone(delivery)
+        is_list = self._handler.ordered or self._handler.batch
+        self._start([[delivery] if is_list else delivery])
+
+    def release_last(self) -> None:
+        """Release the suspect without a retry left, if it has not begun."""
+        if self._last is not None:
+            self._work.release(self._last)
+            self._last = None
+
+    def _clear_the_way(self) -> None:
+        """Release what has not begun, and settle what has been done."""
+        self._release_waiting()
+        self._settler.flush(FLUSH_MOST_S)
+
+
+def _is_last(delivery: HeldDelivery) -> bool:
+    return not delivery.retries_left
