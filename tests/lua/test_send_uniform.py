@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import random
+
 import pytest
 import redis
 
+import rmq
 from rmq.kernel.core import record
 from rmq.kernel.producer import scripts
 from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.transport.scripts import final_text
+from tests.lua.both_ways import compare
 from tests.lua.box import ordered, stored
+from tests.lua.group import check, grouped, parts_of
 
 HEAD = record.head(0, 0, 900)
 
@@ -109,3 +116,58 @@ def test_uniform_messages_wake_a_sleeping_consumer(box, count):
     box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms - 1)
     box.run(uniform(box, box.session(), [b"x"] * count)[1])
     assert box.counter("waiting") == box.clock.now_ms - 1
+
+
+RUN = "if names[i] == names[i - 1] then"  # where the next message of a group is held with others
+
+
+@functools.cache
+def one_by_one(instead: str = "if false then") -> str:
+    """The text of send with another condition for holding messages together."""
+
+    def changed(part: str, text: str) -> str:
+        if part != "lib/groups/enter_groups":
+            return text
+        assert text.count(RUN) == 1
+        return text.replace(RUN, instead)
+
+    return final_text("send", changed)
+
+
+def runs(box, made):
+    """A send of messages of some groups, of which many follow one of the same group."""
+    priority = made.choice([100, 100, 300])
+    rests = []
+    for _ in range(made.randrange(1, 6)):
+        name, weight = made.choice("abc"), made.choice([1, 1, 1, 4])
+        head, rest = parts_of(name, priority=priority, weight=weight)
+        rests += [rest] * made.choice([1, 2, 5, 12, 40])
+    return uniform(box, box.session(), rests, head=head)[1]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 1000])
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_that_follow_one_of_their_group_are_held_as_each_alone(
+    make_box, concurrency, seed
+):
+    made = random.Random(seed)
+    box = grouped(make_box, rmq.Groups(order=concurrency == 1, concurrency=concurrency))
+    for _ in range(15):
+        compare(box, runs(box, made), one_by_one())
+
+        check(box)
+        leases = box.take(made.choice([1, 5, 30]))
+        box.ack(*leases)
+        check(box)
+
+
+def test_control_messages_that_are_held_another_way_are_noticed(make_box):
+    box = grouped(make_box)
+    broken = one_by_one(RUN).replace("score + step,", "score + 2 * step,")
+    assert broken != one_by_one(RUN)
+
+    head, rest = parts_of("a")
+    command = uniform(box, box.session(), [rest] * 5, head=head)[1]
+
+    with pytest.raises(AssertionError):
+        compare(box, command, broken)

@@ -29,13 +29,18 @@ local GROUP_ENDED = '' -- instead of an entry: nothing is left of the group
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
 local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
 
--- The score of a place in a lane, as text. lib/groups/groups describes it.
+-- Return the score of a place in a lane, as text. lib/groups/groups describes it.
 --- @inline
 local function lane_score(lane, priority, place)
-  local score
-  score = string.format('%.17g', -math.ldexp(1 + lane % 2048 / 2048
-    + (priority * LANE_PLACES + LANE_PLACES - 1 - place) / PLACE_PARTS, math.floor(lane / 2048)))
-  return score
+  local parts = priority * LANE_PLACES + LANE_PLACES - 1 - place
+  return string.format('%.17g',
+    -math.ldexp(1 + lane % 2048 / 2048 + parts / PLACE_PARTS, math.floor(lane / 2048)))
+end
+
+-- Return the difference between the scores of two neighboring places in a lane.
+--- @inline
+local function place_step(lane)
+  return math.ldexp(1 / PLACE_PARTS, math.floor(lane / 2048))
 end
 
 -- The tag in the score of a message that waits in a priority.
