@@ -1,23 +1,23 @@
-"""The server: one process that does what no consumer should have to, and answers over HTTP.
+"""The server: one process that maintains all topics and serves the HTTP API and the console.
 
-Consumers give back expired leases and drop old dead letters of the topics that they use. The server
-does it for all topics, whoever uses them. Several servers may run: one of them leads, and every
-service is safe if two of them work at once.
+Consumers give back expired leases and drop old dead letters only of the topics that they use. The
+server does this for all topics. Several servers may run: one of them leads, and every service is
+safe if two servers run it at the same time.
 
-server          Server: its parts, from start to stop
-config          its settings, from flags, the environment and a file, and where each came from
-leadership      which server leads
-listener        the thread that serves HTTP; protocol: its limits of time, size and number
-application     the ASGI applications: the server's, and ConsoleApp for others to mount
-guard           checks of each request: host, principal, rate, site; rates: how many are allowed
-authentication  who asks: tokens, a proxy, a host; sessions: browsers that have signed in
-disclosure      what of an answer a principal is shown
-api             the verbs of Admin over HTTP, and their lines in the audit trail
-console         the pages as routes; pages: their table, health, signing in; leases: one of them
+server          Server: the parts of the process, from start to stop
+config          settings, from flags, the environment and a file; the origin of each setting
+leadership      election of the leading server
+listener        thread that serves HTTP; protocol: limits of time, size and number
+application     ASGI applications: the server's, and ConsoleApp for other applications to mount
+guard           checks of each request: host, principal, rate, site; rates: token buckets
+authentication  principals: by token, proxy or host application; sessions: signed-in browsers
+disclosure      removes from answers what a principal may not see
+api             operations of Admin over HTTP, and their lines in the audit trail
+console         routes of the pages; pages: table of pages, health, signing in; leases: a page
 metrics         the server's metrics for Prometheus
 
-Its services are in the `service.py` of each feature; `rmq.web.service` says what a service is, and
-`rmq.web.survey` reads the counts of all slots once for all of them.
+The services are in the `service.py` of each feature. `rmq.web.service` defines the interface of a
+service; `rmq.web.survey` reads the counts of all slots once for all services.
 """
 
 from rmq.kernel.core.access import Role

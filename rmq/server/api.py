@@ -1,4 +1,4 @@
-"""The HTTP API: its operations as Starlette's routes; what was done is noted in the audit trail."""
+"""The HTTP API: operations as Starlette routes, and their records in the audit trail."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from rmq.web.requests import Answer
 from rmq.web.scope import root_of
 from rmq.web.service import ServerState, ServiceStatus
 
-TEXT_MAX = 500  # characters of the arguments of an act
-VALUE_MAX = 100  # of one of them
-# Sends are the work of producers: a few minutes of them would drive out all other lines.
+TEXT_MAX = 500  # characters of all arguments in the audit trail
+VALUE_MAX = 100  # characters of a single argument
+# Producers send so often that a few minutes of sends would push out all other records.
 NOT_RECORDED = frozenset(("send_message",))
-# Arguments that producers and customers wrote, and those that say nothing.
+# Arguments that contain texts of producers or customers, or that carry no information.
 LEFT_OUT = frozenset(
     ("body", "body_base64", "headers", "merge_key", "dedup_key", "confirm", "topic")
 )
@@ -56,7 +56,7 @@ LEFT_OUT = frozenset(
 
 @dataclass(slots=True)
 class Act:
-    """The outcome of an act: "done", the kind of an error, or a word of whoever does it."""
+    """The outcome of an operation: "done", the kind of an error, or a word from the handler."""
 
     result: str = "done"
 
@@ -65,22 +65,23 @@ class Act:
 async def recorded(
     context: RequestContext, operation: str, topic: str, arguments: Mapping[str, Any]
 ) -> AsyncIterator[Act]:
-    """Add a line to the audit trail at the end of the block, whatever comes of it.
+    """Record the operation of the block in the audit trail, whether it succeeds or fails.
 
-    An act that cannot be recorded is in the log: it is done, and its answer must say so.
+    If the record cannot be stored, it is logged: the operation is done, and the answer must say so.
 
     Args:
-        context: what answers the request, and its principal.
-        operation: the name of the operation.
-        topic: to which topic; empty: to none.
-        arguments: of the operation.
+        context: Context of the request.
+        operation: Name of the operation.
+        topic: Topic of the operation; empty: none.
+        arguments: Arguments of the operation.
     """
     act = Act()
     if operation == "set_topic":
         arguments = await _with_former(context, topic, arguments)
     try:
         yield act
-    except BaseException as error:  # also one that took too long, and may have been done
+    # Includes a timeout, after which the operation may have been done.
+    except BaseException as error:
         act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
         raise
     finally:
@@ -92,11 +93,11 @@ async def recorded(
 async def _with_former(
     context: RequestContext, topic: str, arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the settings that change, each with its former value."""
+    """Return the changed settings, each with its former value."""
     try:
         former = (await context.admin.settings(topic)).shown()
     except RMQError:
-        return arguments  # the act meets the same error, or says more
+        return arguments  # the operation will raise the same error, or a more precise error
     return {
         name: f"{former[name]} -> {value}"
         for name, value in arguments.items()
@@ -105,7 +106,7 @@ async def _with_former(
 
 
 def detail_of(arguments: Mapping[str, Any]) -> str:
-    """Return arguments in words, without bodies, headers and what was left out."""
+    """Format arguments for the audit trail, without bodies, headers and LEFT_OUT."""
     parts = []
     for name, value in arguments.items():
         if name in LEFT_OUT or value is None or value is False or value == "":
@@ -159,23 +160,23 @@ TABLES = (
     workers_http.TABLE, groups_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
-BODY_S = 10.0  # to send a body; 408 then
-ANSWER_S = 12.0  # a request takes no longer; 504 then, or 503 if something may have been done
-PLACES = 4  # requests of a principal from an address that are answered at a time
-# Of one principal's refused requests so many are in the audit trail, where they would drive out
-# all other lines.
+BODY_S = 10.0  # time limit for receiving a body; then 408
+ANSWER_S = 12.0  # time limit for a request; then 504, or 503 if something may have been done
+PLACES = 4  # requests of a principal and an address that are answered at the same time
+# Limit of a principal's refused requests in the audit trail, so that they do not push out all
+# other records.
 REFUSALS, REFUSALS_A_SECOND = 10, 0.1
 _ENCODER = msgspec.json.Encoder()
 
 
 class Api:
-    """`/api/v1`.
+    """The API below `/api/v1`.
 
     Args:
-        make_client: makes the client of Redis, in the event loop.
-        state: of this server.
-        disclosure: takes out of answers what a principal is not shown.
-        operations: all of them; None: those of TABLES.
+        make_client: Function that creates the client of Redis, inside the event loop.
+        state: State of this server.
+        disclosure: Filter that removes from answers what a principal may not see.
+        operations: Operations to serve; None: those in TABLES.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Api:
         self._places = Places(PLACES)
 
     def routes(self) -> list[Route]:
-        """Return a route for each path."""
+        """Return one route per path."""
         by_path: dict[str, dict[str, Operation]] = {}
         for each in self._operations:
             by_path.setdefault(each.path, {})[each.method] = each
@@ -211,7 +212,7 @@ class Api:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Have a client of Redis while requests are served."""
+        """Open the client of Redis while requests are served."""
         async with self._make_client() as client:
             self._client = client
             yield
@@ -223,22 +224,22 @@ class Api:
         return self._client
 
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
-        """Return what answers a request; `scope` is the one that the guard has seen."""
+        """Return the context of a request; `scope` must have passed the guard."""
         return RequestContext(
             self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
         )
 
     def place(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
-        """Return a block in which a request of somebody is answered, or a page is made."""
+        """Return a block that limits the concurrent requests of a principal."""
         return self._places.of(f"{context.principal.name} {context.address}")
 
     async def require(
         self, context: RequestContext, role: Role, operation: str, topic: str
     ) -> None:
-        """Refuse a principal that lacks the role of an operation, and note that.
+        """Check the role of an operation, and record a refusal.
 
         Raises:
-            ApiError: it does.
+            ApiError: The principal lacks the role.
         """
         try:
             context.require(role)
@@ -251,7 +252,7 @@ class Api:
     def _recorded(
         self, operation: Operation, context: RequestContext, given: dict[str, Any]
     ) -> AbstractAsyncContextManager[Any]:
-        """Return a block for what an operation does: what changes something, and exports."""
+        """Return a block that records an operation, if it changes or exports something."""
         if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
             return nullcontext()
         arguments = {
@@ -261,7 +262,7 @@ class Api:
         if isinstance(settings := arguments.get("settings"), topic_admin_http.Settings):
             arguments |= {"topic": arguments.pop("name", ""), "settings": settings.given() or None}
         if "by" in arguments and context.principal.kind != "local":
-            # Whoever asks may add a name, and not put on another's.
+            # A caller may add a name, but cannot replace the principal's name.
             given["body"].by = context.principal.name + (
                 f" ({given['body'].by})" if given["body"].by != requests.BY else ""
             )
@@ -274,7 +275,8 @@ class Api:
         document = self._documents.get(root)
         if document is None:
             document = msgspec.json.encode(openapi.document(self._operations, BASE, root))
-            self._documents = {root: document}  # there is one, unless the request made it up
+            # Keeps one document only, since a client can invent root paths.
+            self._documents = {root: document}
         return Response(document, media_type="application/json")
 
     def _endpoint(self, by_method: dict[str, Operation]) -> Callable[[Request], Any]:

@@ -1,10 +1,11 @@
-"""The ASGI applications: that of `rmq server`, and `ConsoleApp` as a part of another application.
+"""ASGI applications: the application of `rmq server`, and `ConsoleApp` for other applications.
 
-The host mounts `ConsoleApp` below a path and says who asks. Services run in `rmq server` alone.
+A host application mounts `ConsoleApp` below a path and authenticates users. Only `rmq server` runs
+services.
 
-A mounted application gets no event when its host begins or ends: Starlette runs the lifespan of
-the outermost one. So each event loop with a request gets a client of Redis, held by a task that
-ends, and closes it, when the loop ends or `aclose` is called.
+Starlette runs the lifespan of the outermost application only, so a mounted application gets no
+event when its host starts or stops. Therefore the first request in an event loop starts a task that
+opens a client of Redis. The task closes the client when the loop ends or `aclose` is called.
 """
 
 from __future__ import annotations
@@ -47,31 +48,30 @@ FindPrincipal = Callable[["HTTPConnection"], Found | Awaitable[Found]]
 
 
 class ConsoleApp:
-    """An ASGI application with `/console` and `/api/v1`, to be mounted in another one.
+    """Serve `/console` and `/api/v1` inside another ASGI application.
 
     Args:
-        redis: the URL; or a client that belongs to the host, for one event loop, which is not
-            closed here.
-        principal: returns the user, or None for one without access. It is given the request as
-            Starlette's `HTTPConnection`, without its body: `session`, `user`, `cookies`, `headers`,
-            `scope`. A coroutine function is awaited, another one is run in a thread. It is called
-            for every request, and every 1.5 s while a live page is shown.
-        prefix: first part of every key; a client that is given has its own.
-        sign_in_url: the page of the host where a person signs in; "{path}" in it is replaced by
-            the path to come back to, quoted. None: pages are refused with 403.
-        hosts: names by which browsers reach the host, without ports, beside those of this machine;
-            "*": any, where the host application checks the header Host itself.
-        redact: headers and fields of bodies whose values admins alone are shown.
-        rate: requests a second that a principal may make from an address.
-        streams: whether live pages are streams of events. False: browsers fetch them every few
-            seconds, as they must under WSGI, where a stream would hold a thread.
+        redis: URL of Redis, or a client of the host for one event loop, which is not closed here.
+        principal: Function that returns the user, or None if the user has no access. Its argument
+            is Starlette's `HTTPConnection`, without a body: `session`, `user`, `cookies`,
+            `headers`, `scope`. A coroutine function is awaited; another function runs in a thread.
+            The function is called for every request, and every 1.5 s while a live page is shown.
+        prefix: First part of every key. A client given as `redis` has its own prefix.
+        sign_in_url: Sign-in page of the host application. "{path}" in it is replaced by the quoted
+            path to return to. None: pages without a user answer 403.
+        hosts: Host names by which browsers reach the host application, without ports, in addition
+            to names of this machine. "*": any name, if the host application checks the header Host.
+        redact: Headers and fields of bodies whose values only admins see.
+        rate: Maximum requests per second of a principal from one address.
+        streams: Whether live pages are streams of events. False: browsers fetch live pages every
+            few seconds, which WSGI requires because a stream would occupy a thread.
 
     Guarantee:
-        All checks of `rmq server` hold: roles, CSRF, Host, content security policy, limits of
-        bodies, and the audit trail, which has the name of the principal.
+        All checks of `rmq server` apply: roles, CSRF, Host, content security policy, limits of
+        bodies, and the audit trail, which records the name of the principal.
 
     Raises:
-        ConfigurationError: the URL or an argument cannot work, or a package of the extra "server"
+        ConfigurationError: The URL or an argument is not valid, or a package of the extra "server"
             is missing.
     """
 
@@ -88,7 +88,7 @@ class ConsoleApp:
         streams: bool = True,
     ) -> None:
         if isinstance(redis, AsyncClient) and prefix is not None:
-            raise ConfigurationError("prefix: the client has its own; give one of them")
+            raise ConfigurationError("prefix: the client already has a prefix; set only one")
         self._redis, self._prefix = redis, prefix
         self._principal = principal
         self._is_coroutine = inspect.iscoroutinefunction(principal)
@@ -100,7 +100,7 @@ class ConsoleApp:
             urls.parse(redis)
         if prefix is not None:
             check_name(prefix, "prefix")
-        self._make()  # raises now what no request should be the first to meet
+        self._make()  # raises configuration errors now, not at the first request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an ASGI connection: a request, or the events of a lifespan."""
@@ -112,9 +112,9 @@ class ConsoleApp:
             await send({"type": "websocket.close", "code": 1000})
 
     async def aclose(self) -> None:
-        """Close the connections to Redis; a request that comes later opens them again.
+        """Close the connections to Redis; a later request opens them again.
 
-        Nothing has to call it: they are closed when the event loop ends, too.
+        Calling it is optional: the end of the event loop closes the connections as well.
         """
         here = asyncio.get_running_loop()
         for loop, running in list(self._by_loop.items()):
@@ -125,7 +125,7 @@ class ConsoleApp:
                 loop.call_soon_threadsafe(running.cancel)
 
     async def _running(self) -> ASGIApp:
-        """Return the application of this event loop, with its client."""
+        """Return the application of this event loop, with an open client."""
         loop = asyncio.get_running_loop()
         running = self._by_loop.get(loop)
         if running is None or running.has_ended:
@@ -136,8 +136,8 @@ class ConsoleApp:
         return running.app
 
     def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
-        """Return an application of the API and the console, and what opens it."""
-        api = make_api(self._client, ServerState(), self._redact)  # it checks for the packages
+        """Create the application of the API and the console, and the context that opens it."""
+        api = make_api(self._client, ServerState(), self._redact)  # checks for missing packages
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.responses import RedirectResponse
@@ -189,7 +189,7 @@ class ConsoleApp:
         return replace(found, role=Role(role), kind="host", session=None, token=None)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Take part in the life of a server that serves this application alone."""
+        """Handle lifespan events when this application is not mounted."""
         while (await receive())["type"] != "lifespan.shutdown":
             await self._running()
             await send({"type": "lifespan.startup.complete"})
@@ -201,8 +201,8 @@ class _Running:
     """The application in one event loop.
 
     Args:
-        app: answers requests.
-        context: what is open meanwhile.
+        app: Application that answers requests.
+        context: Context that is open while the application runs.
     """
 
     def __init__(
@@ -210,22 +210,22 @@ class _Running:
     ) -> None:
         self.app = app
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Variables of the context, such as the span of a trace, are those of the first request.
+        # The task inherits the context variables of the first request, for example a trace's span.
         self._task = asyncio.get_running_loop().create_task(
             self._hold(context), name="rmq-console", context=contextvars.Context()
         )
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can answer no more."""
+        """Whether the application can no longer answer."""
         return self._task.done()
 
     async def opened(self) -> None:
-        """Wait until requests can be answered; raise why they cannot."""
+        """Wait until requests can be answered; raise the error if opening failed."""
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:
-        """Begin to close."""
+        """Start closing."""
         self._task.cancel()
 
     async def close(self) -> None:
@@ -254,17 +254,18 @@ def _names(hosts: Collection[str]) -> tuple[str, ...]:
 
 
 Problems = Callable[[], list[str]]
-TIMEOUT_S = 5.0  # of a reply of Redis
+TIMEOUT_S = 5.0  # limit for a reply of Redis
 RETRY_FOR_S = 2.0
 CONNECTIONS = 16
-SECRET_WAIT_S = 2.0  # for the secret of forms, at the start; without Redis it is read later
-SECRET_MOUNTED_S = 1.0  # the same of a mounted application, for which its first request waits
+# Longest wait for the CSRF secret at the start; without Redis the secret is read later.
+SECRET_WAIT_S = 2.0
+SECRET_MOUNTED_S = 1.0  # same limit for a mounted application, whose first request waits
 PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def open_client(url: str | None, prefix: str | None) -> AsyncClient:
-    """Return a client of Redis that fails in time for a request over HTTP to be answered."""
+    """Create a client of Redis that fails early enough for an answer to the HTTP request."""
     return AsyncClient(
         url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
     )
@@ -275,10 +276,15 @@ def make_api(
     state: ServerState,
     redact: Collection[str],
 ) -> Api:
-    """Return `/api/v1`; the arguments are those of `Api`, and what is redacted.
+    """Create `/api/v1`.
+
+    Args:
+        make_client: Function that creates the client of Redis.
+        state: State of this server.
+        redact: Headers and fields of bodies whose values only admins see.
 
     Raises:
-        ConfigurationError: a package of the extra "server" is missing.
+        ConfigurationError: A package of the extra "server" is missing.
     """
     for package in ("starlette", "msgspec", "jinja2", "sse_starlette"):
         packages.load(package, "server", "rmq server")
@@ -296,22 +302,22 @@ def make_application(
     authentication: Authentication,
     config: ServerConfig,
 ) -> Starlette:
-    """Return the application of the server: probes, metrics, the API and the console.
+    """Create the application of the server: probes, metrics, the API and the console.
 
-    /livez    200 unless something hangs in the process, which a restart may end; a Redis that is
-              away is no reason to kill it
+    /livez    200, unless a part of the process hangs; only then can a restart help, so a missing
+              Redis does not count
     /readyz   200 while Redis runs scripts for this server, else 503
     /metrics  for Prometheus
-    /api/v1   the verbs of Admin
+    /api/v1   operations of Admin
     /console  pages for people
 
     Args:
-        live: returns what hangs in the process.
-        ready: returns why it is of no use at the moment.
-        metrics: what `/metrics` shows.
-        api: what `/api/v1` answers.
-        authentication: finds out who asks.
-        config: names of the server, rates, and the path below which a proxy serves it.
+        live: Function that returns the parts that hang.
+        ready: Function that returns why the server cannot work at the moment.
+        metrics: Metrics for `/metrics`.
+        api: Operations for `/api/v1`.
+        authentication: Authentication of requests.
+        config: Host names, rates, and the path below which a proxy serves the server.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -372,7 +378,7 @@ def make_application(
 async def _opened(
     api: Api, authentication: Authentication, console: Console, wait_s: float
 ) -> AsyncIterator[None]:
-    """Have a client of Redis while requests are served; wait so long for the secret of forms."""
+    """Keep a client of Redis open while requests are served; wait `wait_s` for the secret."""
     async with api.lifespan():
         authentication.open(api.client)
         try:

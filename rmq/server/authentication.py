@@ -1,11 +1,11 @@
-"""Authentication: who asks, by a token, a session, a proxy or a host, or not at all.
+"""Authentication: finds the principal of a request.
 
-none    whoever reaches the server is "local", an admin; on an address of this machine alone
-token   the header Authorization has a token, or a cookie has a session begun with one
-proxy   a proxy names the user in a header; a token is taken, too, for programs
-host    the application in which this one is mounted says who asks
+none    every client is "local", an admin; only allowed on a local address
+token   the header Authorization contains a token, or a cookie contains a session of a token
+proxy   a proxy names the user in a header; programs may send a token instead
+host    the application that mounts this application names the user
 
-A server takes the token of its settings, and those in Redis, which it reads now and then.
+A server accepts the token of its settings, and the tokens in Redis, which it reads periodically.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ log = logging.getLogger("rmq")
 
 Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
 Mode = Literal["none", "token", "proxy", "host"]
-Find = Callable[[Any], Awaitable[Principal | None]]  # by the scope of a request
+Find = Callable[[Any], Awaitable[Principal | None]]  # its argument is the scope of the request
 SECRET_AGAIN_S = 2.0
 
 
 class Refused(Exception):
-    """A request that names somebody and may not: not merely one that names nobody."""
+    """A request whose credentials are not allowed, as opposed to a request without credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that is believed.
+    """A trusted proxy.
 
     Attributes:
-        addresses: networks that it asks from.
-        user_header: the header in which it names the user.
-        role_header: the header in which it names the user's roles, with commas; empty: all its
-            users are viewers.
+        addresses: Networks of the proxy.
+        user_header: Header with the name of the user.
+        role_header: Header with the user's roles, separated by commas; empty: all users are
+            viewers.
     """
 
     addresses: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -65,7 +65,7 @@ class Proxy:
     role_header: str = ""
 
     def vouches(self, address: str) -> bool:
-        """Whether an address is the proxy's."""
+        """Return whether an address belongs to the proxy."""
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
@@ -75,14 +75,14 @@ class Proxy:
 
 
 class Authentication:
-    """Finds the principal of a request.
+    """Find the principal of a request.
 
     Args:
-        mode: how.
-        token: that of the settings; None: those in Redis alone.
-        proxy: the proxy that is believed: for names of users in the mode "proxy", in any mode for
-            where a request comes from, and whether by https.
-        find: finds the principal, in the mode "host".
+        mode: Mode of authentication.
+        token: Token of the settings, or None. Tokens in Redis are always accepted.
+        proxy: Trusted proxy. In every mode it reports the address and the scheme of a request; in
+            the mode "proxy" it also names the user.
+        find: Function that finds the principal in the mode "host".
     """
 
     def __init__(
@@ -97,33 +97,34 @@ class Authentication:
         self.proxy = proxy or Proxy()
         self.tokens = Tokens(token)
         self.sessions = Sessions(self.tokens)
-        self._secret = secrets.token_bytes(32)  # until the shared one was read from Redis
+        # Replaced by the shared secret as soon as Redis has returned it.
+        self._secret = secrets.token_bytes(32)
         self._task: asyncio.Task[None] | None = None
 
     def open(self, client: AsyncClient) -> None:
-        """Begin to ask Redis; in the event loop."""
+        """Start reading from Redis; must be called in the event loop."""
         self.tokens.open(client)
         self.sessions.open(client)
         self._task = asyncio.create_task(self._read_secret(client))
 
     async def opened(self, wait_s: float) -> None:
-        """Wait until the secret of forms was read from Redis, for so long at most.
+        """Wait until the CSRF secret was read from Redis, at most `wait_s` seconds.
 
-        Forms that are shown with another one are refused later.
+        Forms that were shown with the temporary secret are refused later.
         """
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=wait_s)
 
     def close(self) -> None:
-        """End what goes on beside requests."""
+        """Cancel the background task."""
         if self._task is not None:
             self._task.cancel()
 
     def locate(self, scope: Any, headers: Headers) -> str:
-        """Return the address that a request comes from; its scheme is put into the scope.
+        """Return the address of the client, and set the scheme in the scope.
 
-        The proxy names the address as the last one in X-Forwarded-For; what stands before it
-        anybody could have written.
+        Only the last address in X-Forwarded-For is used: the proxy wrote it, and clients can write
+        anything before it.
         """
         client = scope.get("client")
         peer = str(client[0]) if client else ""
@@ -139,11 +140,11 @@ class Authentication:
             return peer
 
     async def principal(self, scope: Any, headers: Headers) -> Principal | None:
-        """Return the principal; None: the request has none.
+        """Return the principal of a request, or None if the request has no credentials.
 
         Raises:
-            Refused: another than the proxy uses its headers, or it or the host names no role.
-            RMQError: Redis does not tell.
+            Refused: A client that is not the proxy uses its headers, or the role is missing.
+            RMQError: Redis could not be read.
         """
         if self.mode == "none":
             return LOCAL
@@ -164,34 +165,35 @@ class Authentication:
         return None
 
     def csrf_token(self, principal: Principal | None) -> str:
-        """Return the text that forms of somebody have; None: of who signs in."""
+        """Return the CSRF token for the principal's forms, or for the sign-in form (None)."""
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
-        """Return the user that the proxy names; None: it names none."""
+        """Return the user that the proxy names, or None."""
         named = headers.get(self.proxy.user_header.lower().encode(), [])
         roles = headers.get(self.proxy.role_header.lower().encode(), [])
         client = scope.get("client")
         if not self.proxy.vouches(str(client[0]) if client else ""):
             if named or roles:
-                raise Refused("headers of the proxy are taken from server.proxy_addresses alone")
+                raise Refused("only server.proxy_addresses may send the headers of the proxy")
             return None
         if not named:
             return None
         name = named[0].decode("latin-1").strip()
         if len(named) > 1 or not can_be_name(name):
             raise Refused(f"{self.proxy.user_header}: it must name one user")
-        if len(roles) > 1:  # one of them may be of the client, behind a proxy that adds its own
+        # A client may have sent one of them, if the proxy only adds its own header.
+        if len(roles) > 1:
             raise Refused(
-                f"{self.proxy.role_header}: it came more than once; see that the proxy "
-                "replaces what clients send"
+                f"{self.proxy.role_header}: the header occurs more than once; let the proxy "
+                "replace the headers of clients"
             )
         if not self.proxy.role_header:
             return Principal(name, Role.VIEWER, False, "proxy")
         words = {word.strip() for each in roles for word in each.decode("latin-1").split(",")}
         known = [role for role in Role if role in words]
         if not known:
-            raise Refused(f"{self.proxy.role_header}: it names none of {', '.join(Role)}")
+            raise Refused(f"{self.proxy.role_header}: it must name one of {', '.join(Role)}")
         return Principal(name, known[-1], False, "proxy")
 
     async def _read_secret(self, client: AsyncClient) -> None:
@@ -200,7 +202,7 @@ class Authentication:
                 self._secret = await run_flow(client, flows.server_secret)
                 return
             except RMQError as error:
-                log.info("the secret of forms is not read yet: %s", error)
+                log.info("the CSRF secret was not read yet: %s", error)
             await asyncio.sleep(SECRET_AGAIN_S)
 
 
@@ -213,17 +215,17 @@ def _words(headers: Headers, name: bytes) -> list[str]:
     ]
 
 
-KEPT_S = 3.0  # how long the tokens that were read are used, so how long a revoked one is
-UNKNOWN_S = 0.5  # an unknown token may be new; so often at most it is looked for in Redis
-USED_S = 600.0  # how often the last use of a token is stored
-READ_S = 5.0  # a read takes no longer
+KEPT_S = 3.0  # how long read tokens are used; a revoked token works for so long
+UNKNOWN_S = 0.5  # shortest time between two searches in Redis for a new, unknown token
+USED_S = 600.0  # shortest time between two updates of a token's last use
+READ_S = 5.0  # limit for a read
 
 
 class Tokens:
-    """Finds the principal of a token.
+    """Find the principal of a token.
 
     Args:
-        static: the token of the settings; None: there is none.
+        static: Token of the settings, or None.
     """
 
     def __init__(self, static: str | None = None) -> None:
@@ -231,24 +233,25 @@ class Tokens:
         self._static_digest = b""
         if static is not None:
             self._static_digest = _digest(static)
-            # As a session remembers it: with another token of the settings, its sessions end.
+            # The id in sessions: if the token of the settings changes, sessions of the old token
+            # end.
             self._static = replace(STATIC, token="static:" + self._static_digest.hex()[:16])
         self._client: AsyncClient | None = None
         self._by_id: dict[str, AccessToken] = {}
         self._read_at = float("-inf")
-        self._ahead_ms = 0.0  # of Redis' clock before that of this process
+        self._ahead_ms = 0.0  # difference between the clocks of Redis and this process
         self._used_at: dict[str, float] = {}
         self._reading = asyncio.Lock()
 
     def open(self, client: AsyncClient) -> None:
-        """Begin to read tokens from Redis."""
+        """Start reading tokens from Redis."""
         self._client = client
 
     async def principal(self, text: str) -> Principal | None:
-        """Return the principal of a token as it is sent; None: nobody's.
+        """Return the principal of a token, or None if the token is unknown.
 
         Raises:
-            RMQError: Redis does not tell.
+            RMQError: Redis could not be read.
         """
         static = self._static
         if static is not None and hmac.compare_digest(_digest(text), self._static_digest):
@@ -264,10 +267,10 @@ class Tokens:
         return _principal_of(token)
 
     async def principal_of_id(self, id: str) -> Principal | None:
-        """Return the principal that a session began as; None: its token holds no more.
+        """Return the principal of a session's token, or None if the token is no longer valid.
 
         Raises:
-            RMQError: Redis does not tell.
+            RMQError: Redis could not be read.
         """
         if id.startswith("static:"):
             static = self._static
@@ -276,7 +279,7 @@ class Tokens:
         return None if token is None else _principal_of(token)
 
     def now_ms(self) -> int:
-        """Return the time by Redis' clock, as far as it was asked."""
+        """Return the estimated time of Redis' clock."""
         return int(time.monotonic() * 1000 + self._ahead_ms)
 
     async def _find(self, id: str) -> AccessToken | None:
@@ -287,10 +290,10 @@ class Tokens:
         return None if token is None or token.has_expired(self.now_ms()) else token
 
     async def refresh(self, kept_s: float = KEPT_S) -> None:
-        """Read all tokens, unless that was done a moment ago.
+        """Read all tokens, unless they were read less than `kept_s` seconds ago.
 
         Raises:
-            RMQError: Redis does not tell.
+            RMQError: Redis could not be read.
         """
         if time.monotonic() - self._read_at < kept_s:
             return
@@ -299,14 +302,15 @@ class Tokens:
             if began - self._read_at < kept_s:
                 return
             if self._client is None:
-                raise Unavailable("tokens: the server has not begun")
+                raise Unavailable("tokens: the server has not started")
             try:
                 async with asyncio.timeout(READ_S):
                     self._by_id, now_ms = await run_flow(self._client, flows.tokens_by_id)
             except TimeoutError:
                 raise Unavailable("tokens: Redis does not answer") from None
             self._ahead_ms = now_ms - time.monotonic() * 1000
-            self._read_at = began  # a token that was revoked since then may be among them
+            # The start of the read, since a token may be revoked during the read.
+            self._read_at = began
 
     async def _note_use(self, id: str) -> None:
         now = time.monotonic()
@@ -323,5 +327,5 @@ def _principal_of(token: AccessToken) -> Principal:
 
 
 def _digest(text: str) -> bytes:
-    """Return the SHA-256 of a text: of one length, so the time to compare reveals nothing."""
+    """Return the SHA-256 of a text; its fixed length hides the text from timing attacks."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

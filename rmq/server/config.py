@@ -1,6 +1,6 @@
-"""Settings of the server: from flags, the environment, a file, or the default; and which of these.
+"""Settings of the server, from flags, the environment, a file or the default, with their origin.
 
-A flag wins over the environment, the environment over the file, the file over the default.
+A flag wins over the environment, the environment over the file, and the file over the default.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.validation import parse_duration
 from rmq.terminal import config_file
 
-TOKEN_MIN = 32  # bytes of a token, as `openssl rand -hex 16` writes them
+TOKEN_MIN = 32  # bytes of a token, as many as `openssl rand -hex 16` writes
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Address(NamedTuple):
-    """Where the server listens."""
+    """The address at which the server listens."""
 
     host: str
     port: int
@@ -33,16 +33,16 @@ class Address(NamedTuple):
         """Parse HOST:PORT; the default host is 127.0.0.1.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: The text is not HOST:PORT.
         """
         host, _, port = text.rpartition(":")
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"{text!r} is no HOST:PORT, as 127.0.0.1:8800 or [::]:8800")
+            raise ValueError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:8800 or [::]:8800")
         return cls(host.strip("[]") or "127.0.0.1", int(port))
 
     @property
     def is_local(self) -> bool:
-        """Whether programs of this machine alone can reach it."""
+        """Whether only programs of this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -57,17 +57,17 @@ class Address(NamedTuple):
 Auth = Literal["none", "token", "proxy"]
 AUTHS: tuple[Auth, ...] = get_args(Auth)
 DEFAULT_LISTEN = Address("127.0.0.1", 8800)
-RATE = 500.0  # requests a second
+RATE = 500.0  # requests per second
 CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
-OF_EVERY_COMMAND = ("url", "prefix")  # in the file beside the table `server`
+OF_EVERY_COMMAND = ("url", "prefix")  # top-level keys of the file, outside of the table `server`
 
 
-# --- how a setting is read -----------------------------------------------------------------------
+# --- readers of settings -------------------------------------------------------------------------
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
@@ -90,7 +90,7 @@ def _switch(value: object) -> bool:
 
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no duration, as 10s or 1m")
+        raise ValueError(f"{value!r} is not a duration, for example 10s or 1m")
     seconds = parse_duration(str(value))
     if not 0 <= seconds <= 3600:
         raise ValueError(f"{value!r}: give 0 to 1h")
@@ -98,24 +98,24 @@ def _seconds(value: object) -> float:
 
 
 def read_hosts(value: object) -> tuple[str, ...]:
-    """Return names of a host from a list, or from text with commas.
+    """Parse host names from a list, or from text with commas.
 
     Raises:
-        ValueError: one is no name.
+        ValueError: A name is not valid.
     """
-    listed = _listed(value, "names, as rmq.internal,10.0.0.7")
+    listed = _listed(value, "names, for example rmq.internal,10.0.0.7")
     names = tuple(name.lower().strip("[]") for name in listed)
     for name in names:
         if not name or set(name) & set("/@, ") or (name.count(":") == 1):
-            raise ValueError(f"{name!r} is no name of a host; give it without scheme and port")
+            raise ValueError(f"{name!r} is not a host name; give it without scheme and port")
     return names
 
 
 def read_addresses(value: object) -> tuple[str, ...]:
-    """Return networks from a list of addresses or networks, or from text with commas.
+    """Parse addresses or networks from a list, or from text with commas.
 
     Raises:
-        ValueError: one is no address.
+        ValueError: An address is not valid.
     """
     return tuple(str(ipaddress.ip_network(each)) for each in _words(value, "addresses"))
 
@@ -123,7 +123,7 @@ def read_addresses(value: object) -> tuple[str, ...]:
 def _listed(value: object, of: str) -> list[str]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise ValueError(f"{value!r} is no list of {of}")
+        raise ValueError(f"{value!r} is not a list of {of}")
     return [each.strip() for each in listed]
 
 
@@ -141,22 +141,22 @@ def _names(value: object) -> tuple[str, ...]:
 def _root_path(value: object) -> str:
     text = value.rstrip("/") if isinstance(value, str) else value
     if not isinstance(text, str) or not re.fullmatch(r"(/[A-Za-z0-9._~-]{1,64}){0,8}", text):
-        raise ValueError(f"{value!r} is no path, as /rmq")
+        raise ValueError(f"{value!r} is not a path, for example /rmq")
     if text.startswith(("/console", "/api", "/livez", "/readyz", "/metrics")):
-        raise ValueError(f"{value!r}: the server has that path itself; give another one, as /rmq")
+        raise ValueError(f"{value!r}: the server uses this path itself; choose another path")
     return text
 
 
 def _header(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
-        raise ValueError(f"{value!r} is no name of a header")
+        raise ValueError(f"{value!r} is not the name of a header")
     return value
 
 
 def _one_of(words: Sequence[str]) -> Callable[[object], str]:
     def read(value: object) -> str:
         if value not in words:
-            raise ValueError(f"{value!r} is none of {', '.join(words)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(words)}")
         return str(value)
 
     return read
@@ -170,18 +170,18 @@ def _count(value: object) -> int:
 
 
 class Setting(NamedTuple):
-    """A setting of the server, and the ways to give it."""
+    """A setting of the server, and the ways to set it."""
 
     name: str
-    key: str  # in the file; a dot stands between table and key
+    key: str  # name in the file; a dot separates table and key
     variable: str
-    flag: str  # empty: there is none
-    read: Callable[[Any], Any]  # from text, or what TOML has; raises ValueError or InvalidValue
-    is_secret: bool  # and no part of the repr
+    flag: str  # empty: no flag
+    read: Callable[[Any], Any]  # parses text, or a value of TOML; raises ValueError or InvalidValue
+    is_secret: bool  # a secret is not part of the repr
 
     @classmethod
     def of(cls, field: Field[Any]) -> Setting:
-        """Return what a field of ServerConfig is in the file, the environment and the options."""
+        """Return the setting for a field of ServerConfig: its key, variable and flag."""
         word = field.name.removesuffix("_s")
         key = word if field.name in OF_EVERY_COMMAND else f"server.{word}"
         variable = "RMQ_" + key.replace(".", "_").upper()
@@ -189,7 +189,7 @@ class Setting(NamedTuple):
         return cls(field.name, key, variable, flag, field.metadata["read"], not field.repr)
 
     def checked(self, value: object, where: str) -> Any:
-        """Read a value; an error names where it stood."""
+        """Parse a value; the error names where the value was set."""
         try:
             return self.read(value)
         except (ValueError, InvalidValue) as error:
@@ -201,7 +201,7 @@ def _by(read: Callable[[Any], Any], *, has_flag: bool = False) -> dict[str, Any]
     return {"read": read, "has_flag": has_flag}
 
 
-# --- the settings: one field for each ------------------------------------------------------------
+# --- settings: a field for each -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,28 +209,28 @@ class ServerConfig:
     """Settings of a server.
 
     Attributes:
-        url: where Redis is; None: the embedded one, or redis://localhost:6379/0.
-        prefix: first part of every key.
-        listen: where HTTP is served.
-        root_path: the path below which a reverse proxy serves this server; empty: at the top.
-        hosts: names of this server in URLs, beside that of `listen` and of this machine.
-        auth: how requests are authenticated: "none", "token" or "proxy"; None: "none"
-            at an address of this machine without a token, else "token".
-        token: a token of an admin, beside those of `rmq token`.
-        token_file: where the token is read from, instead.
-        proxy_addresses: addresses, or networks, of a trusted proxy.
-        proxy_user_header: the header in which it names the user.
-        proxy_role_header: the header in which it names roles of the user; None: all are viewers.
-        redact: headers and fields of bodies whose values admins alone are shown.
-        rate: requests a second that one principal may make.
-        connections_max: connections at one time.
-        connections_per_address: of these, from one address.
-        embedded: a directory; the server runs a Redis there.
-        log_level: debug, info, warning or error.
-        log_json: whether log lines are JSON.
-        grace_s: seconds that a stop waits for services.
-        origins: by the name of a setting, where its value came from.
-        file: the configuration file that was read; None: there is none.
+        url: URL of Redis; None: the embedded Redis, or redis://localhost:6379/0.
+        prefix: First part of every key.
+        listen: Address of the HTTP server.
+        root_path: Path below which a reverse proxy serves this server; empty: the top.
+        hosts: Host names of this server, in addition to `listen` and the names of this machine.
+        auth: Mode of authentication: "none", "token" or "proxy". None: "none" at a local address
+            without a token, else "token".
+        token: Token of an admin, in addition to the tokens of `rmq token`.
+        token_file: File that contains the token.
+        proxy_addresses: Addresses or networks of a trusted proxy.
+        proxy_user_header: Header in which the proxy names the user.
+        proxy_role_header: Header in which the proxy names the user's roles; None: all are viewers.
+        redact: Headers and fields of bodies whose values only admins see.
+        rate: Maximum requests per second of a principal.
+        connections_max: Maximum number of open connections.
+        connections_per_address: Maximum number of open connections from one address.
+        embedded: Directory of an embedded Redis that the server runs, or None.
+        log_level: Log level: debug, info, warning or error.
+        log_json: Whether log lines are JSON.
+        grace_s: Longest wait for services at a stop, in seconds.
+        origins: Origin of each setting's value, by the name of the setting.
+        file: Configuration file that was read, or None.
     """
 
     url: str | None = field(default=None, repr=False, metadata=_by(_text, has_flag=True))
@@ -239,7 +239,7 @@ class ServerConfig:
     root_path: str = field(default="", metadata=_by(_root_path))
     hosts: tuple[str, ...] = field(default=(), metadata=_by(read_hosts, has_flag=True))
     auth: Auth | None = field(default=None, metadata=_by(_one_of(AUTHS), has_flag=True))
-    # No flag: whoever sees the processes of a machine sees their words.
+    # No flag: other users of the machine can see the arguments of a process.
     token: str | None = field(default=None, repr=False, metadata=_by(_text))
     token_file: str | None = field(default=None, metadata=_by(_text, has_flag=True))
     proxy_addresses: tuple[str, ...] = field(default=(), metadata=_by(read_addresses))
@@ -266,12 +266,12 @@ class ServerConfig:
         """Read all settings.
 
         Args:
-            flags: by name, as `Setting.read` returns them; None: not given.
-            environ: the environment; None: that of this process.
-            file: the configuration file; None: RMQ_CONFIG, or the first of `config_file.FILES`.
+            flags: Values by setting, as `Setting.read` returns them; None: the flag is not set.
+            environ: Environment; None: the environment of this process.
+            file: Configuration file; None: RMQ_CONFIG, or the first file of `config_file.FILES`.
 
         Raises:
-            ConfigurationError: the file cannot be read, or a setting cannot work.
+            ConfigurationError: The file cannot be read, or a setting is not valid.
         """
         found, table = config_file.read_file(file or variable(config_file.VARIABLE, environ))
         path = None if found is None else Path(found)
@@ -293,10 +293,10 @@ class ServerConfig:
         return cls(**values, origins=origins, file=path)
 
     def read_token(self) -> str | None:
-        """Return the token, from the file where it is in one; None: there is none.
+        """Return the token from the settings or from the token file, or None.
 
         Raises:
-            ConfigurationError: it cannot be read or is too short.
+            ConfigurationError: The token cannot be read or is too short.
         """
         token = self.token
         if token is None and self.token_file is not None:
@@ -305,36 +305,36 @@ class ServerConfig:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigurationError(f"token_file: {self.token_file}: {error}") from None
         if token is not None and len(token.encode()) < TOKEN_MIN:
-            raise ConfigurationError(f"token: give {TOKEN_MIN} random bytes: openssl rand -hex 32")
+            raise ConfigurationError(f"token: use {TOKEN_MIN} random bytes: openssl rand -hex 32")
         return token
 
     def choose_auth(self, token: str | None) -> Auth:
-        """Return how requests are authenticated; `token`: as `read_token` returns it.
+        """Return the mode of authentication; `token` is the result of `read_token`.
 
         Raises:
-            ConfigurationError: others could do everything, or the settings contradict each other.
+            ConfigurationError: The server would be open to other machines, or settings contradict.
         """
         chosen = self.auth or ("none" if token is None and self.listen.is_local else "token")
         if chosen == "none":
             if not self.listen.is_local:
                 raise ConfigurationError(
-                    f"auth: none at {self.listen}: whoever reaches it could do everything; give "
+                    f"auth: none at {self.listen}: every client could do everything; use "
                     "--auth token and create tokens (rmq token create), or listen at 127.0.0.1"
                 )
             if token is not None:
-                raise ConfigurationError("auth: none, and a token is set; leave out one of them")
+                raise ConfigurationError("auth: none, but a token is set; remove one of them")
             if "*" in self.hosts:
                 raise ConfigurationError(
-                    "hosts: * needs --auth token; or give the names of this server"
+                    "hosts: * needs --auth token; or list the names of this server"
                 )
         if chosen == "proxy" and not self.proxy_addresses:
             raise ConfigurationError(
-                "auth: proxy: give server.proxy_addresses, the addresses that it asks from"
+                "auth: proxy: set server.proxy_addresses, the addresses of the proxy"
             )
         return chosen
 
     def changed(self, other: ServerConfig) -> list[str]:
-        """Return the names of the settings that differ from another configuration's."""
+        """Return the names of the settings that differ from another configuration."""
         names = [setting.name for setting in SETTINGS]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
@@ -353,7 +353,7 @@ def _lookup(table: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unknown(table: Mapping[str, Any], path: Path | None) -> None:
-    """Refuse keys that mean nothing: a slip of the pen would go unnoticed."""
+    """Refuse unknown keys, which would hide a typing mistake."""
     known = {setting.key for setting in SETTINGS}
     found = [key for key in table if not isinstance(table[key], Mapping)]
     for name, section in table.items():
@@ -362,5 +362,5 @@ def _refuse_unknown(table: Mapping[str, Any], path: Path | None) -> None:
     unknown = [key for key in found if key not in known]
     if unknown:
         raise ConfigurationError(
-            f"{path}: {unknown[0]}: no such setting; there are {', '.join(sorted(known))}"
+            f"{path}: {unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}"
         )

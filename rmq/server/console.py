@@ -1,8 +1,8 @@
-"""The pages as Starlette's routes: the role for each, how it is rendered, and how it stays live.
+"""Routes of the console: the role for each page, how a page is rendered, and how it stays live.
 
-A page is HTML from the server. A browser that asks for the address of a page as a stream of events
-(`Accept: text/event-stream`) gets the page whenever it has changed, so a page is live by the same
-route, the same rights and the same function that showed it.
+A page is HTML from the server. A browser that requests the address of a page as a stream of events
+(`Accept: text/event-stream`) gets the page again whenever it has changed. So a live page uses the
+same route, the same rights and the same function as a plain request.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ from rmq.web.scope import csrf_holds, path_of, root_of
 
 log = logging.getLogger("rmq")
 
-ANSWER_S = 12.0  # a page takes no longer
-LIVE_S = 2.0  # from one look at a live page to the next
-SILENT_S = 20.0  # a stream says at least so often that it is alive
+ANSWER_S = 12.0  # limit for making a page
+LIVE_S = 2.0  # time between two checks of a live page
+SILENT_S = 20.0  # longest silence of a stream; then it sends a sign of life
 FOREVER = "public, max-age=31536000, immutable"
-STREAM_SHARE = 4  # all streams rest so many times as long as their pages take to be written
-STREAMS_EACH = 16  # of a principal; more windows fetch their pages again and again
-STREAMS_MAX = 256  # of all: half of the connections
-STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with its rights of then
+STREAM_SHARE = 4  # a stream pauses for this multiple of the time that its page took
+STREAMS_EACH = 16  # streams of a principal; further windows fetch their pages repeatedly
+STREAMS_MAX = 256  # streams of all principals: half of the connections
+# Longest stream; then the browser connects again, and its rights are checked again.
+STREAM_S = 600.0
 ERROR = "error.html"
-NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
+NOTICE = "rmq_notice"  # cookie that carries the result of an action to the next page
 NOTICE_MAX = 300
-CSRF = "csrf"  # the field of a form
+CSRF = "csrf"  # field of a form
 PAGE_KIND = "text/html; charset=utf-8"
-PACKED_LEAST = 1_000  # bytes; less is not worth compressing
+PACKED_LEAST = 1_000  # bytes; compressing a smaller page is not worth the time
 
 
 class Console:
     """The web console.
 
     Args:
-        api: whose client, rights and disclosure the pages share.
-        pages: all of them; None: those of PAGES.
-        live_s: from one look at a live page to the next.
-        sign_in_url: the page of the host application where a person signs in, if it is not one of
-            `pages`; "{path}" in it is where to come back to. None: there is none.
-        streams: whether live pages are sent as streams of events.
+        api: API whose client, rights and disclosure the pages share.
+        pages: Pages to serve; None: those in PAGES.
+        live_s: Time between two checks of a live page, in seconds.
+        sign_in_url: Sign-in page of the host application, or None. "{path}" in it is replaced by
+            the path to return to.
+        streams: Whether live pages are sent as streams of events.
     """
 
     def __init__(
@@ -79,17 +80,18 @@ class Console:
         self._signs_in = any(page.path == "/signin" for page in self._pages)
         self._sign_in_url = sign_in_url
         self._streams = streams
-        self._streams_open: Counter[tuple[str, str]] = Counter()  # by kind and name
+        # By kind and name of the principal.
+        self._streams_open: Counter[tuple[str, str]] = Counter()
         self._readings = Readings()
         self._assets = Assets()
         self._renderer = Renderer(self._assets.digest)
 
     async def close(self) -> None:
-        """End what goes on beside requests."""
+        """Cancel background readings."""
         await self._readings.close()
 
     def routes(self) -> list[Route]:
-        """Return a route for each path."""
+        """Return one route per path."""
         by_path: dict[str, dict[str, Page]] = {}
         for each in self._pages:
             by_path.setdefault(each.path, {})[each.method] = each
@@ -107,7 +109,7 @@ class Console:
         asset = self._assets.by_name.get(request.path_params["name"])
         if asset is None:
             raise HTTPException(404)
-        # Another server may have written the page, during an upgrade: that address is not kept.
+        # During an upgrade, another server may have written the page. Then the asset is not cached.
         is_ours = request.path_params["digest"] == self._assets.digest
         headers = {"Cache-Control": FOREVER if is_ours else "no-cache", "Vary": "Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -133,7 +135,7 @@ class Console:
                 return self._to_sign_in(request, page_request)
             if page.method == "POST":
                 return await self._act(page, request, page_request)
-            # A stream holds its connection, so it is for those who are let in, and has a body.
+            # A stream occupies its connection, so only accepted principals may open streams.
             is_live = page.role is not None and request.method == "GET"
             if is_live and "text/event-stream" in request.headers.get("Accept", ""):
                 if not self._streams or not self._has_stream_for(page_request):
@@ -180,7 +182,7 @@ class Console:
     def _shown(
         self, request: Request, page_request: PageRequest, view: View | Redirect
     ) -> Response:
-        """Return a page, or 304 if the browser has it as it is."""
+        """Return a page, or 304 if the browser already has this version."""
         if isinstance(view, Redirect):
             return self._redirected(page_request, view)
         notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
@@ -196,7 +198,7 @@ class Console:
     # --- a live page ---
 
     def _has_stream_for(self, page_request: PageRequest) -> bool:
-        """Return whether a principal may open one more stream, which holds its connection."""
+        """Return whether a principal may open another stream, which occupies a connection."""
         principal = page_request.context.principal
         own = self._streams_open[principal.kind, principal.name]
         return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX
@@ -208,7 +210,8 @@ class Console:
         owner = principal.kind, principal.name
 
         async def events() -> AsyncIterator[ServerSentEvent]:
-            has_place = self._has_stream_for(page_request)  # others may have begun meanwhile
+            # Other streams may have started meanwhile.
+            has_place = self._has_stream_for(page_request)
             self._streams_open[owner] += 1
             try:
                 sent = b""
@@ -223,7 +226,8 @@ class Console:
                     if isinstance(view, View) and view.template == ERROR:
                         yield ServerSentEvent(data=view.title, event="failure")
                     elif digest == sent:
-                        yield ServerSentEvent(data="", event="same")  # the reader knows its age
+                        # Tells the page that its content is current.
+                        yield ServerSentEvent(data="", event="same")
                     else:
                         sent = digest
                         yield ServerSentEvent(data=text, event="page")
@@ -232,7 +236,7 @@ class Console:
                 yield ServerSentEvent(data="", event="end")
             finally:
                 self._streams_open[owner] -= 1
-                self._streams_open += Counter()  # without those that have none left
+                self._streams_open += Counter()  # removes entries whose count is zero
 
         headers = {"Cache-Control": "no-store"}
         return EventSourceResponse(events(), ping=int(SILENT_S), headers=headers)
@@ -256,7 +260,7 @@ class Console:
         return self._shown(request, page_request, answer)
 
     async def _done(self, page: Page, page_request: PageRequest) -> View | Redirect:
-        """Return what an act answers; note it in the audit trail."""
+        """Run the handler of an action and record the action in the audit trail."""
         if page_request.known_context is None:
             return await page.handler(page_request)
         topic = page_request.path.get("topic", "")
@@ -288,31 +292,31 @@ class Console:
 
 
 def _notice(root: str, text: str, seconds: int) -> str:
-    """Return the cookie that carries what was done to the next page; no text takes it away."""
+    """Return the cookie that carries a notice to the next page, or deletes it if empty."""
     value = quote(text[:NOTICE_MAX])
     return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
 
 
 def _check_origin(request: Request, form: dict[str, str]) -> None:
-    """Check that a form is of a page of this server, shown in the session that sends it.
+    """Check that this server showed the form, in the session that sends it.
 
     Raises:
-        ApiError: it is not.
+        ApiError: The form comes from elsewhere.
     """
     if not csrf_holds(request.scope, form.pop(CSRF, "")):
         raise ApiError(
-            "cross-site", "the form is not of this session; go back, reload the page and try again"
+            "cross-site",
+            "the form is of another session; go back, reload the page and try again",
         )
 
 
 def packed(
     request: Request, content: bytes, status: int, headers: dict[str, str], kind: str = PAGE_KIND
 ) -> Response:
-    """Return an answer, compressed if the client takes that.
+    """Return a response, compressed if the client accepts compression.
 
-    Pages echo what a query says and have the token of their forms, whose sizes when compressed
-    could tell it (BREACH). Cookies are SameSite=Strict, so no other site can have a page of a
-    session made.
+    Pages contain text of the query next to the CSRF token, so the compressed size could reveal the
+    token (BREACH). Cookies are SameSite=Strict, so other sites cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
@@ -326,7 +330,7 @@ KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that browsers fetch: its media type, its content, and that compressed with gzip."""
+    """A file for browsers: its media type, its content, and its content compressed with gzip."""
 
     kind: str
     content: bytes
@@ -334,14 +338,14 @@ class Asset:
 
 
 class Assets:
-    """The style, the scripts and the icon of the console: a fixed table, read once.
+    """Styles, scripts and icon of the console: a fixed table, read once.
 
-    No path of the file system comes from a URL. Addresses have a digest of all assets, so a browser
-    keeps them for good, and takes the new ones after an upgrade.
+    URLs are never used as paths of files. Addresses contain a digest of all assets, so a browser
+    keeps assets forever, and fetches new assets after an upgrade.
 
     Attributes:
-        digest: of all of them.
-        by_name: each, by the name of its file.
+        digest: Digest of all assets.
+        by_name: Assets by file name.
     """
 
     def __init__(self) -> None:

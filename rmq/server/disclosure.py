@@ -1,9 +1,8 @@
-"""Disclosure: what of an answer a principal is shown.
+"""Disclosure: removes from answers what a principal may not see.
 
-Viewers see no bodies of messages and no tracebacks, unless they were given that right: these hold
-what customers wrote. The text of an error stays, since without it there is no operating; a program
-that writes secrets into its errors needs to stop that. Fields and headers that the setting `redact`
-names are shown to admins alone.
+Viewers without an extra right see no bodies of messages and no tracebacks, which contain data of
+customers. They do see error texts, because operating a system requires them; so programs should not
+write secrets into error texts. Only admins see fields and headers that the setting `redact` names.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ REDACTED = "***"
 
 
 class Disclosure:
-    """Takes out of answers what a principal is not shown.
+    """Remove from answers what a principal may not see.
 
     Args:
-        redact: names of headers and of fields of bodies, in any case.
+        redact: Names of headers and of fields of bodies; case-insensitive.
     """
 
     def __init__(self, redact: Collection[str] = ()) -> None:
         self._redact = frozenset(name.lower() for name in redact)
 
     def shown(self, principal: Principal, answer: Any) -> Any:
-        """Return an answer as it is shown; its structs are changed in place."""
+        """Remove the hidden parts of an answer, in place, and return the answer."""
         hides = not sees_bodies(principal)
         redact = self._redacted_for(principal)
         if hides or redact:
@@ -44,27 +43,27 @@ class Disclosure:
         return answer
 
     def check_filter(self, principal: Principal, text: str) -> None:
-        """Refuse a filter of dead letters that asks for what the principal is not shown.
+        """Check that a filter of dead letters does not test data that the principal may not see.
 
-        A few answers to such questions would tell it.
+        A few such filters would reveal the data.
 
         Raises:
-            ApiError: it does.
-            InvalidValue: it is no filter.
+            ApiError: The filter tests hidden data.
+            InvalidValue: The filter is not valid.
         """
         redact = self._redacted_for(principal)
         for condition in conditions(filter.parse(text).term):
             field = condition.where
             names = {str(step).lower() for step in field.path}
             if field.name == "body" and not sees_bodies(principal):
-                raise ApiError("forbidden", "filter: you are not shown bodies", "filter")
+                raise ApiError("forbidden", "filter: you may not see bodies", "filter")
             if field.name in ("body", "header") and names & redact:
                 raise ApiError("forbidden", f"filter: {field} is redacted", "filter")
             is_of_text = condition.operator in filter.SEARCH or (
                 condition.operator[0] in "<>" and isinstance(condition.operand.value, str)
             )
             if field.name == "body" and redact and is_of_text:
-                # It searches in the text of all that is below the path, or for it, step by step.
+                # The operator would search hidden values, or find them step by step.
                 detail = f"filter: {field}{condition.operator}: fields of bodies are redacted"
                 raise ApiError("forbidden", detail, "filter")
 
@@ -73,7 +72,7 @@ class Disclosure:
 
 
 def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
-    """Change all bodies, failures and headers in an answer."""
+    """Hide or redact all bodies, failures and headers in an answer."""
     if isinstance(answer, list | tuple):
         for each in answer:
             _walk(each, hides, redact)
@@ -97,12 +96,12 @@ def _hide(body: Body) -> None:
 
 
 def _redact_body(body: Body, redact: frozenset[str]) -> None:
-    """Replace values of fields; a body that cannot be taken apart and may have them is hidden."""
+    """Replace the values of redacted fields; hide a body that cannot be parsed."""
     if not redact or body.kind == "hidden":
         return
     text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
     if body.is_truncated or len(text) > DECODED_MAX:
-        _hide(body)  # the end of it may be a part of a value
+        _hide(body)  # the cut end may be part of a redacted value
         return
     try:
         value = json.loads(text)
@@ -116,7 +115,7 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
-    """Return a value without what such fields have, also as pairs of a name and a value."""
+    """Remove redacted values, also from pairs of a name and a value."""
     if isinstance(value, dict):
         is_pair = _names_one(value.values(), redact)
         return {

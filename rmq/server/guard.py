@@ -1,4 +1,4 @@
-"""Checks of requests: the name of the server, the principal, its rate, and the site."""
+"""Checks of requests: host name, principal, rate, and site of origin."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
-PROBES = ("/livez", "/readyz")  # asked by whatever watches the process, under any name
-CONSOLE = "/console"  # its pages send those who have not signed in to the page where one does
+PROBES = ("/livez", "/readyz")  # process monitors call these paths under any host name
+CONSOLE = "/console"  # its pages redirect anonymous browsers to the sign-in page
 METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS")
 READS = ("GET", "HEAD")
 CONTENT_POLICY = (
@@ -37,26 +37,27 @@ CONTENT_POLICY = (
 )
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"same-origin"),  # with no-referrer, browsers send forms as Origin: null
+    # With no-referrer, browsers would send forms with Origin: null.
+    (b"referrer-policy", b"same-origin"),
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-FAILURES, FAILURES_A_SECOND = 100, 10.0  # requests of an address without a right to ask
-STREAM_CHECK_S = 1.5  # how often it is looked whether who began a long answer may still have it
+FAILURES, FAILURES_A_SECOND = 100, 10.0  # requests of an address without valid credentials
+STREAM_CHECK_S = 1.5  # time between two checks of the rights during a long answer
 _TOKEN_IN_QUERY = re.compile(
     rb"(?:^|[&;])(?:access_token|token|authorization)=|rmq_[0-9a-f]{8}_[0-9a-f]{64}", re.IGNORECASE
 )
 
 
 class Guard:
-    """Refuses requests before they reach the application, and passes it their principal.
+    """Refuse requests before they reach the application, and pass it the principal of the others.
 
     Args:
-        app: the application.
-        hosts: the names that this server has, in lower case and without a port; "*": any.
-        authentication: finds out who asks.
-        rate: requests a second that a principal may make from an address.
+        app: The application.
+        hosts: Host names of this server, in lower case and without a port; "*": any.
+        authentication: Authentication of requests.
+        rate: Maximum requests per second of a principal from one address.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Guard:
         self._failures = Rates(FAILURES_A_SECOND, FAILURES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
+        """Answer a request, or pass it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -106,7 +107,7 @@ class Guard:
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if "*" not in self._hosts and name_of(host) not in self._hosts:
             raise ApiError(
-                "other-host", "the header Host names no host of this server; see its setting hosts"
+                "other-host", "the header Host is not a name of this server; see the setting hosts"
             )
         if scope["method"] not in METHODS:
             raise ApiError("method-not-allowed", "Method Not Allowed")
@@ -127,17 +128,18 @@ class Guard:
             raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
         if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
             raise ApiError(
-                "invalid", "a token in a URL ends in logs: revoke it, and send one as Authorization"
+                "invalid",
+                "tokens in URLs end in logs: revoke it, and send a new token as Authorization",
             )
         if scope["method"] not in READS:
             _check_site(scope, headers, host, found)
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
-        """Return the principal; None: the request has no credentials that are valid."""
+        """Return the principal, or None if the request has no valid credentials."""
         cookies = headers.get(b"cookie", [])
         tried = b"authorization" in headers or sessions.id_of(scope, cookies) is not None
-        # Whoever has a right is let in first: others may have failed from the same address. An
-        # unknown session costs a question to Redis, which is less than the request costs here.
+        # Valid credentials are checked before the limit: others may have failed from the same
+        # address. Looking up an unknown session in Redis costs less than the request costs here.
         try:
             found = await self._authentication.principal(scope, headers)
         except Refused as refused:
@@ -148,12 +150,12 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a read; end a stream when its principal loses the right to it."""
+        """Answer a read, and end a stream when its principal loses the right to read."""
         task = asyncio.ensure_future(self._app(scope, receive, send))
         try:
             while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
                 if principal.KEY in scope and not await self._is_still(scope):
-                    log.info("%s: the right to ask has ended", scope["path"])
+                    log.info("%s: the right to read has ended", scope["path"])
                     break
             else:
                 await task
@@ -162,16 +164,16 @@ class Guard:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        # The answer is cut short, and the connection with it, so that the client notices.
+        # Break the connection, so that the client notices that the answer is not complete.
 
     async def _is_still(self, scope: Scope) -> bool:
         try:
             found = await self._authentication.principal(scope, _headers(scope))
         except Refused:
             return False
-        except Exception as error:  # a right that cannot be checked does not hold
+        except Exception as error:  # a right that cannot be checked counts as lost
             if not isinstance(error, RMQError):
-                log.exception("%s: the right to ask cannot be checked", scope["path"])
+                log.exception("%s: the right to read cannot be checked", scope["path"])
             return False
         return found is not None and found == scope[principal.KEY]
 
@@ -179,8 +181,8 @@ class Guard:
 def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
     """Refuse a write that a page of another site made a browser send.
 
-    A browser says where it comes from. Programs say nothing, and are believed unless they have a
-    cookie: only browsers do.
+    Browsers send the site of origin. A request without an origin comes from a program and is
+    accepted, unless it has a cookie: only browsers send cookies.
     """
     said = _check_said(headers, host)
     if found is not None and not found.is_ambient:
@@ -193,7 +195,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
     if has_cookie and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
         if len(given) != 1 or not csrf_holds(scope, given[0].decode("latin-1")):
-            raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")
+            raise ApiError("cross-site", "a request with a cookie also needs the header X-RMQ-CSRF")
 
 
 def _check_said(headers: Headers, host: str) -> bool:
@@ -220,7 +222,7 @@ def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
 
 
 def name_of(host: str) -> str:
-    """Return the name of a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     if host.startswith("["):
         return host.partition("]")[0].strip("[")
     return host.partition(":")[0]

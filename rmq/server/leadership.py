@@ -1,7 +1,8 @@
-"""Leadership: one of the servers of a Redis does the services that one server is enough for.
+"""Leadership: a single server of a Redis runs the services that need no second server.
 
-It is held for a time in Redis and renewed. It spares work and is no lock: a server that was stopped
-may believe for a moment that it still leads, so every service is safe beside another server's.
+The leader stores its leadership in Redis for a limited time and renews it. Leadership saves work,
+but is not a lock: a server that was suspended may believe for a moment that it still leads. So
+every service is safe if two servers run it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rmq.kernel.transport.steps import Flow
 
 log = logging.getLogger("rmq")
 
-HOLD_S = 15.0  # without a renewal, another server leads after so long
+HOLD_S = 15.0  # after this time without a renewal, another server leads
 RENEW_S = 5.0
 
 
@@ -38,10 +39,10 @@ class Leadership:
     """The service that renews this server's leadership, or takes it when it is free.
 
     Attributes:
-        server: the id of this server: host, process and 4 random bytes.
-        leader: the id of the server that leads, as last seen.
-        answered_at: when Redis last ran the script, by the monotonic clock; None: not yet.
-        refuses_writes: whether Redis answered instead that it cannot write to its disk.
+        server: Id of this server: host, process and 4 random bytes.
+        leader: Id of the leading server, as last read.
+        answered_at: Last time at which Redis ran the script, by the monotonic clock, or None.
+        refuses_writes: Whether Redis answered that it cannot write to its disk.
     """
 
     name = "leadership"
@@ -55,10 +56,10 @@ class Leadership:
         self.refuses_writes = False
         self._transport = transport
         self._prefix = prefix
-        self._until = 0.0  # by the monotonic clock
+        self._until = 0.0  # end of the leadership, by the monotonic clock
 
     def leads(self) -> bool:
-        """Whether this server leads, as far as it can know."""
+        """Return whether this server leads, by its own clock."""
         return time.monotonic() < self._until
 
     def run_once(self) -> int:
@@ -73,13 +74,13 @@ class Leadership:
         if reply.leads and not self.leads():
             log.info("this server leads: %s", self.server)
         elif reply.leader != self.leader and not reply.leads:
-            log.info("server %s leads; this one is ready to", reply.leader)
+            log.info("server %s leads; this server is standing by", reply.leader)
         self.leader = reply.leader
         self._until = asked_at + HOLD_S if reply.leads else 0.0
         return 1
 
     def release(self) -> None:
-        """Let another server lead at once. Without Redis it does so when the time has ended."""
+        """Let another server lead immediately; without Redis, another server leads after HOLD_S."""
         self._until = 0.0
         with suppress(RMQError):
             self._transport.run(_release(self._prefix, self.server))

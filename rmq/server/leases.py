@@ -1,4 +1,4 @@
-"""Leases and consumers: what is in flight, with whom, and for how long."""
+"""Leases and consumers: messages in flight, their holders, and the time that is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 100
 
 @PAGES.get("/topics/{topic}/leases")
 async def leases(request: PageRequest) -> View:
-    """List leases, and who takes messages of the topic."""
+    """List leases, and the consumers of the topic."""
     path = TopicPath(topic=request.topic)
     query = LeasesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found, consumers = await asyncio.gather(
@@ -41,11 +41,7 @@ TABLE = Table("leases")
 
 
 class LeaseList(Answer):
-    """Messages in flight, by slot and by the end of their leases.
-
-    Attributes:
-        cursor: for the next ones; null: these were the last.
-    """
+    """Messages in flight, by slot and by the end of their leases."""
 
     leases: list[Lease]
     cursor: str | None
@@ -53,9 +49,9 @@ class LeaseList(Answer):
 
 @TABLE.get("/topics/{topic}/leases")
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
-    """List the messages in flight, with the time that is left, and who has them.
+    """List the messages in flight, with the time that is left and their holder.
 
-    The holder is known of what a worker process runs: it reports its 20 oldest runs every 10 s.
+    Only worker processes are shown as holders. Each reports its 20 oldest runs every 10 s.
     """
     found, cursor = await page_of(context, path.topic, query, "prepare")
     now_ms = (await context.admin.stats(path.topic))["now_ms"]
@@ -69,7 +65,7 @@ async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQue
 
 
 class Consumers(Answer):
-    """The processes and queries that take messages of a topic, as far as they report themselves."""
+    """The worker processes and queries that receive messages of a topic and report themselves."""
 
     topic: str
     in_flight: int
@@ -81,7 +77,7 @@ class Consumers(Answer):
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that hold messages of it.
 
-    Consumers that a program uses itself report nothing; what they have is in flight.
+    Consumers in your own programs report nothing; their messages are listed as in flight.
     """
     queries = await context.admin.queries(path.topic)
     workers = [each for each in await context.admin.workers() if path.topic in each.topics]
@@ -93,11 +89,11 @@ Run = tuple[WorkerStatus, HandlerRun]
 
 
 class LeaseHolder(Answer):
-    """The worker process that runs a handler for a message; fields as of `rmq worker ls`.
+    """The worker process that runs a message; `rmq worker ls` has the same fields.
 
     Attributes:
-        handler: empty: another message of the same lease is run there, or was.
-        seconds: how long the run goes on; null: no run of this message is known.
+        handler: Name of the handler; empty: the worker runs, or ran, another message of the lease.
+        seconds: Duration of the run so far; null: no run was reported.
     """
 
     id: str
@@ -111,12 +107,12 @@ class Lease(Answer):
     """A message in flight.
 
     Attributes:
-        kind: "own": a lease of this message; "shared": of a worker process for all that it has of
-            the slot; "query": of a query such as Spark's, see `/queries`.
-        number: of a shared lease.
-        deadline: null: it is not known, as of a query.
-        left_s: seconds until the lease ends; negative: it has, and is rolled back soon.
-        holder: null: none is known, as of a consumer that is no worker.
+        kind: "own": a lease of this message. "shared": a lease of a worker process for all its
+            messages of the slot. "query": a lease of a query such as Spark's, see `/queries`.
+        number: Number of a shared lease.
+        deadline: End of the lease; null: unknown, for example for a query.
+        left_s: Seconds until the lease ends; negative: it has ended, and is rolled back soon.
+        holder: Worker that runs the message; null: unknown, for example for a plain consumer.
     """
 
     id: str
@@ -131,12 +127,12 @@ class Lease(Answer):
 
 
 def leases_of(messages: list[Message], now_ms: int, runs: Mapping[str, Run]) -> list[Lease]:
-    """Return messages in flight as they are shown.
+    """Convert messages in flight to leases.
 
     Args:
-        messages: the messages.
-        now_ms: the time by Redis' clock, epoch ms.
-        runs: what workers run, by message id.
+        messages: The messages.
+        now_ms: Time of Redis' clock, in epoch ms.
+        runs: Runs of workers, by message id.
     """
     of_lease: dict[tuple[int, int], WorkerStatus] = {}
     for message in messages:

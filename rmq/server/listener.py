@@ -22,13 +22,14 @@ START_S = 10.0
 
 
 class Listener:
-    """Serves an application from `start` to `stop`.
+    """Serve an application over HTTP from `start` to `stop`.
 
     Args:
-        application: what answers.
-        address: where; port 0 is any that is free.
-        connections: how many there may be, and how many of one address.
-        is_proxy: whether an address is that of a proxy, from which all connections may come.
+        application: ASGI application.
+        address: Address to listen at; port 0 is any free port.
+        connections: Maximum number of connections, in total and from one address.
+        is_proxy: Function that returns whether an address is a trusted proxy's, which has no limit
+            of its own.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Listener:
                 date_header=True,
                 lifespan="on",
                 http=functools.partial(LimitedProtocol, Connections(*connections, is_proxy)),
-                proxy_headers=False,  # the guard reads them, of proxies that are believed
+                proxy_headers=False,  # the guard reads them, from trusted proxies only
                 ws="none",
                 loop="asyncio",
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -63,10 +64,10 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self) -> None:
-        """Listen; returns when requests are answered.
+        """Listen; return when requests are answered.
 
         Raises:
-            ConfigurationError: the address cannot be had.
+            ConfigurationError: The address is not available.
         """
         host, port = self._address
         kind = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -77,7 +78,7 @@ class Listener:
         except OSError as error:
             listening.close()
             raise ConfigurationError(
-                f"listen: {self._address}: {error.strerror}; give another one: --listen HOST:PORT"
+                f"listen: {self._address}: {error.strerror}; set another one: --listen HOST:PORT"
             ) from None
         self._socket = listening
         self._thread.start()
@@ -89,12 +90,12 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the server."""
         assert self._socket is not None, "start it first"
         return f"http://{Address(self._address.host, self._socket.getsockname()[1])}"
 
     def stop(self, wait_s: float) -> None:
-        """Finish the requests that are being answered, and end."""
+        """Finish the running requests, and stop."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(wait_s)

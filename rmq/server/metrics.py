@@ -1,4 +1,4 @@
-"""`/metrics`: what the survey counted and how the services do, for Prometheus."""
+"""Metrics for Prometheus (`/metrics`): counts of the survey, and results of the services."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from rmq.web.service import ServerState
 from rmq.web.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
-TOPICS_MAX = 1000  # topics that are exposed, by name; each has 47 series
-QUERIES_MAX = 100  # queries that are exposed, those that hold most; each has 9 series or more
-# Figures of a query's driver, by their names in its report.
+TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 series
+# Limit of exposed queries, those with most messages first; each query has 9 or more series.
+QUERIES_MAX = 100
+# Figures that the driver of a query reports, by their names in its report.
 OF_QUERIES = {
     "rows": telemetry.QUERY_ROWS, "bytes": telemetry.QUERY_BYTES,
     "batches": telemetry.QUERY_BATCHES, "replays": telemetry.QUERY_REPLAYS,
@@ -28,16 +29,16 @@ OF_QUERIES = {
 
 
 class ServerMetrics:
-    """Collects metrics when they are asked for; a collector of prometheus_client.
+    """Collect metrics on request; a collector of prometheus_client.
 
     Args:
-        topics: returns the counts of topics by name; none where this server does not lead, so that
-            a sum over servers counts each message once.
-        state: of this server.
-        queries: returns the queries of topics, as `topics` does.
-        before: returns the figures of a topic, as they were so many ms before; None: not known.
-        wanted: returns by topic how many worker processes it needs.
-        long_runs: Returns the number of runs that may hang, by topic.
+        topics: Function that returns the counts by topic. It returns nothing on servers that do not
+            lead, so that a sum over all servers counts each message once.
+        state: State of this server.
+        queries: Function that returns the queries by topic.
+        before: Function that returns a topic's figures from some ms ago, or None.
+        wanted: Function that returns, by topic, the number of worker processes that are needed.
+        long_runs: Function that returns, by topic, the number of runs that may hang.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class ServerMetrics:
         self.content_type: str = library.CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
-        """In the format that Prometheus reads."""
+        """Return all metrics in the text format of Prometheus."""
         return bytes(self._library.generate_latest(self._registry))
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families; prometheus_client calls it."""
+        """Yield the metric families; prometheus_client calls this method."""
         every = self._topics()
         topics = dict(sorted(every.items())[:TOPICS_MAX])
         totals = {name: counts.total for name, counts in topics.items()}
@@ -108,7 +109,7 @@ class ServerMetrics:
         )
 
     def _of_queries(self) -> Iterator[Any]:
-        """Yield the families of queries: what each holds of a topic, and what it told of all."""
+        """Yield the metric families of queries: held messages, and the figures of their drivers."""
         every = held.over_topics(self._queries())
         queries = every[:QUERIES_MAX]
         held_of = [((topic, of.run), n) for of in queries for topic, n in of.held.items()]
@@ -118,7 +119,7 @@ class ServerMetrics:
         )
         running = [((of.run,), int(of.owner is not None)) for of in queries]
         yield self._family(telemetry.QUERY_OWNED, running)
-        # Nobody corrects the lag of a driver that is gone.
+        # A driver that is gone would report a wrong lag forever.
         lags = [
             ((of.run,), of.report["lag_ms"] / 1000)
             for of in queries
@@ -140,7 +141,7 @@ class ServerMetrics:
         return family
 
     def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
-        """Yield what topics promise, and how late their messages are; nothing of other topics."""
+        """Yield objectives and measured delays of the topics that have an objective."""
         promised, measured = [], []
         for name, counts in topics.items():
             objective = counts.context.settings.objective
@@ -155,7 +156,7 @@ class ServerMetrics:
         yield self._family(telemetry.SLO_LATENESS, measured)
 
     def _new(self, metric: Metric) -> Any:
-        """Return a family without samples, such as a GaugeMetricFamily."""
+        """Create a family without samples, for example a GaugeMetricFamily."""
         make = getattr(self._families, f"{metric.kind.title()}MetricFamily")
         return make(metric.name, metric.help, labels=metric.labels)
 

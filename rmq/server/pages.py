@@ -1,4 +1,4 @@
-"""The table of the console's pages; health, signing in and out."""
+"""The table of the console's pages; the pages for health and for signing in and out."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HEALTH_PAGES = Pages()
 SIGNING_IN_PAGES = Pages()
 
 
-DOCTOR_S = 60.0  # it looks again after so long, at most
+DOCTOR_S = 60.0  # longest time between two examinations
 
 
 @HEALTH_PAGES.get("/health")
 async def health(request: PageRequest) -> View:
-    """Show the findings of the doctor, the gravest first, and the services of the server."""
+    """Show the findings of the doctor, most serious first, and the services of the server."""
 
     async def examine(reading: LongReading) -> list[Finding]:
         return await request.context.admin.doctor()
@@ -51,7 +51,7 @@ THEN_MAX = 1000
 
 @SIGNING_IN_PAGES.get("/signin", None)
 async def ask_sign_in(request: PageRequest) -> View | Redirect:
-    """Ask for a token; who is let in already goes on."""
+    """Ask for a token; redirect a browser that is already signed in."""
     if request.principal is not None:
         return Redirect(_then(request, request.query.get("then", "")))
     return _view(request, request.query.get("then", ""))
@@ -59,7 +59,7 @@ async def ask_sign_in(request: PageRequest) -> View | Redirect:
 
 @SIGNING_IN_PAGES.post("/signin", None)
 async def sign_in(request: PageRequest) -> View | Redirect:
-    """Begin a session with the token that was typed."""
+    """Start a session with the typed token."""
     then = request.form.get("then", "")
     try:
         cookie = await sessions.sign_in(request.scope, request.form.get("token", ""))
@@ -84,7 +84,7 @@ def _view(request: PageRequest, then: str, error: ApiError | None = None) -> Vie
 
 
 def _then(request: PageRequest, path: str) -> str:
-    """Return the page to go on with: one of this console, and no other site's."""
+    """Return the page to continue with, restricted to this console."""
     is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
     is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
     if not is_ours or is_odd:
@@ -92,12 +92,12 @@ def _then(request: PageRequest, path: str) -> str:
     return request.root + path
 
 
-# Below: all pages are registered now.
+# Imported here: all pages are registered now.
 TABLES = (
     topic_pages.PAGES, messages_pages.PAGES, leases.PAGES, dead_letters_pages.PAGES,
     audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES, HEALTH_PAGES,
     audit_trail_pages.PAGES, tokens_pages.PAGES, groups_pages.PAGES, SIGNING_IN_PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
-# For applications that sign people in themselves.
+# For host applications that sign users in themselves.
 WITHOUT_SIGN_IN = tuple(page for page in PAGES if page not in SIGNING_IN_PAGES.pages)

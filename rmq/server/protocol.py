@@ -1,16 +1,16 @@
-"""The protocol of a connection: uvicorn's, within limits of time, size and number.
+"""The protocol of a connection: uvicorn's, with limits of time, size and number.
 
-uvicorn waits for the rest of a head or a body as long as the client likes, so a few slow clients
-could hold all connections. Here a head and a body have an end, a head is checked before it is
-parsed (`take_head`), and where there are too many connections, those that wait for their client
-give way.
+uvicorn waits without a limit for the rest of a head or a body, so a few slow clients could occupy
+all connections. This protocol limits the time for a head and for a body, and checks a head before
+uvicorn parses it (`take_head`). When there are too many connections, it closes connections that
+wait for their client.
 
-Nothing here is imported before a listener is made: uvicorn is an extra.
+Import this module only to make a listener: uvicorn is an extra.
 
-A head has one reading: what two programs could read in two ways is refused. A proxy before the
-server and the server itself must agree where a request ends, or the rest of one is taken for
-another (request smuggling). So there is one way to tell the length of a body, a single
-Content-Length of digits; chunked bodies, folded lines and line feeds alone are refused.
+A request that two programs could read differently is refused. Otherwise a proxy and the server
+could disagree about the end of a request, and take its rest for another request (request
+smuggling). So the length of a body is always a single Content-Length with digits only. Chunked
+bodies, folded lines and line feeds without a carriage return are refused.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rmq.kernel.core import packages
 from rmq.web import problems
 
 HEAD_MAX = 16 * 1024  # bytes
-LINE_MAX = 15 * 1024  # of the first line, which has the URL
+LINE_MAX = 15 * 1024  # bytes of the first line, which contains the URL
 HEADERS_MAX = 100
 _LINE_FEED = re.compile(rb"(?<!\r)\n")
 _LINE = re.compile(rb"[A-Z]{1,16} /[\x21-\x7e]* HTTP/1\.[01]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
-FOR_PROBES = 16  # connections beyond the most, which answer probes alone
+FOR_PROBES = 16  # connections beyond the limit, for probes only
 _PROBE = re.compile(rb"(?:GET|HEAD) [^ ?]*/(?:livez|readyz)[ ?]")
 
 
 class BadHead(Exception):
-    """A head that is refused.
+    """A request head that is refused.
 
     Attributes:
-        status: of the answer.
+        status: HTTP status of the answer.
     """
 
     def __init__(self, status: int, detail: str) -> None:
@@ -49,14 +49,14 @@ class BadHead(Exception):
 
 
 def take_head(received: bytearray) -> bytes | None:
-    """Take the head of a request off the bytes that a client has sent.
+    """Remove the head of a request from the received bytes.
 
     Returns:
-        The head, without the empty line at its end; None: the end has not come, and nothing is
-        taken.
+        The head, without the empty line at its end; None: the head is not complete, and no bytes
+        were removed.
 
     Raises:
-        BadHead: it is too large already, or has a line feed alone.
+        BadHead: The head is too large already, or has a line feed without a carriage return.
     """
     end = received.find(b"\r\n\r\n")
     seen = bytes(received if end < 0 else received[:end])
@@ -76,24 +76,24 @@ def body_length(head: bytes) -> int:
     """Return the length of the body that a head announces.
 
     Args:
-        head: of a request, without the empty line at its end.
+        head: Head of a request, without the empty line at its end.
 
     Raises:
-        BadHead: it is no head, or could be read in two ways.
+        BadHead: The head is not valid, or two programs could read it differently.
     """
     line, *headers = head.split(b"\r\n")
     if not _LINE.fullmatch(line):
-        raise BadHead(400, "the first line is no METHOD /PATH HTTP/1.1")
+        raise BadHead(400, "the first line is not METHOD /PATH HTTP/1.1")
     if len(headers) > HEADERS_MAX:
         raise BadHead(431, f"a request has at most {HEADERS_MAX} headers")
     lengths = []
     for header in headers:
         match = _HEADER.fullmatch(header)
         if match is None:
-            raise BadHead(400, "a header is no NAME: VALUE on one line")
+            raise BadHead(400, "a header is not NAME: VALUE on one line")
         name = match[1].lower()
         if name == b"transfer-encoding":
-            raise BadHead(400, "give Content-Length; Transfer-Encoding is not taken")
+            raise BadHead(400, "send Content-Length; Transfer-Encoding is not supported")
         if name == b"content-length":
             lengths.append(match[2].rstrip(b" \t"))
     if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
@@ -101,9 +101,9 @@ def body_length(head: bytes) -> int:
     return int(lengths[0]) if lengths else 0
 
 
-HEAD_S = 10.0  # for a whole head, from its first byte or the connection on
+HEAD_S = 10.0  # limit for a whole head, from its first byte or from the start of the connection
 BODY_S = 30.0
-LINGER_S = 1.0  # what a refused client still sends is read and thrown away for so long
+LINGER_S = 1.0  # time for which further bytes of a refused client are read and dropped
 _H11Protocol: Any = packages.load(
     "uvicorn.protocols.http.h11_impl", "server", "rmq server"
 ).H11Protocol
@@ -114,22 +114,23 @@ class Connections:
     """The connections of a listener.
 
     Args:
-        most: how many there may be.
-        most_per_address: of these, from one address.
-        is_proxy: whether an address is a proxy's, from which all may come.
+        most: Maximum number of connections.
+        most_per_address: Maximum number of connections from one address.
+        is_proxy: Function that returns whether an address is a trusted proxy's, which has no limit
+            of its own.
     """
 
     def __init__(self, most: int, most_per_address: int, is_proxy: Callable[[str], bool]) -> None:
         self._most, self._most_per_address, self._is_proxy = most, most_per_address, is_proxy
-        self._all: dict[LimitedProtocol, str] = {}  # the oldest first
+        self._all: dict[LimitedProtocol, str] = {}  # oldest first
 
     def add(self, connection: LimitedProtocol, address: str) -> bool:
-        """Add a connection; where there are too many, end one that waits for its client.
+        """Add a connection; if there are too many, close a connection that waits for its client.
 
-        If none waits, some more connections are added that answer probes alone.
+        If no connection waits, FOR_PROBES more connections are accepted, which answer probes only.
 
         Returns:
-            Whether there was room.
+            Whether the connection was accepted.
         """
         of_address = [each for each, other in self._all.items() if other == address]
         if len(of_address) >= self._most_per_address and not self._is_proxy(address):
@@ -142,7 +143,7 @@ class Connections:
             waiting = next((each for each in candidates if each.waits_for_client), None)
             if waiting is not None:
                 self.remove(waiting)
-                waiting.refuse(408, "others need the connection")
+                waiting.refuse(408, "other clients need the connection")
             elif len(self._all) >= self._most + FOR_PROBES:
                 return False
             else:
@@ -151,15 +152,15 @@ class Connections:
         return True
 
     def remove(self, connection: LimitedProtocol) -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._all.pop(connection, None)
 
 
 class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
-    """A connection within limits; uvicorn makes it.
+    """A connection with limits; uvicorn creates it.
 
     Args:
-        connections: those of its listener; the other arguments are uvicorn's.
+        connections: Connections of the listener; the other arguments are uvicorn's.
     """
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
@@ -172,7 +173,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin, or refuse a connection that is one too many."""
+        """Start, or refuse a connection beyond the limit."""
         super().connection_made(transport)
         self._limit(HEAD_S, "the head of the request did not come")
         if not self._siblings.add(self, self.client[0] if self.client else ""):
@@ -186,7 +187,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether nothing goes on until its client sends more, or reads what was answered."""
+        """Whether the connection waits for its client to send or to read."""
         return self._body_left > 0 or not self._is_answering or self.flow.write_paused
 
     @property
@@ -194,25 +195,25 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Receive bytes from the client."""
         if self._is_refused:
             return
         self._buffer += data
         self._pass_on()
 
     def on_response_complete(self) -> None:
-        """Go on with what the client has sent meanwhile."""
+        """Continue with bytes that the client has sent meanwhile."""
         super().on_response_complete()
         self._pass_on()
 
     def shutdown(self) -> None:
-        """Finish the answer, and close; a stream has no end to wait for, and is closed at once."""
+        """Finish the current answer, and close; a stream has no end, so close it now."""
         super().shutdown()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
             self.transport.close()
 
     def _pass_on(self) -> None:
-        """Give uvicorn whole heads, and of bodies what has come."""
+        """Pass complete heads and available bytes of bodies to uvicorn."""
         while self._buffer and not self._is_refused and not self.transport.is_closing():
             if self._body_left:
                 part = bytes(self._buffer[: self._body_left])
@@ -221,7 +222,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 if not self._body_left:
                     self._unlimit()
                 super().data_received(part)
-            elif self._is_answering:  # the next request comes early
+            elif self._is_answering:  # the next request arrived early
                 if len(self._buffer) > HEAD_MAX:
                     self.flow.pause_reading()
                 return
@@ -229,7 +230,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 return
 
     def _pass_on_head(self) -> bool:
-        """Give uvicorn a head; return whether it was whole."""
+        """Pass a head to uvicorn; return whether the head was complete."""
         try:
             head = take_head(self._buffer)
             self._body_left = 0 if head is None else body_length(head)
@@ -260,7 +261,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self._timer = None
 
     def refuse(self, status: int, detail: str) -> None:
-        """Answer that a request is refused, if nothing was answered, and close."""
+        """Refuse the request, unless an answer has started, and close."""
         self._unlimit()
         if self.transport.is_closing():
             return
@@ -278,11 +279,11 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 % (status, http.HTTPStatus(status).phrase.encode(), len(text), text)
             )
         if self._is_answering:
-            self.cycle.disconnected = True  # what the application says is not sent any more
+            self.cycle.disconnected = True  # drop everything that the application still sends
             self.cycle.message_event.set()
-        # A client that is still sending would lose the answer if the connection was reset.
+        # Resetting the connection would lose the answer if the client is still sending.
         self.transport.write_eof()
-        # `close` would wait for a client that reads nothing.
+        # `close` would wait for a client that does not read.
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
 

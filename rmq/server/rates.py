@@ -1,7 +1,4 @@
-"""Rates: how many requests somebody may make, each by a bucket of tokens that fills with time.
-
-And places: how many of them are answered at a time.
-"""
+"""Limits for each client: requests per second (token buckets), and requests at the same time."""
 
 from __future__ import annotations
 
@@ -11,19 +8,19 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-BUCKETS_MAX = 10_000  # of one table; the one that was used longest ago gives way
+BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is dropped
 
 
 class Rates:
-    """A table of buckets, by the key of who is limited.
+    """A table of token buckets.
 
-    A bucket that is not in the table is full. An attacker with many addresses can make it forget
-    some, which lets each of these begin anew.
+    A bucket that is not in the table is full. An attacker with many addresses can push some buckets
+    out of the table, so that their clients start with full buckets.
 
     Args:
-        rate: requests a second.
-        burst: how many at once, after a while without any.
-        clock: returns seconds.
+        rate: Requests per second.
+        burst: Maximum number of requests after a pause.
+        clock: Function that returns seconds.
     """
 
     def __init__(
@@ -31,10 +28,11 @@ class Rates:
     ) -> None:
         self.rate, self.burst = rate, burst
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
+        # Tokens, and the time of that number.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token; return after how many seconds there is one, 0.0: it was taken."""
+        """Take a token and return 0.0, or return the seconds until there is a token."""
         tokens = self._tokens(key)
         if tokens < 1:
             self._put(key, tokens)
@@ -57,19 +55,20 @@ class Rates:
 
 
 class Places:
-    """Places in which requests are answered, so many for each key; the others wait for one.
+    """Limit how many requests of a key are answered at the same time; further requests wait.
 
-    All answers are made in one event loop: without places, whoever asks for much at a time would
-    have nearly all of it.
+    All answers are made in one event loop. Without this limit, a client with many concurrent
+    requests would use almost all of the loop's time.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_key: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}  # and who uses it
+        # Semaphore, and a list whose length is the number of users.
+        self._by_key: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Have a place of a key for the block."""
+        """Occupy a place of a key for the duration of the block."""
         places, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:

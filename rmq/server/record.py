@@ -1,4 +1,4 @@
-"""Add lines to the audit trail."""
+"""Store records in the audit trail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rmq.web.principal import Principal
 
 log = logging.getLogger("rmq")
 
-
-RECORD_S = 3.0  # to store a line; the act is answered all the same
+RECORD_S = 3.0  # limit for storing a record; the request is answered even without the record
 
 
 async def record(
@@ -25,7 +24,7 @@ async def record(
     subject: str,
     text: str,
 ) -> None:
-    """Add a line to the audit trail; one that cannot be added is in the log."""
+    """Store a record in the audit trail; log the record if Redis does not store it."""
     by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
     try:
         async with asyncio.timeout(RECORD_S):

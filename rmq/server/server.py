@@ -1,4 +1,4 @@
-"""Server: its parts, from start to stop."""
+"""The parts of the server process, from start to stop."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from rmq.web.survey import Survey
 
 log = logging.getLogger("rmq")
 
-READY_S = 20.0  # without an answer of Redis to a script, the server is of no use
-RETRY_FOR_S = 2.0  # a service that cannot reach Redis tries again by itself
+READY_S = 20.0  # after this time without an answer of Redis to a script, the server is not ready
+RETRY_FOR_S = 2.0  # a service repeats a failed run anyway
 
 
 class Server:
-    """Runs the services, and answers over HTTP; for `with`, or `run`.
+    """Run the services, and answer over HTTP; use `with`, or `run`.
 
     Args:
-        config: its settings.
+        config: Settings of the server.
 
     Guarantee:
-        Several servers may run. Whatever a server does, another one or a consumer may do at the
-        same time: nothing is done twice. A server that dies loses nothing; another one leads
+        Several servers may run. Nothing is done twice, even if another server or a consumer does
+        the same work at the same time. If a server dies, nothing is lost; another server leads
         within 15 s.
 
     Raises:
-        ConfigurationError: the URL cannot work, other machines could ask and no token is set, or a
-            package of the extra "server" is missing.
-        EmbeddedError: the embedded Redis does not start.
+        ConfigurationError: The URL is not valid, the server would be open to other machines without
+            a token, or a package of the extra "server" is missing.
+        EmbeddedError: The embedded Redis does not start.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -110,24 +110,24 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers over HTTP, once it is started."""
+        """URL of the HTTP server, once it is started."""
         return self._listener.url
 
     @property
     def redis_url(self) -> str:
-        """The Redis that it serves, without a password."""
+        """URL of the Redis that the server maintains, without a password."""
         return self._client.url
 
     def _missing(self) -> dict[str, int]:
-        """By topic, how many messages the last audit found missing, as far as this server leads."""
+        """Return by topic how many messages the last audit found missing; empty if not leading."""
         return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:
-        """Return how each service does."""
+        """Return the status of each service."""
         return [thread.status for thread in self._threads]
 
     def hanging(self) -> list[str]:
-        """Return what has ended or hangs in this process; nothing where Redis alone is away."""
+        """Return the parts of this process that have ended or hang; empty if only Redis is away."""
         return [
             f"{status.name}: its thread has ended"
             for status in self.services()
@@ -135,7 +135,7 @@ class Server:
         ]
 
     def problems(self) -> list[str]:
-        """Return why the server is of no use at the moment."""
+        """Return the reasons why the server cannot work at the moment."""
         if self.leadership.refuses_writes:
             return ["Redis refuses all writes: it cannot write to its disk; make room there"]
         answered_at = self.leadership.answered_at
@@ -147,17 +147,17 @@ class Server:
         return self.hanging()
 
     def start(self) -> None:
-        """Listen, and begin the services.
+        """Listen, and start the services.
 
         Raises:
-            ConfigurationError: the address cannot be had.
+            ConfigurationError: The address is not available.
         """
         self._listener.start()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Finish what goes on, for up to `grace_s`, and let another server lead."""
+        """Finish running work within `grace_s` seconds, and let another server lead."""
         until = time.monotonic() + self.config.grace_s
         for thread in self._threads:
             thread.ask_to_stop()
@@ -178,13 +178,13 @@ class Server:
         started: Callable[[], object] | None = None,
         reload: Callable[[], object] | None = None,
     ) -> None:
-        """Work until SIGTERM or SIGINT, in the main thread.
+        """Run until SIGTERM or SIGINT, in the main thread.
 
         Args:
-            started: called once, when it works.
-            reload: called at each SIGHUP, where there is one.
+            started: Function that is called once, when the server is ready.
+            reload: Function that is called at each SIGHUP.
         """
-        signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
+        signals: SimpleQueue[int] = SimpleQueue()  # not an Event: a signal may interrupt its `set`
         hangup = getattr(signal, "SIGHUP", None)  # not on Windows
         numbers = STOPPING if hangup is None else (*STOPPING, hangup)
         with handling(numbers, lambda number, _: signals.put(number)), self:
@@ -204,7 +204,7 @@ class Server:
         try:
             reload()
         except RMQError as error:
-            log.error("the settings stay as they were: %s", error)
+            log.error("the settings were not changed: %s", error)
 
     def __enter__(self) -> Server:
         try:

@@ -1,7 +1,7 @@
-"""Sessions: browsers that have signed in with a token, and the cookie that says so.
+"""Sessions: browsers that have signed in with a token, and their cookies.
 
-The browser has a random id, Redis its digest and the token that it signed in with. What a session
-may do is what its token may do now; a token that is revoked ends its sessions.
+The browser stores a random id; Redis stores the digest of the id and the token that was used. A
+session has the rights that its token has now, and ends when the token is revoked.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from rmq.server.authentication import Tokens
 
 
-KEY = "rmq.sessions"  # in the scope of a request
+KEY = "rmq.sessions"  # key in the scope of a request
 COOKIE = "rmq_session"
-COOKIE_HTTPS = "__Host-rmq_session"  # browsers take it by https alone, and from this host alone
-# Below a root path: browsers send it there alone, which a name with __Host- does not allow.
+COOKIE_HTTPS = "__Host-rmq_session"  # browsers accept it over https only, and from this host only
+# Below a root path, browsers send the cookie there only, which the prefix __Host- does not allow.
 COOKIE_BELOW = "rmq_session_below"
 COOKIE_BELOW_HTTPS = "__Secure-rmq_session_below"
 IDLE_S = 12 * 3600
 WHOLE_S = 7 * 86_400
-KEPT_S = 3.0  # how long what was read of a session is used
+KEPT_S = 3.0  # how long a session that was read is used
 KEPT_MAX = 1000
-TOUCHED_S = 600.0  # how often the end of a session that is used is moved
-ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # to sign in with a wrong token, of one address
+TOUCHED_S = 600.0  # shortest time between two extensions of a session that is used
+ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # sign-ins of an address with a wrong token
 
 
 class _Kept(NamedTuple):
-    """A session as it was read: its token, when it began, when it was read and touched."""
+    """A session as it was read: its token, and when it started, was read and was extended."""
 
     token: str
     began_ms: int
@@ -52,10 +52,10 @@ class _Kept(NamedTuple):
 
 
 class Sessions:
-    """Begins, finds and ends sessions.
+    """Start, find and end sessions.
 
     Args:
-        tokens: finds the principal of a token.
+        tokens: Finder of the principal of a token.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -65,21 +65,21 @@ class Sessions:
         self._attempts = Rates(ATTEMPTS_A_SECOND, ATTEMPTS)
 
     def open(self, client: AsyncClient) -> None:
-        """Begin to keep sessions in Redis."""
+        """Start storing sessions in Redis."""
         self._client = client
 
     async def sign_in(self, scope: MutableMapping[str, Any], token: str) -> str:
-        """Begin a session with a token; return the text of its cookie, for Set-Cookie.
+        """Start a session with a token; return its cookie, for Set-Cookie.
 
         Raises:
-            ApiError: nobody has such a token; or that, and the address has tried too often.
-            RMQError: Redis does not tell.
+            ApiError: The token is unknown, or the address has tried too many unknown tokens.
+            RMQError: Redis could not be read.
         """
         from rmq.web import problems
 
         assert self._client is not None
         principal = await self._tokens.principal(token.strip())
-        # A right token passes: others may have tried wrong ones from the same address.
+        # A valid token passes: others may have tried wrong tokens from the same address.
         if principal is None and (wait_s := self._attempts.take(scope[ADDRESS])):
             raise problems.too_many(wait_s)
         result = "unauthorized" if principal is None else "done"
@@ -91,17 +91,17 @@ class Sessions:
         return await self.create(scope, principal)
 
     async def create(self, scope: MutableMapping[str, Any], principal: Principal) -> str:
-        """Begin a session of somebody who has a token; return the text of its cookie."""
+        """Start a session for the principal of a token; return its cookie."""
         assert principal.token is not None
         assert self._client is not None
         id = secrets.token_urlsafe(32)
-        await self._tokens.refresh()  # for the clock
+        await self._tokens.refresh()  # updates the estimate of Redis' clock
         text = json.dumps([principal.token, self._tokens.now_ms()])
         await run_flow(self._client, flows.session_store, _digest(id), text, IDLE_S * 1000)
         return _cookie(scope, id, WHOLE_S)
 
     async def sign_out(self, scope: MutableMapping[str, Any]) -> str:
-        """End the session of a request; return the text that takes its cookie away."""
+        """End the session of a request; return the cookie that deletes it."""
         assert self._client is not None
         session = principal_of(scope).session
         if session is not None:
@@ -110,10 +110,10 @@ class Sessions:
         return _cookie(scope, "", 0)
 
     async def find(self, id: str) -> Principal | None:
-        """Return who has a session; None: it has ended, or never was.
+        """Return the principal of a session, or None if the session has ended or never existed.
 
         Raises:
-            RMQError: Redis does not tell.
+            RMQError: Redis could not be read.
         """
         digest = _digest(id)
         kept = self._kept.get(digest)
@@ -152,7 +152,7 @@ class Sessions:
 
 
 async def sign_in(scope: MutableMapping[str, Any], token: str) -> str:
-    """Begin a session at the server that has a request; see `Sessions.sign_in`."""
+    """Start a session at the server of a request; see `Sessions.sign_in`."""
     found: Sessions = scope[KEY]
     return await found.sign_in(scope, token)
 
@@ -164,20 +164,20 @@ async def sign_out(scope: MutableMapping[str, Any]) -> str:
 
 
 def id_of(scope: MutableMapping[str, Any], cookies: Sequence[bytes]) -> str | None:
-    """Return the id of a session in headers named Cookie; None: there is none, or several."""
+    """Return the session id from the headers named Cookie, or None if there is not exactly one."""
     https, plain = _names(scope)
     given: dict[str, list[str]] = {https: [], plain: []}
     for pair in b";".join(cookies).decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
         if name in given:
             given[name].append(value)
-    # A page of another host of the domain can set the plain one, and not the other.
+    # Another host of the domain can set the plain cookie, but not the https cookie.
     values = given[https] or given[plain]
     return values[0] if len(values) == 1 and values[0] else None
 
 
 def is_https(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a browser came by https: a proxy that is believed says so, or the browser does."""
+    """Return whether the browser used https, as a trusted proxy or the browser itself reports."""
     origins = [value for name, value in scope["headers"] if name.lower() == b"origin"]
     return scope.get("scheme") == "https" or any(
         origin.lower().startswith(b"https://") for origin in origins

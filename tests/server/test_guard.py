@@ -114,7 +114,7 @@ def test_a_token_in_the_url_is_none(closed_url: str, name: str) -> None:
 def test_a_server_that_others_reach_asks_everybody_for_a_token(server: Redis) -> None:
     everywhere = Address("0.0.0.0", 0)
     with (
-        pytest.raises(rmq.ConfigurationError, match="whoever reaches it could do everything"),
+        pytest.raises(rmq.ConfigurationError, match="every client could do everything"),
         serving(server.url, "none", listen=everywhere, auth="none"),
     ):
         raise AssertionError

@@ -210,7 +210,7 @@ def test_an_address_in_use_is_told_by_name(server: Redis, prefix: str) -> None:
         from rmq.server.config import Address
 
         with (
-            pytest.raises(rmq.ConfigurationError, match="give another one: --listen"),
+            pytest.raises(rmq.ConfigurationError, match="set another one: --listen"),
             serving(server.url, prefix, listen=Address.parse(taken)),
         ):
             raise AssertionError
@@ -229,7 +229,7 @@ def test_the_command_stops_at_a_signal_and_reads_its_file_again(
     process.wait_for("change at the next start: listen")
     file.write_text("[server\n")
     process.send_signal(signal.SIGHUP)
-    process.wait_for("the settings stay as they were")
+    process.wait_for("the settings were not changed")
 
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0

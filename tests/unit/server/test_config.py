@@ -61,17 +61,17 @@ def test_without_a_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch, tmp_
     ("text", "named"),
     [
         ("[server\n", "is not TOML"),
-        ("[server]\nlisten = 8800\n", "server.listen: 8800 is no text"),
-        ("[server]\nlisten = 'here'\n", "server.listen: 'here' is no HOST:PORT"),
-        ("[server]\nlisten = ':99999'\n", "server.listen: ':99999' is no HOST:PORT"),
+        ("[server]\nlisten = 8800\n", "server.listen: 8800 is not text"),
+        ("[server]\nlisten = 'here'\n", "server.listen: 'here' is not HOST:PORT"),
+        ("[server]\nlisten = ':99999'\n", "server.listen: ':99999' is not HOST:PORT"),
         ("[server]\ngrace = '2h'\n", "server.grace: '2h': give 0 to 1h"),
-        ("[server]\ngrace = true\n", "server.grace: True is no duration"),
-        ("[server]\nlog_level = 'loud'\n", "server.log_level: 'loud' is none of debug"),
+        ("[server]\ngrace = true\n", "server.grace: True is not a duration"),
+        ("[server]\nlog_level = 'loud'\n", "server.log_level: 'loud' is not one of debug"),
         ("[server]\nlog_json = 'perhaps'\n", "server.log_json: 'perhaps' is neither"),
-        ("[server]\nlisen = ':1'\n", "server.lisen: no such setting; there are"),
+        ("[server]\nlisen = ':1'\n", "server.lisen: unknown setting; known settings are"),
         ("prefix = 'a b'\n", "prefix: "),
-        ("[server]\nhosts = ['http://a']\n", "server.hosts: 'http://a' is no name of a host"),
-        ("[server]\nhosts = [7]\n", "server.hosts: [7] is no list of names"),
+        ("[server]\nhosts = ['http://a']\n", "server.hosts: 'http://a' is not a host name"),
+        ("[server]\nhosts = [7]\n", "server.hosts: [7] is not a list of names"),
         ("[server]\ntoken = 7\n", "server.token: the value is not valid"),
         ("url = 5\n", "url: the value is not valid"),
     ],
@@ -150,7 +150,7 @@ def test_without_any_setting_this_machine_alone_can_ask() -> None:
 def test_settings_of_who_may_ask_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(rmq.ConfigurationError, match="a token is set"):
         chosen(auth="none", token=TOKEN)
-    with pytest.raises(rmq.ConfigurationError, match=r"give server\.proxy_addresses"):
+    with pytest.raises(rmq.ConfigurationError, match=r"set server\.proxy_addresses"):
         chosen(auth="proxy")
     assert chosen(auth="proxy", proxy_addresses="10.0.0.0/8, ::1") == "proxy"
     for name, value in (
@@ -175,7 +175,7 @@ def test_a_token_is_read_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["short", TOKEN[:-1]])
 def test_a_short_token_is_refused_and_not_shown(token: str) -> None:
-    with pytest.raises(rmq.ConfigurationError, match="token: give 32 random bytes") as caught:
+    with pytest.raises(rmq.ConfigurationError, match="token: use 32 random bytes") as caught:
         ServerConfig.load({}, {"RMQ_SERVER_TOKEN": token}, "/dev/null").read_token()
     assert token not in str(caught.value)
 
