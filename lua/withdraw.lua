@@ -1,20 +1,22 @@
 --[[
-withdraw: remove the credits of a subscription, and publish a number on its channel. What was handed over for a credit that
-is not there any more was published before that number, so a consumer that has read the number has read it too. One call
-may name many slots that live on one server.
+withdraw: remove the credits of a subscription, and publish a number on its channel. What was handed
+over for a credit that is gone was published before that number, so a consumer that has read the
+number has read it too. One call may name many slots that are on one server.
 
 ARGV[1]   channel              of the subscription
 ARGV[2]   number               larger than those of earlier calls
-Returns   {the number of connections that were sent the number, then for each slot how many hand-overs its credit was still
-          good for}; 0 connections: nobody listens there, or the PUBLISH was refused
+Returns   {number of connections that were sent the number, then for each slot the hand-overs for
+          which its credit was still good}; 0 connections: none listens there, or the PUBLISH was
+          refused
 Cost      O(s), s = slots, at most 1024
-Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at maxmemory.
+Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at
+          maxmemory.
 ]]
 --- @keys slot ...
 --- @include "lib/check"
 --- @include "lib/wake/credits"
 local number = whole_number(ARGV[2], 1, EXACT_MOST, 'number')
-if #all_keys > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
+if #all_keys > SLOTS_MOST or not string.find(ARGV[1], '^[^ ;]+$') then
   fail('ARG', 'channel')
 end
 local reply = { 0 }
@@ -25,7 +27,6 @@ for i = 1, #all_keys do
   slot = all_keys[i]
   reply[1 + i] = remove_credit(ARGV[1])
 end
-local sent
-sent = publish_own(ARGV[1], string.format('%.0f', number))
+local sent = publish_own(ARGV[1], string.format('%.0f', number))
 reply[1] = sent
 return reply

@@ -2,6 +2,7 @@
 local MOST = 1000 -- messages, deliveries, or whatever else one call is about
 local GROUPED_MOST = 250 -- messages that come into their groups in one call
 local QUERY_MOST = 4000 -- messages of a query that one call takes, settles or hands out by their ids alone; Lua unpacks 7999
+local SLOTS_MOST = 1024 -- slots that one call names
 local NUMBER_MOST = 9e15 -- counters, times and other whole numbers: exact in a double
 local EXACT_MOST = 9007199254740991 -- 2^53 - 1: the largest whole number below which all are exact in a double
 local LEASE_LEAST_MS, LEASE_MOST_MS = 1000, 43200000 -- 12 hours

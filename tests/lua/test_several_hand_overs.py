@@ -61,9 +61,9 @@ def test_control_a_credit_that_turns_its_calls_round_forgets_a_hand_over(
     box, sleepers, way, monkeypatch
 ):
     """Broken on purpose: the test of the calls must notice."""
-    left = "channel, number + 1, till, limit, lease, "
-    turned = "(string.gsub(calls, '^( %S+ %d+)( %S+ %d+)$', '%2%1'))"
-    break_script(monkeypatch, "send", f"{left}calls", left + turned)
+    left = "credit.till, credit.limit, credit.lease, "
+    turned = "(string.gsub(credit.calls, '^( %S+ %d+)( %S+ %d+)$', '%2%1'))"
+    break_script(monkeypatch, "send", f"{left}credit.calls", left + turned)
 
     with pytest.raises(AssertionError):
         check_that_each_hand_over_is_recovered(box, sleepers[0], way)

@@ -93,7 +93,7 @@ def test_the_real_scripts_go_where_the_model_goes(
         ("ack", "tonumber(score) == tonumber(receipt)", "true"),
         ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)"),
         ("rollback", "if left == 0 then", "if left < 0 then"),
-        ("send", "others = calls == '' and others", "_ = calls == '' and others"),
+        ("send", "if credit.calls == '' then", "if true then"),
     ],
 )
 def test_control_a_broken_script_leaves_the_model(

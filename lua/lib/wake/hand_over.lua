@@ -1,52 +1,68 @@
 --[[
-The hand-over: a script that makes messages available moves them to the PrepareQueue for consumers that have left credits
-(lib/wake/credits), and publishes delivery and records on their channels. So a message that comes alone needs one script
-and wakes one consumer.
+The hand-over: a script that makes messages available moves them to the PrepareQueue for consumers
+that have left credits (lib/wake/credits), and publishes deliveries with their records on the channels of
+these consumers. So a message that comes alone needs one script and wakes one consumer.
 
-It takes what a prepare would take now, or nothing: where that is not plain, consumers are woken, and take it themselves.
-What is plain: a priority or a retry that has not expired, without a merge key or large body, in a slot that is not in order, not
-paused and without a limit, and at most 16 KiB of records for each credit, or one larger record. A due message joins its priority
-first, and one take in five begins with retries; both are left to prepare. One script hands over so much that it takes about 3 ms,
-and wakes those whose credits are left.
+A hand-over takes what a prepare would take now, or nothing: then consumers are woken, and take the
+messages themselves. It takes only plain messages: a priority or a retry that has not expired,
+without a merge key or large body, in a slot that is not in order, not paused and without a limit;
+and at most 16 KiB of records for each credit, or one larger record. Two things are left to prepare:
+a due message joins its priority first, and one take in five begins with retries. One script hands
+over so much that it takes about 3 ms, and wakes the consumers whose credits are left.
 
-What is published is msgpack: the number of the hand-over, the slot's index, deadline s, number of the first delivery,
-acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
+The published text is msgpack: number of the hand-over, index of the slot, deadline s, number of the
+first delivery, acceptance number of the newest message, retries remaining of each as one byte (''
+when none has failed), members, records.
 ]]
 --- @needs slot store prepare records failures
 --- @include "lib/wake/credits"
+--- @include "lib/take/delivery_answer"
 --- @include "lib/take/delivery_numbers"
 --- @include "lib/leases/receipt"
 --- @include "lib/records/record_bytes"
+--- @include "lib/session"
 --- @include "lib/take/turns"
 --- @include "lib/wake/wake"
 
--- What hand-overs of one script may cost together, in bytes of records. A message costs as much as HAND_OVER_MESSAGE more, and a
--- hand-over no less than HAND_OVER_LEAST.
+-- Most that the hand-overs of one script cost together, in bytes of records. A message costs
+-- HAND_OVER_MESSAGE more, and a hand-over at least HAND_OVER_LEAST.
 local HAND_OVERS_COST, HAND_OVER_LEAST, HAND_OVER_MESSAGE = 262144, 8192, 400
 
--- Whether a key holds this type, or nothing.
+-- Return whether a key is of this type, or missing.
 local function is_kind(key, kind)
   local found = redis.call('TYPE', key).ok
   return found == kind or found == 'none'
 end
 
--- The first messages of a page (members and scores in turn) that may be handed over together: (their members, their records,
--- the retries remaining of each as a byte, bytes of the records, whether one has failed before).
---- @inline
-local function plain_messages(page, max_retries, failed, now)
+-- Return whether a message may be handed over by its record, behind `bytes` of other records.
+local function is_plain(record, bytes, now)
+  local flags = string.byte(record or '', 1) or MERGES
+  if flags % HEADERS >= MERGES or #record < FIXED then
+    return false
+  end
+  if flags % MERGES >= EXPIRES then
+    local expiry = flags % EXPIRES == TIMED and 15 or 9 -- its place in the record
+    if #record < expiry + 5 or read48(record, expiry) <= now then
+      return false
+    end
+  end
+  return bytes + #record <= (bytes == 0 and HAND_OVER_LARGEST or HAND_OVER_BYTES)
+end
+
+-- Return the first messages of a page (members and scores in turn) that may be handed over together
+-- as `ids`, `records`, `marks` (the retries remaining of each as a byte), `bytes` of the records and
+-- `any_failed`. `any_entries`: whether the slot has failure entries.
+local function plain_messages(page, max_retries, any_entries, now)
   local ids, taken, marks, bytes, any_failed = {}, {}, {}, 0, false
   for i = 1, #page, 2 do
     local record = redis.call('HGET', records, page[i])
-    local flags = string.byte(record or '', 1) or MERGES
-    local expiry = flags % 4 >= EXPIRES and (flags % 2 == 1 and 15 or 9) -- where it stands
-    if flags % HEADERS >= MERGES or #record < (expiry or 3) + 5 or expiry and read48(record, expiry) <= now
-        or bytes + #record > (i == 1 and HAND_OVER_LARGEST or HAND_OVER_BYTES) then
+    if not is_plain(record, bytes, now) then
       break
     end
     local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
     if score < PRIORITY_MIN then
       left = math.max(0, math.min(max_retries, math.floor(score) - 1))
-    elseif failed > 0 then
+    elseif any_entries then
       --- @include "lib/settle/failures"
       local entry = redis.call('HGET', failures, page[i])
       left = entry and retries_in(entry, max_retries) or left
@@ -54,90 +70,117 @@ local function plain_messages(page, max_retries, failed, now)
     any_failed = any_failed or left < max_retries
     ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record
   end
-  return ids, taken, marks, bytes, any_failed
+  return { ids = ids, records = taken, marks = marks, bytes = bytes, any_failed = any_failed }
 end
 
--- Move messages to the PrepareQueue; `delivered`: the number of the last delivery before theirs.
---- @inline
-local function lease_messages(ids, marks, deadline, delivered)
-  local receipts = {}
+-- Move messages to the PrepareQueue. `delivered`: the number of the last delivery before theirs.
+local function lease_messages(batch, deadline, delivered)
+  local receipts, ids = {}, batch.ids
   for n = 1, #ids do
-    local receipt = receipt_text(deadline, string.byte(marks[n]), delivered + n)
+    local left = string.byte(batch.marks[n])
+    local receipt = receipt_text(deadline, left, delivered + n)
     receipts[2 * n - 1], receipts[2 * n] = receipt, ids[n]
   end
   redis.call('ZREM', store, unpack(ids))
   redis.call('ZADD', prepare, unpack(receipts))
 end
 
--- Hand over what waits to the consumers whose credits are given, one after the other; return whether something may be left.
--- `accepted`: the acceptance number of the newest message.
---- @inline
-local function hand_over_waiting(index, now, credits, max_retries, delivered, takes, accepted)
-  local is_recounted = string.byte(max_retries, 1) == RECOUNTED
-  max_retries = tonumber(max_retries)
-  local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
-  local left_over, steps = true, 0
-  if delivered >= BY_CLOCK then
-    steps = steps_to(delivered, now * 1000)
-    delivered = delivered + steps
+-- Return the messages that go to the owner of a credit, as plain_messages does; nil if there are
+-- none or prepare has to take them. Sets `left_over`: whether messages wait.
+local function messages_for(credit, state)
+  local limit = math.min(credit.limit, HAND_OVER_MOST)
+  local page = redis.call('ZREVRANGEBYSCORE', store, state.past, 0, 'WITHSCORES', 'LIMIT', 0, limit)
+  state.left_over = #page > 0
+  if not state.left_over or tonumber(page[2]) >= PRIORITY_END then
+    return nil -- nothing waits, or a message is due
+  end
+  if (state.takes + 1) % TURNS == 0
+      and redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) > 0 then
+    return nil -- this take begins with retries
+  end
+  local batch = plain_messages(page, state.max_retries, state.any_entries, state.now)
+  return #batch.ids > 0 and batch or nil
+end
+
+-- Hand messages over to the owner of a credit; return whether this was done. If no connection is
+-- counted, nothing moves.
+local function hand_over(batch, credit, state)
+  local first, marks = state.delivered + 1, ''
+  if batch.any_failed or state.is_recounted then
+    marks = table.concat(batch.marks)
+  end
+  local deadline = deadline_of(credit.lease, state.now)
+  local sent = publish_deliveries(credit.channel, { credit.number, state.index, deadline, first,
+    state.accepted, marks, batch.ids, batch.records })
+  if not sent then
+    return false
+  end
+  lease_messages(batch, deadline, state.delivered)
+  local deliveries = delivery_answer(deadline, first, table.concat(batch.ids))
+  local answer = session_answer(credit.call_number, state.seconds, deliveries)
+  redis.call('HSET', slot, credit.session, answer)
+  local count = #batch.ids
+  state.delivered, state.takes = state.delivered + count, state.takes + 1
+  state.cost = state.cost + math.max(HAND_OVER_LEAST, batch.bytes + HAND_OVER_MESSAGE * count)
+  return true
+end
+
+-- Hand over messages that wait to consumers, in the order of their credits; return whether messages
+-- may be left.
+local function hand_over_waiting(credits, state)
+  local steps, takes = 0, state.takes
+  if state.delivered >= BY_CLOCK then
+    steps = steps_to(state.delivered, state.now * 1000)
+    state.delivered = state.delivered + steps
   end
   for _ = 1, CREDITS_MAX do
-    if cost >= HAND_OVERS_COST then
+    if state.cost >= HAND_OVERS_COST then
       break
     end
-    local _, last, channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
-    if not last then
+    local credit = first_credit(credits)
+    if not credit then
       credits = ''
       break
     end
-    local others = string.sub(credits, last + 1)
-    if tonumber(till) > now then
-      local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, math.min(limit, HAND_OVER_MOST))
-      left_over = #page > 0
-      if not left_over or tonumber(page[2]) >= PRIORITY_END
-          or (takes + 1) % TURNS == 0 and redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) > 0 then
+    local is_served = false
+    if credit.till > state.now then
+      local batch = messages_for(credit, state)
+      if not batch then
         break
       end
-      local ids, taken, marks, bytes, any_failed = plain_messages(page, max_retries, failed, now)
-      if #ids == 0 then
-        break
-      end
-      local deadline, sent
-      deadline = deadline_of(lease, now)
-      sent = publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
-        (any_failed or is_recounted) and table.concat(marks) or '', ids, taken })
-      if sent then
-        lease_messages(ids, marks, deadline, delivered)
-        redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
-          .. table.concat(ids))
-        delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
-        cost = cost + math.max(HAND_OVER_LEAST, bytes + HAND_OVER_MESSAGE * #ids)
-        others = credits_after(others, channel, number, till, limit, lease, calls)
-      end
+      is_served = hand_over(batch, credit, state)
     end
-    credits = others
+    credits = is_served and credits_after(credit) or credit.others
   end
   redis.call('HSET', slot, 'credits', credits)
-  if moved > 0 then
-    redis.call('HSET', slot, 'delivered', delivered, 'takes', takes)
-    if steps > 0 then
-      redis.call('HINCRBY', slot, 'skipped', string.format('%.0f', steps))
-    end
+  if state.takes == takes then
+    return state.left_over
   end
-  return left_over and (moved == 0 or redis.call('ZCOUNT', store, '-inf', past) > 0)
+  redis.call('HSET', slot, 'delivered', state.delivered, 'takes', state.takes)
+  if steps > 0 then
+    redis.call('HINCRBY', slot, 'skipped', string.format('%.0f', steps))
+  end
+  return state.left_over and redis.call('ZCOUNT', store, '-inf', state.past) > 0
 end
 
--- Hand over what waits, then wake the consumers that sleep, if something is left. Everything is stored by then, so a key of a
--- wrong type is no error here. A hand-over that no connection was counted for has moved nothing; its credit goes.
+-- Hand over messages that wait, then wake the sleeping consumers if some are left. Everything is
+-- stored by then, so a key of a wrong type is no error here.
 local function serve_sleepers(channel, index, now)
-  local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit, grouped = unpack(redis.call('HMGET',
-    slot,
-    'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups'))
+  local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit,
+    grouped = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes',
+      'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups'))
+  local is_plain_slot = not ordered and not paused and not limit and not grouped
+    and tonumber(order or 0) < ORDER_END and tonumber(front or 0) > -ORDER_END
   local left_over = true
-  if (credits or '') ~= '' and not ordered and not paused and not limit and not grouped and tonumber(order or 0) < ORDER_END
-      and tonumber(front or 0) > -ORDER_END and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
-    left_over = hand_over_waiting(index, now, credits, max_retries, tonumber(delivered or 0), tonumber(takes or 0),
-      tonumber(accepted or 0))
+  if (credits or '') ~= '' and is_plain_slot and is_kind(prepare, 'zset')
+      and is_kind(failures, 'hash') then
+    left_over = hand_over_waiting(credits, {
+      index = index, now = now, seconds = string.format('%010d', now / 1000), cost = 0,
+      past = string.format('(%.0f', now + 1), left_over = true,
+      max_retries = tonumber(max_retries), is_recounted = string.byte(max_retries, 1) == RECOUNTED,
+      any_entries = redis.call('HLEN', failures) > 0, accepted = tonumber(accepted or 0),
+      delivered = tonumber(delivered or 0), takes = tonumber(takes or 0),
+    })
   end
   if left_over then
     wake(channel, index)

@@ -5,6 +5,8 @@
 --- @include "lib/take/delivery_numbers"
 --- @include "lib/leases/receipt"
 --- @include "lib/records/record"
+--- @include "lib/session"
+--- @include "lib/take/delivery_answer"
 --- @include "lib/wake/wake"
 
 -- Hand a message over to a sleeping consumer, and write what send writes. Return whether it was
@@ -37,27 +39,26 @@ local function hand_over_alone(message, index, now)
   end
   redis.call('HSET', records, member, record)
   for _ = 1, CREDITS_MAX do
-    local _, last, channel, number, till, most, lease, taker, taken, calls =
-      string.find(credits, FIRST_CREDIT)
-    if not last then
+    local credit = first_credit(credits)
+    if not credit then
       break
     end
-    credits = string.sub(credits, last + 1)
-    if tonumber(till) > now then
-      local deadline = deadline_of(lease, now)
+    credits = credit.others
+    if credit.till > now then
+      local deadline = deadline_of(credit.lease, now)
       local receipt = receipt_text(deadline, max_retries, delivery)
       if type(redis.pcall('ZADD', prepare, receipt, member)) ~= 'number' then
         break
       end
-      local sent = publish_deliveries(channel,
-        { number, index, deadline, delivery, accepted, marks, { member }, { record } })
+      local sent = publish_deliveries(credit.channel,
+        { credit.number, index, deadline, delivery, accepted, marks, { member }, { record } })
       if sent then
-        local left = credits_after(credits, channel, number, till, most, lease, calls)
-        local taken_answer =
-          string.format('%s:%s:%d:%d:', taken, message.seconds, deadline, delivery) .. member
+        local deliveries = delivery_answer(deadline, delivery, member)
+        local taken_answer = session_answer(credit.call_number, message.seconds, deliveries)
         redis.call('HSET', slot, 'accepted', accepted, 'order', message.order,
           message.session, message.answer, 'delivered', delivery,
-          'takes', tonumber(takes or 0) + 1, 'credits', left, taker, taken_answer)
+          'takes', tonumber(takes or 0) + 1, 'credits', credits_after(credit),
+          credit.session, taken_answer)
         return true
       end
       redis.call('ZREM', prepare, member)
