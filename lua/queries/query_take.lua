@@ -57,10 +57,14 @@ if tail > from then -- it was taken, and the caller does not know
 end
 local in_flight = redis.call('ZCARD', prepare)
 local takes, delivery = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
-local n, _, _, more, ids, taken, retries_left = take_messages(fields, takes, limit, false, now, false, most_bytes, no_expiry)
+local batch = take_messages({
+  fields = fields, number = takes, limit = limit, ordered = false, now = now, none_due = false,
+  most_bytes = most_bytes, no_expiry = no_expiry,
+})
+local n, ids, more, retries_left = batch.count, batch.ids, batch.more, batch.retries_left
 local bits, bytes = 0, 0
 if n < limit then
-  local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
+  local expired = count_expired(now)
   local long_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
   bits = (expired > 0 and 1 or 0) + (long_expired and 2 or 0)
 end
@@ -74,7 +78,8 @@ end
 if most_bytes > 0 then
   --- @include "lib/records/large_bodies"
   for i = 1, n do
-    bytes = bytes + #taken[i] + (is_large(taken[i]) and large_size(taken[i]) or 0)
+    local record = batch.records[i]
+    bytes = bytes + #record + (is_large(record) and large_size(record) or 0)
   end
 end
 if delivery > BY_CLOCK then

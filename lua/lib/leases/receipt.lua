@@ -8,6 +8,7 @@ The deadline says how long the receipt holds:
   3e9 + n     the shared lease n (lib/leases/shared_leases)
   4e9         it is held by a query (lib/query)
 ]]
+--- @needs prepare
 local DELIVERY_CYCLE = 2048 -- so many deliveries that follow each other differ in the fraction
 local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
 local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065, and numbers of leases
@@ -20,8 +21,15 @@ local function receipt_text(deadline, left, delivery)
   return string.format('%d.%011d', deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT)
 end
 
--- Receipts and ids in turn, as ZADD takes them, of deliveries whose numbers begin with `first`. `retries_left`: nil, or by position
--- the retries that remain to messages that have failed before.
+-- Return how many deliveries with a lease of their own have expired: a deadline is a whole second.
+--- @inline
+local function count_expired(now)
+  local past = string.format('(%d', now - now % 1000 + 1000)
+  return redis.call('ZCOUNT', prepare, '-inf', past)
+end
+
+-- Return receipts and ids in turn, as ZADD takes them, for deliveries numbered from `first` on.
+-- `retries_left`: nil, or by position the retries that remain to messages that have failed before.
 --- @inline
 local function receipts_of(ids, n, deadline, first, max_retries, retries_left)
   local receipts, fresh = {}, string.format('%d.%%011d', deadline * 1000 + max_retries) -- of a message that has not failed

@@ -1,4 +1,4 @@
--- Picking the messages that a take takes. Nothing is removed here.
+-- Picking the messages for a take. Nothing is removed here.
 --- @needs slot store records failures
 --- @include "lib/bounds"
 --- @include "lib/scores/counters"
@@ -7,29 +7,18 @@
 --- @include "lib/slot_fields"
 --- @include "lib/take/turns"
 
--- Note the retries that remain to messages of a batch that have failed before; `before`: how many messages were picked before it.
+-- Return due messages to take, and how many due messages joined their priority. A due message with
+-- a priority does not go at once: it joins its priority as the newest there. A due message without
+-- a priority joins the topic's `timed_priority`, if it has one. In a slot with groups, all due
+-- messages join. At most MOST messages join in one call, or GROUPED_MOST. `page`: the first due
+-- messages with their scores; `past`: the end of their range.
 --- @inline
-local function note_retries_left(batch, before, retries_left, max_retries)
-  --- @include "lib/settle/failures"
-  retries_left = retries_left or {}
-  local entries = redis.call('HMGET', failures, unpack(batch))
-  for i = 1, #entries do
-    retries_left[before + i] = entries[i] and retries_in(entries[i], max_retries) or nil
-  end
-  return retries_left
-end
-
--- Pick due messages. One that has a priority does not go at once: it joins its priority as the newest there. So does one without
--- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call, and fewer
--- their groups. `page`: the first due messages with their scores; `past`: the end of their range. Returns the ids, and how
--- many joined their priority.
---- @inline
-local function pick_due(fields, page, past, limit)
+local function due_messages(fields, page, past, limit)
   --- @include "lib/records/record_bytes"
   --- @include "lib/scores/score"
   --- @include "lib/scores/timed_score"
   --- @include "lib/writes"
-  local DUE_PAGE = 100 -- of further pages: where many join, a page of what is still missing would be one message
+  local DUE_PAGE = 100 -- of further pages: if many join, a page of the missing ones would be tiny
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
   local most = fields[GROUPED] and GROUPED_MOST or MOST -- that join
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
@@ -41,10 +30,9 @@ local function pick_due(fields, page, past, limit)
   end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
-      local id, score, priority = page[i], tonumber(page[i + 1]), 0
+      local id, score, priority, record = page[i], tonumber(page[i + 1]), 0, nil
       local _, has_priority = timed_fraction(score)
-      local record = nil
-      if has_priority == 1 and score >= TIMED_MIN or enter then
+      if enter or has_priority == 1 and score >= TIMED_MIN then
         record = redis.call('HGET', records, id) or ''
         bytes = bytes + #record
         priority = #record >= FIXED and priority_of(record) or 0
@@ -66,7 +54,8 @@ local function pick_due(fields, page, past, limit)
     end
     if not full then
       seen = seen + #page / 2
-      page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', seen, DUE_PAGE)
+      page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES',
+        'LIMIT', seen, DUE_PAGE)
     end
   end
   if #joining > 0 then
@@ -81,16 +70,17 @@ local function pick_due(fields, page, past, limit)
   return ids, #joining / 2
 end
 
--- Pick messages of priorities in a slot whose counters have gone beyond what a score can order. Messages that came after that share
--- the lowest score of their priority, and those handed back the highest. Read from above, as all priorities are, equal scores
--- come with the largest id first; here they come with the smallest, which is the oldest where producers make the ids. Every turn
--- of the loop picks one message at least.
+-- Return messages of priorities from a slot whose counters have passed what a score can order.
+-- Messages that came after that share the lowest score of their priority, and messages that were
+-- handed back the highest. Redis lists equal scores from above with the largest id first; here the
+-- smallest id comes first, which is the oldest if producers make the ids.
 --- @inline
-local function pick_tied(limit)
+local function tied_messages(limit)
   local TIES_PAGE = 20
   local ids, bound, room = {}, BELOW_PRIORITY_END, limit
-  while room > 0 do
-    local page = redis.call('ZREVRANGEBYSCORE', store, bound, PRIORITY_MIN, 'WITHSCORES', 'LIMIT', 0, math.min(room, TIES_PAGE))
+  while room > 0 do -- each turn finds at least one message
+    local page = redis.call('ZREVRANGEBYSCORE', store, bound, PRIORITY_MIN, 'WITHSCORES',
+      'LIMIT', 0, math.min(room, TIES_PAGE))
     if #page == 0 then
       break
     end
@@ -114,103 +104,132 @@ local function pick_tied(limit)
   return ids
 end
 
--- Pick messages of priorities, and return whether they are in the order of their scores.
+-- Return messages of priorities, and whether they are in the order of their scores.
 --- @inline
-local function pick_priorities(fields, limit)
-  local is_sorted, ids = tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END, nil
-  if is_sorted then
-    ids = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_END, PRIORITY_MIN, 'LIMIT', 0, limit)
-  else
-    ids = pick_tied(limit)
+local function priority_messages(fields, limit)
+  local order, front = tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
+  if order < ORDER_END and front > -ORDER_END then
+    local ids = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_END, PRIORITY_MIN,
+      'LIMIT', 0, limit)
+    return ids, true
   end
-  return ids, is_sorted
+  local tied_ids = tied_messages(limit)
+  return tied_ids, false
 end
 
--- Pick retries, with their scores in turn: those with the most deliveries left, or with the fewest. These stand behind all that
--- failed for the first time, and a steady stream of those would starve them. Of each number the oldest comes first.
+-- Return retries, with their scores in turn, that have the fewest deliveries left. They are behind
+-- all messages that failed for the first time, and a steady stream of those would starve them.
+-- Among retries with equally many deliveries left, the oldest comes first.
 --- @inline
-local function pick_retries(limit, fewest)
-  local batch = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_MIN, 0, 'WITHSCORES', 'LIMIT', 0, limit)
-  if #batch > 0 and fewest then
-    batch = {}
-    for left = 1, PRIORITY_MIN - 1 do
-      local room = limit - #batch / 2
-      if room < 1 then
-        break
-      end
-      local level = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', left + 1), left, 'WITHSCORES', 'LIMIT', 0, room)
-      for i = 1, #level do
-        batch[#batch + 1] = level[i]
-      end
-    end
-  end
-  return batch
-end
-
--- Pick the messages that go next: (their ids; false, or by position the retries that remain to those that have failed before; that
--- so many of the first are the highest below the due and timed ones; how many due messages have joined their priority). Due
--- messages go first, the earliest first; then priorities, the larger first; then retries, the larger first; but see lib/take/turns.
--- A take that begins with the priorities looks at what is due all the same: some of it may have to join them. `none_due`: the
--- caller has seen that nothing is due.
---- @inline
-local function pick_messages(fields, takes, limit, ordered, any_failed, none_due, now)
-  local ids, retries_left, on_top, promoted, max_retries = {}, false, 0, 0, tonumber(fields[MAX_RETRIES])
-  local due, due_retries_left = {}, false -- these go behind the priorities
-  for turn = 1, 3 do
-    local family = (ordered or takes % TURNS == 0) and (turn + 1) % 3 + 1 or turn
-    local n = #ids
-    if n >= limit then
+local function fewest_retries(limit)
+  local page = {}
+  for left = 1, PRIORITY_MIN - 1 do
+    local room = limit - #page / 2
+    if room < 1 then
       break
     end
-    if family == 1 then
-      local past, page = string.format('(%.0f', now + 1), nil
-      page = none_due and {} or redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
-      if #page > 0 then
-        local batch
-        batch, promoted = pick_due(fields, page, past, limit - n)
-        if takes % TURNS == PRIORITIES_TURN and not ordered then
-          due = batch
-          if any_failed and #due > 0 then
-            due_retries_left = note_retries_left(due, 0, due_retries_left, max_retries)
-          end
-        else
-          if any_failed and #batch > 0 then
-            retries_left = note_retries_left(batch, n, retries_left, max_retries)
-          end
-          for i = 1, #batch do
-            ids[n + i] = batch[i]
-          end
-        end
-      end
-    elseif family == 2 then
-      local batch, is_sorted = pick_priorities(fields, limit - n)
-      if any_failed and #batch > 0 then
-        retries_left = note_retries_left(batch, n, retries_left, max_retries)
-      end
-      if n == 0 then
-        ids, on_top = batch, is_sorted and #batch or 0
-      else
-        for i = 1, #batch do
-          ids[n + i] = batch[i]
-        end
-      end
-      for i = 1, math.min(#due, limit - #ids) do
-        ids[#ids + 1] = due[i]
-        if due_retries_left and due_retries_left[i] then
-          retries_left = retries_left or {}
-          retries_left[#ids] = due_retries_left[i]
-        end
-      end
-    else
-      local batch = pick_retries(limit - n, takes % FEWEST_EVERY == 0 and not ordered)
-      if #batch > 0 then
-        retries_left = retries_left or {}
-        for i = 1, #batch / 2 do
-          ids[n + i] = batch[2 * i - 1]
-          retries_left[n + i] = math.max(0, math.min(max_retries, math.floor(tonumber(batch[2 * i])) - 1))
-        end
-      end
+    local past = string.format('(%d', left + 1)
+    local level = redis.call('ZREVRANGEBYSCORE', store, past, left, 'WITHSCORES', 'LIMIT', 0, room)
+    for i = 1, #level do
+      page[#page + 1] = level[i]
     end
   end
-  return ids, retries_left, on_top, promoted
+  return page
+end
+
+-- Add the first `room` of these messages to a batch, with the retries that remain to them.
+--- @inline
+local function add_picked(batch, picked, room)
+  local before, max_retries = #batch.ids, batch.max_retries
+  if batch.any_failed and #picked > 0 then
+    --- @include "lib/settle/failures"
+    batch.retries_left = batch.retries_left or {}
+    local entries = redis.call('HMGET', failures, unpack(picked))
+    for i = 1, math.min(#picked, room) do
+      local left = entries[i] and retries_in(entries[i], max_retries) or nil
+      batch.retries_left[before + i] = left
+    end
+  end
+  if before == 0 and #picked <= room then
+    batch.ids = picked
+  else
+    for i = 1, math.min(#picked, room) do
+      batch.ids[before + i] = picked[i]
+    end
+  end
+end
+
+-- Add retries to a batch: those with the most deliveries left or, in some takes, with the fewest.
+local function pick_retries(batch, limit, fewest)
+  local before, max_retries = #batch.ids, batch.max_retries
+  if before >= limit then
+    return
+  end
+  local page = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_MIN, 0, 'WITHSCORES',
+    'LIMIT', 0, limit - before)
+  if #page == 0 then
+    return
+  end
+  if fewest then
+    page = fewest_retries(limit - before)
+  end
+  batch.retries_left = batch.retries_left or {}
+  for i = 1, #page / 2 do
+    local left = math.floor(tonumber(page[2 * i])) - 1
+    batch.ids[before + i] = page[2 * i - 1]
+    batch.retries_left[before + i] = math.max(0, math.min(max_retries, left))
+  end
+end
+
+-- Pick the messages that go next: due messages, the earliest first; then priorities, the larger
+-- first; then retries, the larger first. lib/take/turns says which takes begin with retries or
+-- priorities. A take that begins with priorities looks for due messages first: some may have to
+-- join a priority.
+--
+-- Returns a batch for take_messages. `on_top`: how many of its first messages are the highest below
+-- the due and timed messages; `promoted`: how many due messages joined their priority.
+--- @inline
+local function pick_messages(take, limit, any_failed)
+  local fields, ordered, turn = take.fields, take.ordered, take.number % TURNS
+  local retries_first = ordered or turn == 0
+  local batch = {
+    ids = {}, records = false, count = 0, retries_left = false, any_large = false, hold = false,
+    gate = false, more = false, on_top = 0, promoted = 0, to_inspect = false, key_state = false,
+    any_failed = any_failed, max_retries = tonumber(fields[MAX_RETRIES]),
+  }
+  if retries_first then
+    pick_retries(batch, limit, take.number % FEWEST_EVERY == 0 and not ordered)
+  end
+  local room, due = limit - #batch.ids, {}
+  if room > 0 and not take.none_due then
+    local past = string.format('(%.0f', take.now + 1)
+    local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES',
+      'LIMIT', 0, room)
+    if #page > 0 then
+      local promoted
+      due, promoted = due_messages(fields, page, past, room)
+      batch.promoted = promoted
+    end
+  end
+  local due_last = turn == PRIORITIES_TURN and not ordered
+  local prioritized, is_sorted = {}, false
+  room = due_last and room or room - #due
+  if room > 0 then
+    prioritized, is_sorted = priority_messages(fields, room)
+  end
+  local first, second = due, prioritized
+  if due_last then
+    first, second = prioritized, due
+  end
+  if is_sorted and #batch.ids == 0 and (due_last or #due == 0) then
+    batch.on_top = #prioritized
+  end
+  for l = 1, 2 do
+    local picked = l == 1 and first or second
+    add_picked(batch, picked, limit - #batch.ids)
+  end
+  if not retries_first then
+    pick_retries(batch, limit, false)
+  end
+  return batch
 end

@@ -5,48 +5,62 @@
 --- @include "lib/slot_fields"
 --- @include "lib/writes"
 
--- Of messages that were picked, keep those that may go by the limits for each key. In order, what is behind a held message waits,
--- too; else it is passed over. At most READ_BYTES of records are read. Returns what goes on as `ids`, `retries_left` and `on_top`
--- (lib/take/pick_messages); nil, or when messages may be taken again, where none goes; and what open_keys returns, with `held`:
--- whether nothing waits behind these but messages of held keys.
---- @inline
-local function skip_held(fields, key_limit, ids, retries_left, on_top, limit, hold, now)
+-- Choose the messages of a batch that the limits for each key allow, at most `most`. A message of a
+-- held key is passed over; in order, the messages behind it wait too. At most READ_BYTES of records
+-- are read. Returns positions, and whether a message was passed over.
+local function choose_free(take, ids, keys, most)
   local KEY_PAGE = 100
-  local chunk, gate = math.min(tonumber(fields[CHUNK]), KEY_PAGE), nil
-  local key_state = open_keys(key_limit, tonumber(fields[CHUNK]), now)
-  local want, chosen, left = math.min(limit, key_state.room), {}, retries_left and {}
-  local skipped, bytes, at = key_state.full, 0, 1
-  while at <= #ids and #chosen < want and bytes < READ_BYTES and not (hold and skipped) do
-    local page = redis.call('HMGET', records, unpack(ids, at, math.min(#ids, at + chunk - 1)))
+  local ordered = take.hold
+  local chunk, header = math.min(tonumber(take.fields[CHUNK]), KEY_PAGE), take.key_limit.header
+  local chosen, skipped, bytes, at = {}, keys.full, 0, 1
+  while at <= #ids and #chosen < most and bytes < READ_BYTES and not (ordered and skipped) do
+    local last = math.min(#ids, at + chunk - 1)
+    local page = redis.call('HMGET', records, unpack(ids, at, last))
     for i = 1, #page do
       local record = page[i] or ''
-      bytes, key_state.read = bytes + #record, key_state.read + 1
-      local key = key_of(record, key_limit.header)
-      if key and not admit(key_state, key) then
+      bytes, keys.read = bytes + #record, keys.read + 1
+      local key = key_of(record, header)
+      if key and not admit(keys, key) then
         skipped = true
-      elseif #chosen < want and not (hold and skipped) then
-        chosen[#chosen + 1] = ids[at]
-        if left then
-          left[#chosen] = retries_left[at]
-        end
+      elseif not (ordered and skipped) then
+        chosen[#chosen + 1] = at
       end
       at = at + 1
-      if #chosen == want then
+      if #chosen == most then
         break
       end
     end
   end
-  if #key_state.set_back > 0 then
-    allow_oom(store)
-    redis.call('ZADD', rates, unpack(key_state.set_back))
+  return chosen, skipped
+end
+
+-- Keep the messages of a batch that the limits for each key allow. Sets `key_state` of the batch
+-- for take_tokens: that of open_keys, with `held`: whether only messages of held keys wait behind
+-- these. Sets its `gate` if no message may go.
+local function skip_held(take, batch)
+  local fields, now = take.fields, take.now
+  local keys = open_keys(take.key_limit, tonumber(fields[CHUNK]), now)
+  local most = math.min(take.limit, keys.room)
+  local chosen, skipped = choose_free(take, batch.ids, keys, most)
+  local ids, retries_left = {}, batch.retries_left and {}
+  for i = 1, #chosen do
+    ids[i] = batch.ids[chosen[i]]
+    if retries_left then
+      retries_left[i] = batch.retries_left[chosen[i]]
+    end
   end
-  key_state.held = skipped and #chosen < limit
-  if key_state.held and #chosen == 0 then
+  batch.ids, batch.retries_left, batch.key_state = ids, retries_left, keys
+  batch.on_top = skipped and 0 or batch.on_top
+  if #keys.set_back > 0 then
+    allow_oom(store)
+    redis.call('ZADD', rates, unpack(keys.set_back))
+  end
+  keys.held = skipped and #ids < take.limit
+  if keys.held and #ids == 0 then
     local in_flight = redis.call('ZCARD', prepare)
-    local note = held_note(key_state, fields[ACCEPTED], in_flight)
-    gate = held_gate(note, now, fields[ACCEPTED], in_flight)
+    local note = held_note(keys, fields[ACCEPTED], in_flight)
+    batch.gate = held_gate(note, now, fields[ACCEPTED], in_flight)
     allow_oom(store)
     redis.call('HSET', slot, 'held', note)
   end
-  return chosen, left, skipped and 0 or on_top, gate, key_state
 end

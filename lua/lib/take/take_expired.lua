@@ -1,0 +1,47 @@
+-- The expired messages of a take.
+--- @needs slot failures
+--- @include "lib/dead_letters/dead_letters"
+--- @include "lib/groups/leave_groups"
+--- @include "lib/slot_fields"
+
+-- Drop the expired messages of a batch, or add them to the DeadQueue, as the topic says.
+local function end_expired(take, gone)
+  local fields, now, ids = take.fields, take.now, gone.ids
+  local on_expire, retention = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
+  local bring_up = leaving_groups(ids, on_expire ~= 'drop')
+  if on_expire == 'drop' then
+    drop_records(ids)
+    redis.call('HDEL', failures, unpack(ids))
+    redis.call('HINCRBY', slot, 'expired', #ids)
+    if fields[AUDITED] then
+      --- @include "lib/audit"
+      account_for('accounted', add_numbers(gone.records, number_of, {}), now)
+    end
+  else
+    add_dead(gone, fields[AUDITED], tonumber(retention), now)
+  end
+  if bring_up then
+    bring_up()
+  end
+end
+
+-- Keep the live messages of a batch in `ids`, `records` and `retries_left`; return the others, with
+-- how often each was delivered.
+local function split_expired(batch, expired, max_retries)
+  local ids, read, retries_left = batch.ids, batch.records, batch.retries_left
+  local count, live = 0, {}
+  local gone = { ids = {}, records = {}, mades = {}, reason = 'x', details = '' }
+  for i = 1, #read do
+    local left = retries_left and retries_left[i]
+    if expired[i] then
+      local n = #gone.ids + 1
+      gone.ids[n], gone.records[n] = ids[i], read[i]
+      gone.mades[n] = max_retries - (left or max_retries)
+    else
+      count = count + 1
+      ids[count], read[count], live[count] = ids[i], read[i], left or nil
+    end
+  end
+  batch.count, batch.retries_left = count, retries_left and live
+  return gone
+end

@@ -1,0 +1,48 @@
+-- The limits of a slot (lib/take/room_in) and those for each key (lib/take/key_limits), in a take.
+--- @needs slot store prepare
+--- @include "lib/take/key_limits"
+--- @include "lib/take/room_in"
+--- @include "lib/slot_fields"
+--- @include "lib/writes"
+
+-- Return nil, or when messages may be taken again, as next_ready_in takes it: nothing is taken
+-- then. Lowers `limit` of the take to what the limits allow; sets its `bucket` and `key_limit`.
+local function open_limits(take)
+  local fields = take.fields
+  local lacking, held = unpack(redis.call('HMGET', slot, 'bucket', 'held'))
+  local in_flight = redis.call('ZCARD', prepare)
+  local room, gate, bucket = room_in(fields[LIMIT], lacking, in_flight, take.now)
+  if bucket and bucket.set_back then
+    allow_oom(store)
+    redis.call('HSET', slot, 'bucket', string.format('%.0f:%.0f', bucket[1], bucket[2]))
+  end
+  take.limit, take.bucket = math.min(take.limit, room), bucket
+  take.key_limit = key_limit_in(fields[LIMIT])
+  if gate or not take.key_limit then
+    return gate
+  end
+  return held_gate(held, take.now, fields[ACCEPTED], in_flight)
+end
+
+-- Take the tokens of the messages of a batch; return nil, or when the next ones may be taken, as
+-- next_ready_in takes it.
+local function take_tokens(take, batch)
+  local fields, now, bucket, keys = take.fields, take.now, take.bucket, batch.key_state
+  local in_flight = redis.call('ZCARD', prepare) + batch.count
+  local lacking = bucket and string.format('%.0f:%.0f', bucket[1], bucket[2] + batch.count)
+  if lacking then
+    redis.call('HSET', slot, 'bucket', lacking)
+  end
+  local _, gate = room_in(fields[LIMIT], lacking, in_flight, now)
+  if not keys then
+    return gate
+  end
+  take_key_tokens(keys, batch.records)
+  if not keys.held then
+    redis.call('HDEL', slot, 'held')
+    return gate
+  end
+  local note = held_note(keys, fields[ACCEPTED], in_flight)
+  redis.call('HSET', slot, 'held', note)
+  return gate or held_gate(note, now, fields[ACCEPTED], in_flight)
+end
