@@ -244,7 +244,7 @@ def played(shop: Shop, rng: random.Random, count: int, rounds: int, pace_s: floa
     storm = Storm(shop, rng, count, rounds=rounds, pace_s=pace_s)
     books = storm.run()
     told = figures(storm, books, time.monotonic() - began)
-    insist(books.state == "valid", f"{told}\n{books.wrong}")
+    insist(books.state == "valid", f"{books.wrong}\n{told}")
     steps = Counter(f"kill {step}" for plan in PLANS.values() for step in plan * rounds)
     hurt = steps + Counter(["kill redis", "freeze postgres", "kill postgres"])
     fired = books.fired + storm.dropped
