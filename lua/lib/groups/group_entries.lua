@@ -1,9 +1,12 @@
--- What a group's entry is made of, and what lib/groups/groups and lib/groups/group_alone have in common.
+-- The layout of a group's entry, and functions that lib/groups/groups and lib/groups/group_alone
+-- share.
 --- @needs slot
 --- @include "lib/records/envelope"
 --- @include "lib/scores/score_ranges"
-local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
-local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
+-- Virtual time of a round, and the part of it between the places of two groups that follow each
+-- other.
+local UNIT, ROUND_PART = 64, 0.6180339887498949
+local GROUPS_RESTART = 1073741824 -- a quarter of what scores of the largest priorities can order
 local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a prime number
 local NEAR_LANES = 262144 -- lanes that are tried first: Redis reads and writes their scores faster
 local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
@@ -15,19 +18,20 @@ local LANE_BYTES = 3 -- of the number of an older lane in an entry
 local PLACE_PARTS = 4503599627370496 -- 2^52: steps in the fraction of a double
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members
-local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: more is held than the front
+local SINGLE, PAUSED_GROUP, HELD_BY_DEAD = 1, 2, 4 -- flags of an entry; SINGLE: one message is out
+local MORE = 8 -- the last flag: more is held than the front
 -- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its
--- priority. Then the largest priority that is held (0: nothing is held), the lane and its next place.
--- At last the sizes of the share's name and of the front. Both follow, and then the numbers of older
--- lanes, the oldest first.
+-- priority. Then the largest priority that is held (0: nothing is held), the lane and its next
+-- place. At last the sizes of the share's name and of the front. Both follow, and then the numbers
+-- of older lanes, the oldest first.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
 local MEMBER_AT = 11 -- position in an entry of the member that is out
-local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority; its value if nothing is held
+local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority, 0: nothing is held
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
 local GROUP_ENDED = '' -- instead of an entry: nothing is left of the group
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
-local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
+local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- in msgpack; rmq-audit has as many bytes
 
 -- Return the score of a place in a lane, as text. lib/groups/groups describes it.
 --- @inline
@@ -43,14 +47,15 @@ local function place_step(lane)
   return math.ldexp(1 / PLACE_PARTS, math.floor(lane / 2048))
 end
 
--- The tag in the score of a message that waits in a priority.
+-- Return the tag in the score of a message that waits in a priority.
 local function tag_of(score)
   local priority = math.floor(score)
   local _, exponent = math.frexp(priority)
   return (0.5 - (score - priority)) / math.ldexp(1, exponent - 53)
 end
 
--- Move the virtual time of the slot on to the tag of a message that was taken, by its score.
+-- Advance the virtual time of the slot to the tag of a message that was taken. `score`: of the
+-- message.
 local function note_taken(score)
   if score >= PRIORITY_MIN and score < PRIORITY_END then
     local tag = tag_of(score)
@@ -60,15 +65,15 @@ local function note_taken(score)
   end
 end
 
--- The (group, weight, share or nil) in the value of the header. rmq/kernel/core/groups.py writes it: a name, or \1, weight, \1,
--- share, \1 and the name.
+-- Split the value of the header into group, weight, and share or nil. rmq/kernel/core/groups.py
+-- writes it: a name, or \1, weight, \1, share, \1 and the name.
 local function read_mark(text)
   local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
   return name, tonumber(weight), share ~= '' and share or nil
 end
 
--- The (group, weight, share or nil) of a message whose headers begin there; '' and 1 where it has none. The header is the first
--- one, or follows that of rmq.Audit.
+-- Return group, weight, and share or nil of a message whose headers begin at `at`; '' and 1 if it
+-- has no group. The header of the group is the first, or follows the header of rmq.Audit.
 local function group_at(text, at)
   at = at + 3 -- past the size of the headers and that of their map
   if string.byte(text, at - 1) == 222 then
@@ -99,7 +104,7 @@ local function group_at(text, at)
   return name, 1
 end
 
--- The same of a message by its record.
+-- Return the same for a record.
 local function group_of(record)
   local flags = string.byte(record or '', 1) or 0
   if flags % 32 < HEADERS then
@@ -112,7 +117,7 @@ local function group_of(record)
   return group_at(record, at)
 end
 
--- The same by the first byte of a record and what follows its acceptance number.
+-- Return the same for the first byte of a record and the part behind its acceptance number.
 local function group_of_rest(flags, rest)
   if flags % 32 < HEADERS then
     return '', 1

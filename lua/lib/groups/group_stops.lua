@@ -1,18 +1,18 @@
--- Groups that somebody pauses, and those that a dead letter holds.
+-- Stop and start groups: a group may be paused, or held by a dead letter.
 --- @needs slot store records
 --- @include "lib/groups/groups"
 
--- Whether an entry has a flag.
+-- Return whether an entry has a flag.
 local function has_flag(entry, flag)
   return entry.flags % (2 * flag) >= flag
 end
 
--- The field of the slot that counts the groups with a flag.
+-- Return the field of the slot that counts the groups with a flag.
 local function counter_of(flag)
   return flag == PAUSED_GROUP and 'groups_paused' or 'groups_held'
 end
 
--- Hold the message of a group that waits to be taken, where one is out at a time.
+-- Hold the message of a group that is out, if it waits to be taken and is the only one.
 local function hold_waiting(groups, entry)
   local member = entry.member
   local score = member and tonumber(redis.call('ZSCORE', store, member) or 0) or 0
@@ -22,7 +22,7 @@ local function hold_waiting(groups, entry)
   end
 end
 
--- Hold those of messages which were given back that wait, and whose groups are stopped.
+-- Hold the messages of stopped groups among messages that were given back.
 local function hold_given_back(ids)
   local groups, names = open_groups(redis.call('HGET', slot, 'groups')), {}
   for i = 1, #ids do
@@ -38,8 +38,8 @@ local function hold_given_back(ids)
   write_groups(groups)
 end
 
--- Let nothing of a group out any more; the one that waits to be taken is held again, where one is out at a time. Returns
--- whether that is new.
+-- Set a flag that stops a group. If one message of the group is out at a time, and it waits to be
+-- taken, it is held again. Return false if the group had the flag.
 local function stop_group(groups, entry, flag)
   if has_flag(entry, flag) then
     return false
@@ -51,7 +51,8 @@ local function stop_group(groups, entry, flag)
   return true
 end
 
--- Take a flag from a group, and let the next ones out. Returns whether it had it.
+-- Remove a flag of a group, and let the next messages out if no other flag stops it. Return false
+-- if the group did not have the flag.
 local function start_group(groups, entry, flag)
   if not has_flag(entry, flag) then
     return false

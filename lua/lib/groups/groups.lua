@@ -7,11 +7,12 @@ Held messages are in the StoreQueue with scores below 0, so no consumer takes th
 holds messages has a *lane*, a range of such scores. A score is a double. Its exponent and the first
 bits of its fraction say the lane:
 
-  -2^(lane / 2048) * (1 + f)       f: 11 bits of the lane, 20 of the priority, 21 of the place, inverted
+  -2^(lane / 2048) * (1 + f)     f: 11 bits of the lane, 20 of the priority, 21 of the place,
+                                 inverted
 
-Within a lane, a larger priority has a lower score. Within a priority, an earlier message has a lower
-score. A group may hold messages of any number of priorities. If a lane has no place left, the group
-gets another lane. Messages of the older lane go first in their priority.
+Within a lane, a larger priority has a lower score. Within a priority, an earlier message has a
+lower score. A group may hold messages of any number of priorities. If a lane has no place left, the
+group gets another lane. Messages of the older lane go first in their priority.
 
 A lane's number is used again when no message is in the lane. A message that is out has the score of
 its priority, with a tag as the fraction: the virtual time of start-time fair queueing (Goyal, Vin,
@@ -19,9 +20,9 @@ Cheng, 1996). Each message moves the time of its group, or of the groups that sh
 UNIT / weight. The slot's time, the field `vtime`, is the tag of the last message that was taken. So
 every group gets its share, and a group that comes back begins one round behind.
 
-The entry of a group also has its first held messages, as far as they have one priority: the *front*.
-The next message then needs no search. The entry says the largest priority that is held. If the front
-is empty, that priority is an upper bound.
+The entry of a group also has its first held messages, as far as they have one priority: the
+*front*. The next message then needs no search. The entry says the largest priority that is held. If
+the front is empty, that priority is an upper bound.
 
 The entry is the field `/<name>` of the slot's hash. It exists while a message of the group is out,
 and while the group is paused or held by a dead letter. A named share has `%<share>`. The field
@@ -41,55 +42,74 @@ is out, and the group waits for it.
 --- @include "lib/writes"
 local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
 
--- What a script knows of the groups of a slot. `setting`: the field `groups` of the slot.
+-- Return the state of a slot's groups within one script call. `setting`: the field `groups` of the
+-- slot. The table has
+--   most, ordered, hold_dead: the settings; vtime, lane, count: counters of the slot
+--   entries: text or table by name, false if the group has no entry; changed: names to be written
+--   add, move: scores and members for the StoreQueue, new ones and those that leave a lane
+--   moved, pending: how many messages went out since the last write, and the set of them
+--   departing: names of groups that messages have left; departed: by name, a member or a list
+--   died, lost: by name, a member that died, and whether the front has to be read again
+--   fresh: lanes that are taken; firsts: by range of a lane, the place of its first message
 local function open_groups(setting)
   local most, ordered, hold = string.match(setting, '^(%d+):([01]):([01])$')
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
   return { most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
-    vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0), lane_was = lane, count_was = count,
-    entries = {}, touched = {}, shares = nil, changed = {}, add = {}, move = {}, pending = {}, departed = {},
-    departing = {}, died = {}, lost = {}, moved = 0, fresh = {}, firsts = {} }
+    vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0),
+    lane_was = lane, count_was = count, entries = {}, touched = {}, shares = nil, changed = {},
+    add = {}, move = {}, pending = {}, departed = {}, departing = {}, died = {}, lost = {},
+    moved = 0, fresh = {}, firsts = {} }
 end
 
--- Let the virtual time begin anew where it has gone far and no message waits that it orders.
+-- Restart the virtual time if it is large and no message waits that it orders.
 local function restart_groups(groups)
-  if groups.vtime > GROUPS_RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
+  if groups.vtime <= GROUPS_RESTART then
+    return
+  end
+  if redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
     groups.vtime, groups.restarts = 0, true
   end
 end
 
--- How many messages of a group may be out.
+-- Return how many messages of a group may be out.
 local function most_of(groups, name)
   return name == '' and UNGROUPED_MOST or groups.most
 end
 
--- An entry from its text.
+-- Parse the text of an entry.
 local function parse_entry(groups, name, text)
-  local flags, finish, weight, member, priority, lane_priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
-  local at, out = GROUP_ENTRY_BYTES, 0
+  local flags, finish, weight, member, priority, lane_priority, lane, place, share, front =
+    struct.unpack(GROUP_ENTRY, text)
+  local share_at, out = GROUP_ENTRY_BYTES + 1, 0
+  local front_at = share_at + share
+  local others_at = front_at + front
   if flags % 2 == SINGLE then
     out = member == NOBODY and 0 or 1
   else
     out = struct.unpack('>I2', member)
   end
-  -- After counters have begun anew, `finish` is far ahead.
+  -- After a restart of the virtual time, `finish` is far ahead.
   local latest = groups.vtime + UNIT / weight * (most_of(groups, name) + 2)
-  return { name = name, flags = flags, finish = finish < latest and finish or latest, weight = weight, out = out,
-    member = out == 1 and flags % 2 == SINGLE and member or nil, priority = priority,
-    lane_priority = lane_priority, lane = lane, place = place,
-    share = share > 0 and string.sub(text, at + 1, at + share) or nil,
-    front = string.sub(text, at + share + 1, at + share + front), others = string.sub(text, at + share + front + 1) }
+  return { name = name, flags = flags, finish = finish < latest and finish or latest,
+    weight = weight, out = out, member = out == 1 and flags % 2 == SINGLE and member or nil,
+    priority = priority, lane_priority = lane_priority, lane = lane, place = place,
+    share = share > 0 and string.sub(text, share_at, front_at - 1) or nil,
+    front = string.sub(text, front_at, others_at - 1), others = string.sub(text, others_at) }
 end
 
--- The text of an entry.
+-- Format an entry as text.
 local function entry_text(entry)
-  local flags, share = entry.flags, entry.share or ''
-  local member = entry.member or flags % 2 == SINGLE and NOBODY or struct.pack('>I2', entry.out) .. NO_BYTES
-  return struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member, entry.priority, entry.lane_priority, entry.lane,
-    entry.place, #share, #entry.front) .. share .. entry.front .. entry.others
+  local flags, share, member = entry.flags, entry.share or '', entry.member
+  if not member then
+    member = flags % 2 == SINGLE and NOBODY or struct.pack('>I2', entry.out) .. NO_BYTES
+  end
+  local fixed = struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member,
+    entry.priority, entry.lane_priority, entry.lane, entry.place, #share, #entry.front)
+  return fixed .. share .. entry.front .. entry.others
 end
 
--- Read the entries of groups that are not known yet: texts, which entry_in reads.
+-- Read the entries of groups that were not read before, as texts. entry_in parses a text when it is
+-- needed.
 local function load_groups(groups, names)
   local fields, missing, entries = {}, {}, groups.entries
   for i = 1, #names do
@@ -108,7 +128,7 @@ local function load_groups(groups, names)
   end
 end
 
--- The entry of a group that was loaded, as a table; nil where it has none.
+-- Return the entry of a group that was loaded, as a table; nil if it has none.
 local function entry_in(groups, name)
   local entry = groups.entries[name]
   if type(entry) == 'string' then
@@ -118,7 +138,7 @@ local function entry_in(groups, name)
   return entry or nil
 end
 
--- Note that the entry of a group is to be written.
+-- Mark the entry of a group as changed.
 local function touch(groups, name)
   if not groups.touched[name] then
     groups.touched[name] = true
@@ -126,17 +146,19 @@ local function touch(groups, name)
   end
 end
 
--- A new entry of a group.
+-- Create an entry for a group.
 local function new_entry(groups, name, weight, share)
   groups.count = groups.count + 1
-  local entry = { name = name, flags = most_of(groups, name) == 1 and SINGLE or 0, weight = weight, share = share, out = 0,
-    finish = groups.vtime + UNIT / weight * (1 + groups.count * ROUND_PART % 1), is_new = true,
-    priority = 0, lane_priority = 0, lane = 0, place = 0, front = '', others = '' }
+  local finish = groups.vtime + UNIT / weight * (1 + groups.count * ROUND_PART % 1)
+  local entry = { name = name, flags = most_of(groups, name) == 1 and SINGLE or 0, finish = finish,
+    weight = weight, share = share, out = 0, is_new = true, priority = 0, lane_priority = 0,
+    lane = 0, place = 0, front = '', others = '' }
   groups.entries[name] = entry
   return entry
 end
 
--- What counts the virtual time of an entry with a share: that of all groups of the share.
+-- Return the share of an entry that has one: its virtual time, and the number of groups that use
+-- it.
 local function share_of(groups, entry)
   groups.shares = groups.shares or { names = {} }
   local share = groups.shares[entry.share]
@@ -157,7 +179,8 @@ local function share_of(groups, entry)
   return share
 end
 
--- The tag of the next message of a group; its time, or that of its share, moves on.
+-- Compute the fair-queue tag of the group's next message, and advance the virtual time of the group
+-- or its share.
 --- @inline
 local function next_tag(groups, entry)
   local timer, now = entry, groups.vtime
@@ -169,10 +192,10 @@ local function next_tag(groups, entry)
   return math.floor(finish > now and finish or now)
 end
 
--- Let a message go out: it may be taken. `add`: the list of those that are new in the StoreQueue, or of those that move there.
+-- Let a message go out: it may be taken. `add`: groups.add for a new message, groups.move for a
+-- message that leaves a lane.
 local function go_out(groups, entry, add, id, priority)
-  local tag
-  tag = next_tag(groups, entry)
+  local tag = next_tag(groups, entry)
   entry.out = entry.out + 1
   if entry.flags % 2 == SINGLE then
     entry.member, entry.priority = id, priority
@@ -200,12 +223,13 @@ local function hold_back(groups, entry, id, priority, first)
   touch(groups, entry.name)
 end
 
--- Whether nothing of a group goes out.
+-- Return whether a group is paused or held by a dead letter.
 local function is_stopped(entry)
   return entry.flags % MORE >= PAUSED_GROUP
 end
 
--- Write what goes out of lanes. It is in the StoreQueue; should it not be, it does not come back.
+-- Write the new scores of messages that leave lanes. A message that somebody has deleted from the
+-- StoreQueue does not come back.
 local function write_moves(groups)
   local move = groups.move
   for from = 1, #move, UNPACKED do
@@ -214,7 +238,7 @@ local function write_moves(groups)
   groups.move = {}
 end
 
--- Write what goes into the StoreQueue, and return how many messages went out since the last time.
+-- Write new messages into the StoreQueue, and return how many went out since the last write.
 local function write_members(groups)
   local add, moved = groups.add, groups.moved
   if #add >= FEW_ADDED then
@@ -227,10 +251,12 @@ local function write_members(groups)
   return moved
 end
 
--- Let a message come in before the head of its group, which waits and has a lower priority; return whether it was so.
+-- Let a message go out instead of the message of its group that is out, and hold that message
+-- again. Return false, and change nothing, if that message does not wait in a priority.
 local function go_before(groups, entry, id, priority)
   local head = entry.member
-  local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', store, head) or 0)
+  local score = groups.pending[head] and PRIORITY_MIN
+    or tonumber(redis.call('ZSCORE', store, head) or 0)
   if score < PRIORITY_MIN or score >= PRIORITY_END then
     return false
   end
@@ -241,7 +267,7 @@ local function go_before(groups, entry, id, priority)
   return true
 end
 
--- The step of the scores of a priority; that of the last one is remembered.
+-- Return the step of the scores of a priority. The step of the last priority is remembered.
 --- @inline
 local function step_of(groups, priority)
   if groups.priority ~= priority then
@@ -251,7 +277,8 @@ local function step_of(groups, priority)
   return groups.step
 end
 
--- Let a message of an ordered group come in as most do; return whether it did. `text`: of its entry, or false.
+-- Let a plain message into its ordered group. Return false, and add nothing, if the entry of the
+-- group is not plain. `text`: the entry, or false.
 --- @inline
 local function enter_plainly(groups, name, text, id, priority)
   local score, entry
@@ -261,40 +288,49 @@ local function enter_plainly(groups, name, text, id, priority)
       lane = free_lane(groups)
     end
     score, entry = held_entry(text, lane, id, priority)
+    if not score then
+      return false
+    end
   else
-    local tag, step
+    local tag
     groups.count = groups.count + 1
     entry, tag = first_entry(groups.count, groups.vtime, id, priority, 1)
-    step = step_of(groups, priority)
+    local step = step_of(groups, priority)
     score = score_text(priority, 0.5 - (tag - tag % 1) * step)
     groups.moved, groups.pending[id] = groups.moved + 1, true
   end
-  if score then
-    local add = groups.add
-    add[#add + 1], add[#add + 2] = score, id
-    groups.entries[name] = entry
-    touch(groups, name)
-  end
-  return score
+  local add = groups.add
+  add[#add + 1], add[#add + 2] = score, id
+  groups.entries[name] = entry
+  touch(groups, name)
+  return true
 end
 
--- Let a message of a group come in, new or due: it goes out, or is held behind those that are. Its entry was loaded.
+-- Return whether enter_plainly may be tried for a message.
+--- @inline
+local function may_be_plain(groups, name, weight, share)
+  local is_plain = weight == 1 and not share and name ~= ''
+  return is_plain and groups.most == 1 and type(groups.entries[name]) ~= 'table'
+    and groups.vtime < GROUPS_RESTART
+end
+
+-- Let a message that is new or due into its group: it goes out, or is held behind other messages.
+-- The entry of the group was loaded.
 local function enter_group(groups, name, weight, share, id, priority)
-  local known = groups.entries[name]
-  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table' and groups.vtime < GROUPS_RESTART then
-    local score
-    score = enter_plainly(groups, name, known, id, priority)
-    if score then
+  local may_enter_plainly = may_be_plain(groups, name, weight, share)
+  if may_enter_plainly then
+    local has_entered = enter_plainly(groups, name, groups.entries[name], id, priority)
+    if has_entered then
       return
     end
   end
   local entry = entry_in(groups, name) or new_entry(groups, name, weight, share)
   entry.weight = weight
-  if share and not entry.share and entry.out == 0 and entry.lane_priority == 0 then -- paused before its first message
-    entry.share, entry.is_new = share, true
+  if share and not entry.share and entry.out == 0 and entry.lane_priority == 0 then
+    entry.share, entry.is_new = share, true -- the group was paused before its first message
   end
   if entry.share and entry.is_new then
-    share_of(groups, entry) -- which counts it
+    share_of(groups, entry) -- counts the group as a user
   end
   local stopped = is_stopped(entry)
   if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
@@ -305,22 +341,25 @@ local function enter_group(groups, name, weight, share, id, priority)
   end
 end
 
--- Let a message come in that is new, or whose time has come. The retry of an ordered group has been out all the while.
+-- Let a due message into its group. The retry of an ordered group was out while it waited.
 local function return_group(groups, name, weight, share, id, priority)
   local entry = entry_in(groups, name)
-  if entry and entry.member == id and is_stopped(entry) then
+  if not entry or entry.member ~= id then
+    enter_group(groups, name, weight, share, id, priority)
+    return
+  end
+  if is_stopped(entry) then
     entry.member, entry.out = nil, 0
     hold_back(groups, entry, id, priority, true)
-  elseif entry and entry.member == id then
-    groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
-    groups.moved, groups.pending[id], entry.priority = groups.moved + 1, true, priority
-    touch(groups, name)
-  else
-    enter_group(groups, name, weight, share, id, priority)
+    return
   end
+  local add = groups.add
+  add[#add + 1], add[#add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
+  groups.moved, groups.pending[id], entry.priority = groups.moved + 1, true, priority
+  touch(groups, name)
 end
 
--- Note that a message which was out is no more. `died`: it became a dead letter.
+-- Note that a message which was out has left its group. `died`: it became a dead letter.
 local function leave_group(groups, name, id, died)
   local left = groups.departed[name]
   if not left then
@@ -336,16 +375,17 @@ local function leave_group(groups, name, id, died)
   end
 end
 
--- Note that a message which was not out is no more. `died`: it became a dead letter.
+-- Note that a message which was not out has left its group. `died`: it became a dead letter.
 local function leave_lane(groups, name, id, died)
   if not groups.departed[name] then
     groups.departed[name] = {}
     groups.departing[#groups.departing + 1] = name
   end
-  groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died and id, true
+  groups.died[name] = groups.died[name] or died and id
+  groups.lost[name], groups.unusual = true, true
 end
 
--- Let held messages go out that are looked up, as many as `need`; fill the front again.
+-- Search for `need` held messages, let them go out, and fill the front again.
 local function go_out_of_lane(groups, entry, need)
   local ids, priorities = first_held(groups, entry, need + FRONT_MOST + 1)
   local count = math.min(need, #ids)
@@ -355,7 +395,7 @@ local function go_out_of_lane(groups, entry, need)
   set_front(entry, ids, priorities, count + 1)
 end
 
--- Let held messages of a group go out, as many as may.
+-- Let as many held messages of a group go out as the limit allows.
 local function fill_group(groups, entry)
   local need = most_of(groups, entry.name) - entry.out
   while need > 0 and #entry.front > 0 do
@@ -368,19 +408,19 @@ local function fill_group(groups, entry)
     end
   end
   if need > 0 and entry.lane_priority > 0 then
-    write_moves(groups) -- so that the lane has those no more that have gone out of it
+    write_moves(groups) -- removes the messages from the lane that have gone out
     go_out_of_lane(groups, entry, need)
   end
 end
 
--- Count a group that is empty no more as a user of its share.
+-- Remove an empty group from the users of its share.
 local function leave_share(groups, entry)
   local share
   share = share_of(groups, entry)
   share.users = share.users - 1
 end
 
--- What is to be written of shares: fields and values into `set`, fields into `gone`.
+-- Append the fields and values of shares to `set`, and the fields of unused shares to `gone`.
 local function write_shares(shares, set, gone)
   for i = 1, #shares.names do
     local name = shares.names[i]
@@ -393,7 +433,7 @@ local function write_shares(shares, set, gone)
   end
 end
 
--- What is to be written of the entries that have changed: fields and values, and the fields that go.
+-- Return what has to be written of changed entries: fields and values, and fields to be removed.
 local function changes_of(groups)
   local set, gone, changed, entries = {}, {}, groups.changed, groups.entries
   for i = 1, #changed do
@@ -416,7 +456,7 @@ local function changes_of(groups)
   return set, gone
 end
 
--- Write what has changed. Returns whether messages went out.
+-- Write all changes to groups. Return whether messages went out.
 local function write_groups(groups)
   local moved, set, gone = write_members(groups), changes_of(groups)
   if groups.shares then
@@ -443,7 +483,7 @@ local function write_groups(groups)
   return moved > 0
 end
 
--- What a group becomes without those that have left it.
+-- Update an entry after messages have left its group. `left`: a member, or a list of members.
 local function reduce_group(groups, entry, left)
   left = type(left) == 'string' and { left } or left
   if entry.flags % 2 ~= SINGLE then
@@ -457,7 +497,8 @@ local function reduce_group(groups, entry, left)
   if groups.lost[entry.name] then
     look_up_front(groups, entry)
   end
-  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
+  local is_held = entry.flags % MORE >= HELD_BY_DEAD
+  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and not is_held then
     entry.flags = entry.flags + HELD_BY_DEAD
     redis.call('HINCRBY', slot, 'groups_held', 1)
     redis.call('HSET', slot, '!' .. entry.name, groups.died[entry.name])
@@ -483,7 +524,7 @@ local function follow_plainly(groups, name, text, id)
   return true
 end
 
--- Let the next ones go out for all that has left. Returns whether messages went out.
+-- Let the next messages go out of each group that messages have left. Return whether any went out.
 local function settle_groups(groups)
   local names = groups.departing
   load_groups(groups, names)
@@ -491,7 +532,7 @@ local function settle_groups(groups)
     local name = names[i]
     local text, left = groups.entries[name], groups.departed[name]
     if not text and groups.died[name] and groups.hold_dead and name ~= '' then
-      text = new_entry(groups, name, 1) -- a delayed message has died: none of the group was out
+      text = new_entry(groups, name, 1) -- a delayed message has died; none of the group was out
     end
     local done = not text
     if text and type(text) == 'string' and type(left) == 'string' and not groups.unusual then
@@ -510,7 +551,8 @@ local function settle_groups(groups)
   return write_groups(groups)
 end
 
--- Give a waiting message another priority, which its record has already. One that is out keeps its tag.
+-- Give a waiting message another priority. Its record has that priority already. A message that is
+-- out keeps its tag.
 local function change_priority(setting, record, id, score, priority)
   local groups = open_groups(setting)
   local name, weight, share = group_of(record)
@@ -522,7 +564,8 @@ local function change_priority(setting, record, id, score, priority)
     entry = entry_in(groups, name)
     look_up_front(groups, entry)
   elseif score >= PRIORITY_MIN then
-    redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag_of(score)))), id)
+    local tag = math.floor(math.max(0, tag_of(score)))
+    redis.call('ZADD', store, ordered_text(priority, tag), id)
   end
   if entry and entry.member == id then
     entry.priority = priority
@@ -531,7 +574,8 @@ local function change_priority(setting, record, id, score, priority)
   write_groups(groups)
 end
 
--- Let a dead letter come in again as a new message. If its group is stopped, hold it before all that was not redriven.
+-- Let a dead letter into its group again, as a new message. In a stopped group it is held before
+-- all messages that were not redriven.
 local function redrive_group(groups, record, id, priority)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })

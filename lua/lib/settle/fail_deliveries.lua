@@ -48,7 +48,8 @@ end
 -- `places`: what read_places returned in a slot in order, else nil.
 --- @inline
 local function store_retries(failed, fields, places, now)
-  local ids, details, reason = failed.ids, failed.details, failed.reason
+  local ids, receipts, details, reason = failed.ids, failed.receipts, failed.details, failed.reason
+  local given_wait, waits, ladder = failed.wait, failed.waits, fields[RETRY]
   local max_retries, jitter = tonumber(fields[MAX_RETRIES]), tonumber(fields[JITTER])
   local letters, died, later, leaving = {}, nil, {}, {}
   local entries, noted, at_once, lefts -- of a page
@@ -59,7 +60,7 @@ local function store_retries(failed, fields, places, now)
       entries, noted = redis.call('HMGET', failures, unpack(ids, i, last)), {}
       at_once, lefts = {}, {}
     end
-    local id, receipt, text = ids[i], tonumber(failed.receipts[i]), details[i]
+    local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
     -- `max_retries` may have been larger when the message was taken.
     local left = math.min(max_retries, math.floor(receipt % 1000))
     local made = max_retries - left + 1
@@ -71,8 +72,7 @@ local function store_retries(failed, fields, places, now)
       died = with_another(died, id, made, text)
     else
       letters[i] = 'r'
-      local wait = failed.wait or failed.waits and failed.waits[i]
-      wait = wait or retry_wait(fields[RETRY], jitter, made)
+      local wait = given_wait or waits and waits[i] or retry_wait(ladder, jitter, made)
       local score = places and retry_score(places, id, receipt, wait > 0 and now + wait or 0)
       if score or wait > 0 then
         add_waiting_retry(id, now, wait, score)
