@@ -1,16 +1,17 @@
 --[[
-query_again: give a batch that a query holds new numbers, so that it is the next batch once more. The slot is only
-checked to exist.
+query_again: give a batch that a query holds new numbers, so that it is the next batch once more.
+The slot is only checked to exist.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
 ARGV[4]   upto                 the batch ends with this number
-Returns   {how many messages it holds, the newest number, ms the other owner has left, the other owner}: the last two
-          only where another owner runs the query, and nothing was done
+Returns   {how many messages it holds, the newest number, ms the other owner has left, the other
+          owner}: the last two only where another owner runs the query, and nothing was done
 Cost      O(c), c = ids in the log whose lease expired
-Atomic    All held messages get numbers beyond the newest, in the same order. Ids whose lease expired leave the log: they
-          were never handed out. The first write needs no memory. A second run finds nothing to do.
+Atomic    All held messages get numbers beyond the newest, in the same order. Ids whose lease
+          expired leave the log: they were never handed out. The first write needs no memory. A
+          second run finds nothing to do.
 ]]
 --- @keys slot query querylog
 --- @include "lib/check"

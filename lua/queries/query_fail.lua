@@ -1,19 +1,23 @@
 --[[
-query_fail: fail single messages of a batch that a query holds: give them back for a retry, or send them to the DeadQueue.
+query_fail: fail single messages of a batch that a query holds: give them back for a retry, or send
+them to the DeadQueue.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   reason               f failed: each costs a retry; r rejected: to the DeadQueue at once
-ARGV[5..] n numbers in the log, each higher than the one before, within 4000; their n members (13 bytes each); for each its
-          wait_ms: until the retry, '' for the topic's policy; and for each the error (at most 64 KiB)
-Returns   a letter for each: r goes back for a retry, d dead; R or D: an earlier call has done that; 0 the query does not hold it
-Cost      O(L / 500 + s + n log M), L = ids in the log, s = numbers from the first to the last, M = members of the slot; n is at
-          most 1000. In a slot in order also reading their records
-Atomic    A message moves in the step that marks its number, so no second call moves it, whoever makes it. Its id stays in the
-          log, so the batch is replayed with it; query_settle drops both. Only what was handed out under that number moves,
-          and what the query still holds: no owner is asked, since a task of any driver may say so. The first write frees
-          memory. A second run finds the marks, and changes nothing.
+ARGV[5..] n numbers in the log, each higher than the one before, within 4000; their n members (13
+          bytes each); for each its wait_ms: until the retry, '' for the topic's policy; and for
+          each the error (at most 64 KiB)
+Returns   a letter for each: r goes back for a retry, d dead; R or D: an earlier call has done that;
+          0 the query does not hold it
+Cost      O(L / 500 + s + n log M), L = ids in the log, s = numbers from the first to the last, M =
+          members of the slot; n is at most 1000. In a slot in order also reading their records
+Atomic    A message moves in the step that marks its number, so no second call moves it, whoever
+          makes it. Its id stays in the log, so the batch is replayed with it; query_settle drops
+          both. Only what was handed out under that number moves, and what the query still holds: no
+          owner is asked, since a task of any driver may say so. The first write frees memory. A
+          second run finds the marks, and changes nothing.
 ]]
 --- @keys slot store prepare records dead failures audit bodies query querylog querymarks
 --- @include "lib/bounds"
@@ -46,7 +50,8 @@ if not fields[CREATED] then
 end
 local state = read_query()
 local first, tail, expired_to = log_range(state, 0)
-local low, high, handed = math.max(numbers[1], first + 1), math.min(numbers[n], tail), tonumber(state[READ] or 0)
+local low, high = math.max(numbers[1], first + 1), math.min(numbers[n], tail)
+local handed = tonumber(state[READ] or 0)
 local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))

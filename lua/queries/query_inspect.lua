@@ -1,9 +1,10 @@
 --[[
-query_inspect: how many messages a query holds of a slot, which owner runs it, and what that told of itself. Changes
-nothing. The slot is only checked to exist.
+query_inspect: how many messages a query holds of a slot, which owner runs it, and what that told of
+itself. Changes nothing. The slot is only checked to exist.
 
 ARGV[1]   now_us         ''    or a test's time
-Returns   {how many messages it holds, ms its owner has left, the owner, its report}: negative after that; '' where there is none
+Returns   {how many messages it holds, ms its owner has left, the owner, its report}: negative after
+          that; '' where there is none
 Cost      O(1)
 Atomic    Reads only: one moment of one slot.
 ]]

@@ -1,26 +1,30 @@
 --[[
-query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes read, and changes
-nothing else. The slot is only checked to exist.
+query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes
+read, and changes nothing else. The slot is only checked to exist.
 
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 4000; with records 1 to 1000
 ARGV[4]   records              1: return the records, too; 0: the caller reads them by a plain HMGET
-ARGV[5]   bytes                that the caller has read since it told this last; a figure for query_settle to return
-Returns   {the number before the first member, the members, one after another (13 bytes each), their receipts as text (''
-          where the PrepareQueue no longer has the message), their records}, in the order of their numbers; fewer than the
-          limit where the range is at its end, or 4 MiB are full. Receipts are left out where nothing in the slot has
-          ever failed: all messages have every retry then. A message that query_fail took out of the batch has the receipt
-          that it had, and its record as long as there is one: the batch is the same when it is replayed
+ARGV[5]   bytes                that the caller has read since it told this last; a figure for
+                               query_settle to return
+Returns   {the number before the first member, the members, one after another (13 bytes each), their
+          receipts as text ('' where the PrepareQueue no longer has the message), their records}, in
+          the order of their numbers; fewer than the limit where the range is at its end, or 4 MiB
+          are full. Receipts are left out where nothing in the slot has ever failed: all messages
+          have every retry then. A message that query_fail took out of the batch has the receipt
+          that it had, and its record as long as there is one: the batch is the same when it is
+          replayed
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    One moment of one slot. The only writes are those of `read` and `bytes`, and need no memory. A second run returns
-          the same, and counts the bytes twice.
+Atomic    One moment of one slot. The only writes are those of `read` and `bytes`, and need no
+          memory. A second run returns the same, and counts the bytes twice.
 ]]
 --- @keys slot prepare records failures query querylog querymarks
 --- @include "lib/check"
 --- @include "lib/writes"
 --- @include "lib/query"
-local after, upto = whole_number(ARGV[1], 0, NUMBER_MOST, 'after'), whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
+local after = whole_number(ARGV[1], 0, NUMBER_MOST, 'after')
+local upto = whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
 local with_records = whole_number(ARGV[4], 0, 1, 'records') == 1
 local limit = whole_number(ARGV[3], 1, with_records and MOST or QUERY_MOST, 'limit')
 local bytes_read = whole_number(ARGV[5], 0, NUMBER_MOST, 'bytes')

@@ -1,6 +1,6 @@
 --[[
-query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log. `store` is read and
-written in a slot with groups, whose next messages go out.
+query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log.
+`store` is read and written in a slot with groups, whose next messages go out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -10,13 +10,14 @@ ARGV[5]   index                the slot's index, sent to the consumers that are 
 ARGV[6]   upto                 up to this number
 ARGV[7]   limit                1 to 1000
 ARGV[8]   details              the error for the failure entries, at most 64 KiB
-Returns   {how many were rejected, how many have left the log, ms the other owner has left, the other owner}: the last
-          two only where another owner runs the query, and nothing was done. Fewer than the limit have left where no more
-          are up to there
+Returns   {how many were rejected, how many have left the log, ms the other owner has left, the
+          other owner}: the last two only where another owner runs the query, and nothing was done.
+          Fewer than the limit have left where no more are up to there
 Cost      O(k log L), k = limit, L = members of the slot
-Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, is there
-          once. A message whose lease expired, that somebody else holds, or that query_fail took out, only leaves the log.
-          The first write frees memory. A second run goes on.
+Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and
+          taken again, is there once. A message whose lease expired, that somebody else holds, or
+          that query_fail took out, only leaves the log. The first write frees memory. A second run
+          goes on.
 ]]
 --- @keys slot prepare records dead failures audit query querylog bodies querymarks store
 --- @include "lib/check"
@@ -29,9 +30,10 @@ Atomic    A message leaves the log in the step that rejects it: one that is redr
 --- @include "lib/query"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local upto, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto'), whole_number(ARGV[7], 1, MOST, 'limit')
-local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
-  'dead_retention_ms', 'blocked', 'audited'))
+local upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto')
+local limit = whole_number(ARGV[7], 1, MOST, 'limit')
+local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot,
+  'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited'))
 if not created then
   fail('GONE', slot)
 end

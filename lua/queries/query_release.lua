@@ -1,6 +1,7 @@
 --[[
-query_release: give back what a query took beyond a number and never handed out, as if it had not been taken. `failures`
-and `records` are only read: whether a message has failed before, and its group.
+query_release: give back what a query took beyond a number and never handed out, as if it had not
+been taken. `failures` and `records` are only read: whether a message has failed before, and its
+group.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
@@ -9,13 +10,15 @@ ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   after                messages after this number
 ARGV[7]   limit                1 to 1000
-Returns   {how many were given back, the newest number then, 1 if more are to be given back, ms the other owner has left, the
-          other owner}: the last two only where another owner runs the query, and nothing was done
+Returns   {how many were given back, the newest number then, 1 if more are to be given back, ms the
+          other owner has left, the other owner}: the last two only where another owner runs the
+          query, and nothing was done
 Cost      O(n log L), n = limit, L = members of the slot; their records are read, up to 4 MiB
-Atomic    Where a number after `after` was handed out, nothing is given back. Each message goes where `release` would put it,
-          and it costs no retry; the newest come first, so that page by page the oldest stands in front. They leave the
-          log, and their numbers are those of the next messages: no caller may have noted them. A message without a
-          readable record gets a deadline that has passed, for `rollback`. With the last message that the query holds its
+Atomic    Where a number after `after` was handed out, nothing is given back. Each message goes
+          where `release` would put it, and it costs no retry; the newest come first, so that page
+          by page the oldest stands in front. They leave the log, and their numbers are those of the
+          next messages: no caller may have noted them. A message without a readable record gets a
+          deadline that has passed, for `rollback`. With the last message that the query holds its
           lease ends. The first write needs no memory. A second run goes on.
 ]]
 --- @keys slot store prepare failures records query querylog queries
@@ -27,7 +30,8 @@ Atomic    Where a number after `after` was handed out, nothing is given back. Ea
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local after, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'after'), whole_number(ARGV[7], 1, MOST, 'limit')
+local after = whole_number(ARGV[6], 0, NUMBER_MOST, 'after')
+local limit = whole_number(ARGV[7], 1, MOST, 'limit')
 local fields = read_return_fields()
 if not fields[CREATED] then
   fail('GONE', slot)
@@ -57,7 +61,8 @@ while from > 1 and bytes < READ_BYTES do
     local place = place_in_record(record)
     bytes = bytes + (record and #record or 0)
     if place then
-      held_ids[#held_ids + 1], receipts[#receipts + 1], places[#places + 1] = page[from], receipt, place
+      local n = #held_ids + 1
+      held_ids[n], receipts[n], places[n] = page[from], receipt, place
     else
       unplaced[#unplaced + 1], unplaced[#unplaced + 2] = 1000 + receipt % 1000, page[from]
     end
@@ -66,7 +71,8 @@ end
 local count, given = #page - from + 1, #held_ids
 for m = 1, math.floor(given / 2) do -- from here on the oldest comes first
   local n = given + 1 - m
-  held_ids[m], held_ids[n], receipts[m], receipts[n] = held_ids[n], held_ids[m], receipts[n], receipts[m]
+  held_ids[m], held_ids[n] = held_ids[n], held_ids[m]
+  receipts[m], receipts[n] = receipts[n], receipts[m]
   places[m], places[n] = places[n], places[m]
 end
 allow_oom(prepare)

@@ -5,13 +5,15 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   limit                1 to 1000
 ARGV[4]   force                1: also before the lease expires
-ARGV[5]   details              text of their failure entries where the owner was exact: query_settle knows them by it
+ARGV[5]   details              text of their failure entries where the owner was exact: query_settle
+                               knows them by it
 Returns   {how many were given back, 1 if it holds more}
 Cost      O(k log L), k = limit, L = leases of the slot
-Atomic    In one step the query no longer holds a message, and the message's deadline becomes one that has passed;
-          `rollback` then treats it as any expired lease. What query_fail took out of a batch stays where it is. Where the
-          owner was exact, the ids stay in the log for 30 days. The newest number stays, so that the query sees that its
-          batch is gone. The first write needs no memory. A second run goes on.
+Atomic    In one step the query no longer holds a message, and the message's deadline becomes one
+          that has passed; `rollback` then treats it as any expired lease. What query_fail took out
+          of a batch stays where it is. Where the owner was exact, the ids stay in the log for 30
+          days. The newest number stays, so that the query sees that its batch is gone. The first
+          write needs no memory. A second run goes on.
 ]]
 --- @keys slot prepare failures query querylog queries leases querymarks
 --- @include "lib/check"

@@ -9,21 +9,25 @@ ARGV[5]   index                the slot's index, sent to the consumers that are 
 ARGV[6]   since                the batch begins after this number
 ARGV[7]   upto                 and ends with this one
 ARGV[8]   limit                1 to 4000
-ARGV[9]   details              text of the failure entries of messages that this query gave back: see query_rollback
-Returns   {how many were settled, how many ids of the batch are left in the log, how many of the batch could not be
-          settled, bytes that were read since this was asked last, ms the other owner has left, the other owner}: the last
-          two only where another owner runs the query, and nothing was done
-Cost      O(k), k = limit, for whole pages of which nothing went elsewhere, while one query holds messages of the slot.
-          Otherwise at most 1000 leave the log, in O(log L) each, L = leases of the slot. In an audited slot also reading
-          their records
-Atomic    A message leaves the log in the step that settles it. A message that is no longer in the PrepareQueue, or that
-          somebody else holds, only leaves the log. So does one that query_fail took out of the batch: it is not missing, and
-          its mark goes with it. A message of the batch whose lease expired and that waits ever since is settled too: its
-          failure entry still says that this query gave it back, so nobody has had it in the meantime. Other messages of
-          the batch are counted as missing, and every later call for this batch returns the count again, until an owner
-          calls that is not exact. `settled` moves also over numbers of which nothing is left: a batch that ends there is
-          done. With the last message that the query holds its lease ends, and `leases_until` of the slot stays: it may be
-          too early, until a rollback corrects it. The first write needs no memory. A second run goes on; bytes
+ARGV[9]   details              text of the failure entries of messages that this query gave back:
+                               see query_rollback
+Returns   {how many were settled, how many ids of the batch are left in the log, how many of the
+          batch could not be settled, bytes that were read since this was asked last, ms the other
+          owner has left, the other owner}: the last two only where another owner runs the query,
+          and nothing was done
+Cost      O(k), k = limit, for whole pages of which nothing went elsewhere, while one query holds
+          messages of the slot. Otherwise at most 1000 leave the log, in O(log L) each, L = leases
+          of the slot. In an audited slot also reading their records
+Atomic    A message leaves the log in the step that settles it. A message that is no longer in the
+          PrepareQueue, or that somebody else holds, only leaves the log. So does one that
+          query_fail took out of the batch: it is not missing, and its mark goes with it. A message
+          of the batch whose lease expired and that waits ever since is settled too: its failure
+          entry still says that this query gave it back, so nobody has had it in the meantime. Other
+          messages of the batch are counted as missing, and every later call for this batch returns
+          the count again, until an owner calls that is not exact. `settled` moves also over numbers
+          of which nothing is left: a batch that ends there is done. With the last message that the
+          query holds its lease ends, and `leases_until` of the slot stays: it may be too early,
+          until a rollback corrects it. The first write needs no memory. A second run goes on; bytes
           are returned once.
 ]]
 --- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks
@@ -35,10 +39,12 @@ Atomic    A message leaves the log in the step that settles it. A message that i
 --- @include "lib/settle/settled"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local since, upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'since'), whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
+local since = whole_number(ARGV[6], 0, NUMBER_MOST, 'since')
+local upto = whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[8], 1, QUERY_MOST, 'limit')
-local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded = unpack(redis.call('HMGET', slot, 'created',
-  'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk', 'large', 'offloaded'))
+local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded =
+  unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited',
+    'chunk', 'large', 'offloaded'))
 if not created then
   fail('GONE', slot)
 end
@@ -53,7 +59,8 @@ end
 local done, exact = tonumber(state[SETTLED] or 0), state[EXACT] == '1'
 local gone_before = math.max(since, done, exact and tonumber(state[WAIVED] or 0) or 0)
 local missed = state[MISSED_AT] == ARGV[7] and tonumber(state[MISSED]) or 0
-local missing = math.max(0, math.min(upto, first) - gone_before) -- they left the log, and were not settled
+-- Messages that left the log and were not settled.
+local missing = math.max(0, math.min(upto, first) - gone_before)
 
 -- Note how far the query is, and how many of the batch are missing, for as long as anybody may ask.
 local function note_progress(ends)
@@ -77,7 +84,8 @@ local function forget_bytes()
   end
 end
 local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)
-local failed, window, last_turn = redis.call('HLEN', failures), tonumber(dedup_ms), tonumber(settled_turn)
+local failed = redis.call('HLEN', failures)
+local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 if size <= 0 then
   if last > done or state[MISSED] and not exact then
     allow_oom(prepare)
@@ -86,7 +94,8 @@ if size <= 0 then
   forget_bytes()
   return { 0, 0, missed, bytes }
 end
-local page = redis.call('LRANGE', querylog, 0, size) -- and the one behind the end, which says whether that is the end of a page
+-- With the message behind the end, which says whether a page ends there.
+local page = redis.call('LRANGE', querylog, 0, size)
 local following = page[size + 1]
 page[size + 1] = nil
 local any_marked = redis.call('ZCOUNT', querymarks, '-inf', first + size + 1) > 0
@@ -111,10 +120,11 @@ local function count_pages(number)
   local past = string.format('(%.0f', (FAR + number + 1) * 1000)
   return redis.call('ZCOUNT', prepare, low, past), past
 end
--- A single query holds all messages that have its deadlines, and pages follow each other in the log. So the pages that end within
--- the first ids are among these, and where they have as many messages, they are the same; asking for each score would cost as much
--- again as all the rest. What was taken out of the batch does not count; if the query holds it again, then under a later number,
--- on a later page.
+-- A single query holds all messages that have its deadlines, and pages follow each other in the
+-- log. So the pages that end within the first ids are among these, and where they have as many
+-- messages, they are the same; asking for each score would cost as much again as all the rest. What
+-- was taken out of the batch does not count; if the query holds it again, then under a later
+-- number, on a later page.
 local high
 if query_count == 1 and expired_to == first and #held_ids > 0 and not marked[first + size + 1] then
   local newest, behind = tonumber(state[PAGE] or 0), nil
@@ -124,7 +134,8 @@ if query_count == 1 and expired_to == first and #held_ids > 0 and not marked[fir
   local count, past
   if newest and (not following or behind and behind > newest) then
     count, past = count_pages(newest)
-  elseif newest and behind == newest and not any_marked then -- the end is inside a page: those before it first
+  elseif newest and behind == newest and not any_marked then
+    -- The end is inside a page: settle the pages before it first.
     count, past = count_pages(newest - 1)
     if count == 0 or count >= size or page_of(page[count + 1]) ~= newest then
       past = nil
@@ -142,7 +153,8 @@ if not high then
   end
   local scores, entries, waiting, seen = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
   if expired_to > first then
-    entries, waiting = redis.call('HMGET', failures, unpack(page)), redis.call('ZMSCORE', store, unpack(page))
+    entries = redis.call('HMGET', failures, unpack(page))
+    waiting = redis.call('ZMSCORE', store, unpack(page))
   end
   held_ids = {}
   for i = 1, #page do
@@ -160,7 +172,8 @@ if not high then
       if waits and not seen[page[i]] then -- its lease may have ended twice
         seen[page[i]] = true
         held_ids[#held_ids + 1] = page[i]
-        late[#late + 1], late_scores[#late_scores + 1] = waiting[i] and page[i] or nil, waiting[i] or nil
+        late[#late + 1] = waiting[i] and page[i] or nil
+        late_scores[#late_scores + 1] = waiting[i] or nil
       elseif not waits then
         missing = missing + 1
       end

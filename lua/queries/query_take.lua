@@ -1,26 +1,31 @@
 --[[
-query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's log.
+query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's
+log.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
-ARGV[4]   lease_ms             1000 to 43 200 000: its messages go back when nobody has renewed the lease for so long
+ARGV[4]   lease_ms             1000 to 43 200 000: its messages go back when nobody has renewed the
+                               lease for so long
 ARGV[5]   from                 the newest number that the caller knows
 ARGV[6]   limit                1 to 4000
-ARGV[7]   bytes                0: any; or no more than so many bytes of records, but one message in any case
+ARGV[7]   bytes                0: any; or no more than so many bytes of records, but one message in
+                               any case
 ARGV[8]   created              the topic's stamp as the caller opened it; another stamp is an error
-Returns   {how many messages the query holds beyond `from`, the newest number, 1 if there may be more to take just now,
-          1 if leases expired and want a rollback, 2 more if one of them is of a query or shared, bytes of the records
-          that were taken, where `bytes` asks for it, ms the other owner has left, the other owner}: the last two only
-          where another owner runs the query, and nothing was done
-Cost      O(k log L), k = limit. Records are read where messages may expire or merge, where the slot has a limit or is in
-          order, and where `bytes` asks for it: then at most 1000 are taken and 4 MiB read, with a limit for each key
-          three times that
-Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have expired: a command sent
-          twice, and a caller that died before it could note its messages, find the same messages again or none.
-          Numbers are used twice only where query_release gave them back. All that is read is read and checked before
-          anything moves. The first write needs no memory. A slot that has no record any more is noted as one without
-          messages that expire.
+Returns   {how many messages the query holds beyond `from`, the newest number, 1 if there may be
+          more to take just now, 1 if leases expired and want a rollback, 2 more if one of them is
+          of a query or shared, bytes of the records that were taken, where `bytes` asks for it, ms
+          the other owner has left, the other owner}: the last two only where another owner runs the
+          query, and nothing was done
+Cost      O(k log L), k = limit. Records are read where messages may expire or merge, where the slot
+          has a limit or is in order, and where `bytes` asks for it: then at most 1000 are taken and
+          4 MiB read, with a limit for each key three times that
+Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have
+          expired: a command sent twice, and a caller that died before it could note its messages,
+          find the same messages again or none. Numbers are used twice only where query_release gave
+          them back. All that is read is read and checked before anything moves. The first write
+          needs no memory. A slot that has no record any more is noted as one without messages that
+          expire.
 ]]
 --- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates
 --- @include "lib/bounds"
@@ -39,7 +44,8 @@ local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local from = whole_number(ARGV[5], 0, NUMBER_MOST, 'from')
 local limit = whole_number(ARGV[6], 1, QUERY_MOST, 'limit')
 local most_bytes = whole_number(ARGV[7], 0, NUMBER_MOST, 'bytes')
-local fields = read_take_fields('no_expiry') -- in the place of a session: the log answers a call that is repeated
+-- In the place of a session: the log answers a call that is repeated.
+local fields = read_take_fields('no_expiry')
 local no_expiry = fields[SESSION]
 if fields[CREATED] ~= ARGV[8] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
@@ -87,7 +93,8 @@ if delivery > BY_CLOCK then
 end
 local holds, max_retries, receipts = tail > expired_to, tonumber(fields[MAX_RETRIES]), {}
 local page = holds and tonumber(state[PAGE] or 0) + 1 or 1
-if fields[ORDERED] then -- what is given back takes its old place, and only the number of its delivery says which
+if fields[ORDERED] then
+  -- A message that is given back takes its old place, which its delivery number says.
   receipts = receipts_of(ids, n, FAR + page, delivery, max_retries, retries_left)
 else
   local fresh = receipt_text(FAR + page, max_retries, delivery)
@@ -112,6 +119,8 @@ if lease_end - now < FRESH * lease then
   lease_end = now + lease
   redis.call('ZADD', queries, lease_end, run)
 end
-local until_ms = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end)) -- where it is too early, a rollback corrects it
-redis.call('HSET', slot, 'delivered', delivery + n - 1, 'takes', takes, 'leases_until', string.format('%.0f', until_ms))
+-- If this is too early, a rollback corrects it.
+local until_ms = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end))
+redis.call('HSET', slot, 'delivered', delivery + n - 1, 'takes', takes,
+  'leases_until', string.format('%.0f', until_ms))
 return { n, tail + n, more and 1 or 0, bits, bytes }

@@ -52,7 +52,7 @@ MUTANTS: dict[str, list[Change]] = {
             "'ZRANGEBYSCORE', store, 0, string.format('(%d', now + 1),",
         ),
     ],
-    "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
+    "delivered early": [("prepare", "string.format('(%.0f', take.now + 1)", "'+inf'")],
     "a nack costs nothing": [
         (
             "nack",
@@ -95,7 +95,7 @@ _PLACE = "return front_score(place, places.front - behind)"
 # Of slots in order, and hunted by a machine whose consumers are ordered.
 IN_ORDER: dict[str, list[Change]] = {
     "two batches of a slot": [("prepare", "or 1, redis.call('ZCARD', prepare) > 0", "or 1, false")],
-    "the hold is ignored": [("prepare", "if in_flight or hold > now then", "if in_flight then")],
+    "the hold is ignored": [("prepare", "in_flight or hold_ > take.now", "in_flight")],
     "a failed one goes to the back": [
         ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', slot, 'order', 1))")
     ],
@@ -151,8 +151,8 @@ LARGE_BODIES: dict[str, list[Change]] = {
     "a take does not tell of large bodies": [
         (
             "prepare",
-            "(any_large and 4 or 0), deadline, first, accepted, marks",
-            "0, deadline, first, accepted, marks",
+            "bits = bits + (batch.any_large and 4 or 0)",
+            "",
         )
     ],
 }

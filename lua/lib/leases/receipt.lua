@@ -1,6 +1,6 @@
 --[[
-Receipts of deliveries, which are the scores of the PrepareQueue: deadline s * 1000 + retries remaining + (delivery number mod
-2048) / 2048. Their Python twin is rmq/kernel/core/score.py.
+Receipts of deliveries, which are the scores of the PrepareQueue: deadline s * 1000 + retries
+remaining + (delivery number mod 2048) / 2048. Their Python twin is rmq/kernel/core/score.py.
 
 The deadline says how long the receipt holds:
 
@@ -13,12 +13,15 @@ local DELIVERY_CYCLE = 2048 -- so many deliveries that follow each other differ 
 local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
 local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065, and numbers of leases
 local FAR = 4000000000 -- the year 2096
-local RECOUNTED = 43 -- '+' before `max_retries` of a slot: it was changed, so each delivery says the retries that it has left
+-- '+' before `max_retries` of a slot: it was changed, so each delivery says how many retries
+-- remain.
+local RECOUNTED = 43
 
 -- The receipt of a delivery, as text: Redis writes a number of Lua with fewer digits.
 --- @inline
 local function receipt_text(deadline, left, delivery)
-  return string.format('%d.%011d', deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT)
+  return string.format('%d.%011d',
+    deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT)
 end
 
 -- Return how many deliveries with a lease of their own have expired: a deadline is a whole second.
@@ -32,9 +35,11 @@ end
 -- `retries_left`: nil, or by position the retries that remain to messages that have failed before.
 --- @inline
 local function receipts_of(ids, n, deadline, first, max_retries, retries_left)
-  local receipts, fresh = {}, string.format('%d.%%011d', deadline * 1000 + max_retries) -- of a message that has not failed
+  -- The receipt of a message that has not failed.
+  local receipts, fresh = {}, string.format('%d.%%011d', deadline * 1000 + max_retries)
   for i = 1, n do
-    local left, fraction = retries_left and retries_left[i], (first + i - 1) % DELIVERY_CYCLE * DELIVERY_UNIT
+    local left = retries_left and retries_left[i]
+    local fraction = (first + i - 1) % DELIVERY_CYCLE * DELIVERY_UNIT
     if left and left < max_retries then
       receipts[2 * i - 1] = string.format('%d.%011d', deadline * 1000 + left, fraction)
     else

@@ -1,23 +1,26 @@
 --[[
 Shared leases: one lease for all deliveries that a worker process has of a slot.
 
-A lease has a number; `leases` holds when each ends. The deadline in the receipts of its deliveries is SHARED + number, a
-time that never comes, so they are one range of the PrepareQueue, and renewing the lease changes none of them. An
-end of 0 says that the lease is being given back, and can be renewed no more.
+A lease has a number; `leases` has the end of each. The deadline in the receipts of its deliveries
+is SHARED + number, a time that never comes. So these deliveries are one range of the PrepareQueue,
+and renewing the lease changes none of them. An end of 0 says that the lease is being given back,
+and can no longer be renewed.
 
-`leases_until` of the slot is when the first lease ends, of a query or shared; never later. Where it is earlier than the first
-end, the next rollback corrects it.
+`leases_until` of the slot is when the first query's or shared lease ends; never later. If it is
+earlier, the next rollback corrects it.
 ]]
 --- @needs slot queries leases
 --- @include "lib/check"
 --- @include "lib/leases/receipt"
 
--- The range of scores that the deliveries of a lease have.
+-- Return the range of scores of the deliveries under a shared lease.
 local function range_of(number)
-  return string.format('%.0f', (SHARED + number) * 1000), string.format('(%.0f', (SHARED + number + 1) * 1000)
+  local first = (SHARED + number) * 1000
+  return string.format('%.0f', first), string.format('(%.0f', first + 1000)
 end
 
--- The end of the shared lease that a receipt is of, epoch ms; '' where it has a deadline of its own, or a query holds it.
+-- Return the end of the shared lease of a receipt, epoch ms; '' if the delivery has a deadline of
+-- its own or a query holds it.
 local function shared_end(receipt)
   local number = math.floor(receipt / 1000) - SHARED
   if number < 1 or number > SHARED_MOST then
@@ -26,11 +29,12 @@ local function shared_end(receipt)
   return math.floor(tonumber(redis.call('ZSCORE', leases, string.format('%d', number)) or 0))
 end
 
--- Note when the first lease ends, of a query or shared.
+-- Note when the first query's or shared lease ends.
 local function note_first_end()
   local first_query = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
   local first_shared = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-  local first = math.min(tonumber(first_query[2] or math.huge), tonumber(first_shared[2] or math.huge))
+  local first = math.min(tonumber(first_query[2] or math.huge),
+    tonumber(first_shared[2] or math.huge))
   if first < math.huge then
     redis.call('HSET', slot, 'leases_until', string.format('%.0f', first))
   else
@@ -38,12 +42,13 @@ local function note_first_end()
   end
 end
 
--- The (number, end) of a shared lease for a take: the lease of that number, or a new one where it is gone or 0 is given. Less than
--- half of the lease may be left only after a pause, since its worker renews it; then the take renews it.
+-- Return the number and the end of the shared lease of a take: the named lease, or a new one if it
+-- is gone or 0 is given. The worker renews its lease, so less than half of it is left only after a
+-- pause; then the take renews it.
 local function lease_for_take(number, lease_end, lease, now, until_ms)
   if number == 0 or lease_end <= 0 then
-    -- By the clock, not by a counter: that of a slot which lost its last second, or was created anew, would give numbers
-    -- again that workers still have. These come again after ten days.
+    -- By the clock, not by a counter: if a slot lost its last second or was created again, a
+    -- counter would repeat numbers that workers still have. These numbers repeat after ten days.
     number, lease_end = now % SHARED_MOST + 1, 0
     while redis.call('ZSCORE', leases, string.format('%d', number)) do
       number = number % SHARED_MOST + 1

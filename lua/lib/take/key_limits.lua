@@ -1,21 +1,23 @@
 --[[
-The limits of a slot for each key, that is each value of one header. They are the end of the slot's `limit`, after what
-lib/take/room_in reads, as `rmq/kernel/core/limits.py` writes it: `:<rate>:<per>:<burst>:<most>:<header>`. A message without that
-header has none of these limits.
+The limits of a slot for each key, that is each value of one header. They are the end of the slot's
+`limit`, after what lib/take/room_in reads, as `rmq/kernel/core/limits.py` writes it:
+`:<rate>:<per>:<burst>:<most>:<header>`. A message without that header has none of these limits.
 
-What a key has in flight is counted where it stands: in the records of the members of the PrepareQueue, at each take. So
-nothing can drift, and no other script knows of keys. The price is that a slot with a concurrency for each key has at most
-IN_FLIGHT_MOST messages in flight.
+What a key has in flight is counted where it stands: in the records of the members of the
+PrepareQueue, at each take. So nothing can drift, and no other script knows of keys. The price is
+that a slot with a concurrency for each key has at most IN_FLIGHT_MOST messages in flight.
 
-A rate is a token bucket, kept as the time at which it will be full, epoch ms: in the zset `rates`, for each key whose bucket is
-not full; takes and tidy forget the others, some at a time. The time of a token is rounded up to 1 / 1024 ms, so that sums
-are exact and the rate is never exceeded. While KEYS_MOST buckets are not full, other keys wait.
+A rate is a token bucket, kept as the time at which it will be full, epoch ms: in the zset `rates`,
+for each key whose bucket is not full; takes and tidy forget the others, some at a time. The time of
+a token is rounded up to 1 / 1024 ms, so that sums are exact and the rate is never exceeded. While
+KEYS_MOST buckets are not full, other keys wait.
 
-A take that finds messages of held keys alone notes that in the field `held` of the slot, for a second at most:
-`<until>:<quiet>:<accepted>:<in flight>:<frees>`. Until then there is nothing to take; but only until `quiet` if a message was
-accepted or the number in flight has changed, and not at all if it has changed and `frees` is 1: what is settled frees a key
-then. Quiet is in proportion to how many records the take has read, and sends wake nobody before it: so sends to a held key
-cost Redis a few percent of its time, whatever waits there.
+A take that finds messages of held keys alone notes that in the field `held` of the slot, for a
+second at most: `<until>:<quiet>:<accepted>:<in flight>:<frees>`. Until then there is nothing to
+take; but only until `quiet` if a message was accepted or the number in flight has changed, and not
+at all if it has changed and `frees` is 1: what is settled frees a key then. Quiet is in proportion
+to how many records the take has read, and sends wake nobody before it: so sends to a held key cost
+Redis a few percent of its time, whatever waits there.
 ]]
 --- @needs store prepare records rates
 --- @include "lib/check"
@@ -24,7 +26,8 @@ local KEYS_MOST, IN_FLIGHT_MOST = 100000, 1000
 
 -- The limits for each key; nil where the slot has none. `interval`: ms for one token, or false.
 local function key_limit_in(limit)
-  local rate, per, burst, most, header = string.match(limit, '^%d+:%d+:%d+:%d+:(%d+):(%d+):(%d+):(%d+):(.+)$')
+  local rate, per, burst, most, header =
+    string.match(limit, '^%d+:%d+:%d+:%d+:(%d+):(%d+):(%d+):(%d+):(.+)$')
   if not header then
     if not string.find(limit, '^%d+:%d+:%d+:%d+$') then
       fail('ARG', 'limit')
@@ -32,8 +35,8 @@ local function key_limit_in(limit)
     return nil
   end
   rate = tonumber(rate)
-  return { interval = rate > 0 and math.ceil(tonumber(per) * 1024 / rate) / 1024, burst = tonumber(burst),
-    most = tonumber(most), header = header }
+  local interval = rate > 0 and math.ceil(tonumber(per) * 1024 / rate) / 1024
+  return { interval = interval, burst = tonumber(burst), most = tonumber(most), header = header }
 end
 
 -- The key of a message; nil where it has none.
@@ -48,8 +51,8 @@ local function key_of(record, header)
   return type(key) == 'string' and key or nil
 end
 
--- Call `visit` with the key of each message, or nil, while less than READ_BYTES of records are read; return whether these
--- are all. `chunk`: how many records are read at once.
+-- Call `visit` with the key of each message, or nil, while less than READ_BYTES of records are
+-- read; return whether these are all. `chunk`: how many records are read at once.
 local function read_keys(ids, chunk, header, visit)
   local bytes = 0
   for from = 1, #ids, chunk do
@@ -65,13 +68,15 @@ local function read_keys(ids, chunk, header, visit)
   return true
 end
 
--- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot has so much in flight that it
--- gives nothing; `room`: how many messages it gives; `read`: how many records were read; `set_back`: buckets that a take has to
--- note, as ZADD takes them.
+-- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot
+-- has so much in flight that it gives nothing; `room`: how many messages it gives; `read`: how many
+-- records were read; `set_back`: buckets that a take has to note, as ZADD takes them.
 local function open_keys(key_limit, chunk, now)
-  local keys = { limit = key_limit, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
-    room = 1000, read = 0, next_at = math.huge,
-    new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0 }
+  local keys = {
+    limit = key_limit, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
+    room = IN_FLIGHT_MOST, read = 0, next_at = math.huge,
+    new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0,
+  }
   if key_limit.most > 0 then
     local ids = redis.call('ZRANGE', prepare, 0, IN_FLIGHT_MOST - 1)
     keys.room, keys.read = IN_FLIGHT_MOST - #ids, #ids
@@ -85,7 +90,8 @@ local function open_keys(key_limit, chunk, now)
   return keys
 end
 
--- Whether a message of this key may go now; then it counts. `next_at` of the keys is when the first token comes that was missing.
+-- Whether a message of this key may go now; then it counts. `next_at` of the keys is when the first
+-- token comes that was missing.
 local function admit(keys, key)
   local limit, taken = keys.limit, keys.taken[key] or 0
   if keys.full or limit.most > 0 and (keys.in_flight[key] or 0) + taken >= limit.most then
@@ -101,7 +107,8 @@ local function admit(keys, key)
           return false
         end
         since, keys.new = keys.now, keys.new - 1
-      elseif since - keys.now > limit.burst * limit.interval then -- the clock was set back: see lib/take/room_in
+      elseif since - keys.now > limit.burst * limit.interval then
+        -- The clock was set back: see lib/take/room_in.
         since = keys.now + limit.burst * limit.interval
         keys.set_back[#keys.set_back + 1], keys.set_back[#keys.set_back + 2] = since, key
       end
@@ -147,15 +154,16 @@ end
 
 -- The note that nothing waits but messages of held keys.
 local function held_note(keys, accepted, in_flight)
-  local later = redis.call('ZRANGEBYSCORE', store, string.format('%.0f', keys.now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local from = string.format('%.0f', keys.now + 1)
+  local later = redis.call('ZRANGEBYSCORE', store, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   local due = later[2] and math.floor(tonumber(later[2])) or math.huge
   local quiet = keys.now + math.floor(keys.read / 100) * 10
-  return string.format('%.0f:%.0f:%s:%d:%d', math.min(keys.next_at, due, keys.now + 1000), quiet, accepted or '0',
-    in_flight, keys.limit.most > 0 and 1 or 0)
+  local till, frees = math.min(keys.next_at, due, keys.now + 1000), keys.limit.most > 0 and 1 or 0
+  return string.format('%.0f:%.0f:%s:%d:%d', till, quiet, accepted or '0', in_flight, frees)
 end
 
--- The gate, as next_ready_in takes it, while the note holds; else nil. Those who wait hear of what is settled, and, if it is not
--- quiet, of sends.
+-- The gate, as next_ready_in takes it, while the note holds; else nil. Those who wait hear of what
+-- is settled, and, if it is not quiet, of sends.
 local function held_gate(note, now, accepted, in_flight)
   local till, quiet, was_accepted, was_in_flight, frees =
     string.match(note or '', '^(%d+):(%d+):(%d+):(%d+):(%d)$')

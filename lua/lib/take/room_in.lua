@@ -1,17 +1,19 @@
 --[[
-The limit of a slot: its share of the topic's, as `rmq/kernel/core/limits.py` writes it to the slot's hash:
-`<rate>:<per>:<burst>:<most>`. `rate` messages in `per` ms, `burst` of them at once, and `most` in flight; a rate or
-a most of 0 is no limit. What may follow is in lib/take/key_limits.
+The limit of a slot: its share of the topic's limit. `rmq/kernel/core/limits.py` writes it to the
+slot's hash as `<rate>:<per>:<burst>:<most>`: `rate` messages in `per` ms, `burst` of them at once,
+and `most` in flight; a rate or a most of 0 is no limit. lib/take/key_limits reads what follows.
 
-The rate is a token bucket. A token is 1 / rate of `per`, and the field `bucket` of the slot has `<since>:<taken>`: so many tokens
-were taken since that ms, at which the bucket was full. These are whole numbers, so that no fraction is lost. What is in
-flight is counted where it stands, in the PrepareQueue: the share of a consumer that died comes back with its leases.
+The rate is a token bucket. A token is 1 / rate of `per`, and the field `bucket` of the slot is
+`<since>:<taken>`: the tokens that were taken since that ms, when the bucket was full. Both are
+whole numbers, so no fraction is lost. Messages in flight are counted in the PrepareQueue: the share
+of a consumer that died comes back with its leases.
 ]]
 --- @include "lib/check"
 
--- How many messages may be taken now; where that is none, when that changes (as next_ready_in takes it), else nil; and
--- the bucket, as {since, taken}, or false without a rate. A bucket that lacks more than it holds is from before the clock
--- was set back: nobody knows how much it had then, so it is empty from now on, and `set_back` says that a take has to note it.
+-- Return how many messages may be taken now; nil, or when this changes if none may be taken, as
+-- next_ready_in takes it; and the bucket as {since, taken}, or false without a rate. A bucket that
+-- lacks more than it holds is from before the clock was set back: its tokens are unknown, so it is
+-- empty from now on, and `set_back` says that a take has to write it.
 local function room_in(limit, bucket, in_flight, now)
   local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)')
   if not rate then

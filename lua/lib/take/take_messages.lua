@@ -26,9 +26,9 @@ local function state_of_order(take)
   return in_flight or hold > take.now, hold
 end
 
--- Move `front` past the places of the deliveries that came back since the last take: lib/take/in_order
--- counts from there. A caller that does not ask for order ends the slot's order: nothing is in
--- flight or held.
+-- Move `front` past the places of the deliveries that came back since the last take:
+-- lib/take/in_order counts from there. A caller that does not ask for order ends the slot's order:
+-- nothing is in flight or held.
 --- @inline
 local function note_order(ordered)
   local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))

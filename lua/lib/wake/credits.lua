@@ -1,9 +1,9 @@
 --[[
 Credits: hand-overs that sleeping consumers are ready for.
 
-A consumer that sleeps leaves a credit in the slot: one or more hand-overs (lib/wake/hand_over) of some
-messages each, on a channel of its own. The field `credits` of the slot has all credits in the order
-in which they are served, each as
+A consumer that sleeps leaves a credit in the slot: one or more hand-overs (lib/wake/hand_over) of
+some messages each, on a channel of its own. The field `credits` of the slot has all credits in the
+order in which they are served, each as
 
   <channel> <number> <until, epoch ms> <limit> <lease> <session> <sequence number> ...;
 

@@ -1,7 +1,7 @@
 --[[
 The hand-over: a script that makes messages available moves them to the PrepareQueue for consumers
-that have left credits (lib/wake/credits), and publishes deliveries with their records on the channels of
-these consumers. So a message that comes alone needs one script and wakes one consumer.
+that have left credits (lib/wake/credits), and publishes deliveries with their records on the
+channels of these consumers. So a message that comes alone needs one script and wakes one consumer.
 
 A hand-over takes what a prepare would take now, or nothing: then consumers are woken, and take the
 messages themselves. It takes only plain messages: a priority or a retry that has not expired,
@@ -50,8 +50,8 @@ local function is_plain(record, bytes, now)
 end
 
 -- Return the first messages of a page (members and scores in turn) that may be handed over together
--- as `ids`, `records`, `marks` (the retries remaining of each as a byte), `bytes` of the records and
--- `any_failed`. `any_entries`: whether the slot has failure entries.
+-- as `ids`, `records`, `marks` (the retries remaining of each as a byte), `bytes` of the records
+-- and `any_failed`. `any_entries`: whether the slot has failure entries.
 local function plain_messages(page, max_retries, any_entries, now)
   local ids, taken, marks, bytes, any_failed = {}, {}, {}, 0, false
   for i = 1, #page, 2 do

@@ -1,16 +1,22 @@
--- Sleeping consumers: when they next have work, noting them, waking them.
+-- Sleeping consumers: when they next have work, how they are noted and woken.
 --- @needs slot store prepare
 --- @include "lib/scores/score_ranges"
 --- @include "lib/leases/shared_leases"
 --- @include "lib/writes"
 
--- The (microseconds, field) until a slot next has work for a consumer: 0 now, -1 never as things stand. Work is a
--- message that may be taken, or a lease that expired. A slot in order (`hold` is not nil) has none before its hold, and
--- none while something is in flight but a lease that expires. `leases_until`: when the first lease ends that stands for
--- many deliveries, epoch ms, or false; their own deadlines never come. The field is where a sleeper is noted: `blocked` when
--- it waits for others to settle their deliveries, so that sends do not wake it in vain; nil where no message can wake
--- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms, or math.huge where that
--- depends on others; `field`, of those who wait for that.
+-- Return the us until a slot next has work for a consumer (0 now, -1 never as things are), and the
+-- field where a sleeping consumer is noted. Work is a message that may be taken, or a lease that
+-- has expired.
+--
+--   leases_until  when the first query's or shared lease ends, epoch ms, or false; the deadlines of
+--                 its deliveries never come
+--   hold          of a slot in order, else nil: it has no work before its hold and, while a
+--                 delivery is in flight, none but a lease that expires
+--   gate          nil, or when the slot gives messages again: `at`, epoch ms, or math.huge if that
+--                 depends on others; `field`, where a consumer that waits for that is noted
+--
+-- The field is `waiting`; `blocked` if the consumer waits for others to settle their deliveries, so
+-- that sends do not wake it in vain; nil if no message can wake it.
 local function next_ready_in(now_us, leases_until, hold, gate)
   local first, ready = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2], nil
   if first and tonumber(first) < 0 then -- it is held behind others of its group
@@ -48,38 +54,40 @@ local function next_ready_in(now_us, leases_until, hold, gate)
   return math.max(0, ready * 1000 - now_us), field
 end
 
--- How long a consumer that sleeps is noted, and what must be left of that for it to be noted anew: a consumer of many slots looks
--- at each of them once in two minutes. The note of one that is gone costs the slot's next send a PUBLISH that nobody hears.
+-- How long a sleeping consumer is noted, and how much of that must be left not to note it again: a
+-- consumer of many slots looks at each slot once in two minutes. A note of a consumer that is gone
+-- costs the next send to the slot a PUBLISH that reaches no listener.
 local ASLEEP_MS, ASLEEP_LEFT_MS = 300000, 200000
 
--- Whether a consumer that goes to sleep is to be noted, where the field says `noted`.
+-- Return whether to note a consumer that goes to sleep. `noted`: the value of the field, or false.
 local function is_to_note(noted, now)
   return tonumber(noted or 0) < now + ASLEEP_LEFT_MS
 end
 
--- Note that a consumer may be asleep for the next minutes, also while Redis is at maxmemory. `field` comes from
--- next_ready_in.
+-- Note that a consumer may be asleep for the next minutes, also while Redis is at maxmemory.
+-- `field`: that of next_ready_in.
 local function note_sleeper(field, now)
   allow_oom(store)
   redis.call('HSET', slot, field, now + ASLEEP_MS)
 end
 
--- Whether a consumer may be asleep: `waiting` is the time until which it said so. A busy topic has none, and pays
--- nothing.
+-- Return whether a consumer may be asleep. `waiting` is the time until which a consumer said so; a
+-- busy topic has none, and pays nothing.
 local function is_awaited(waiting, now)
   return waiting and tonumber(waiting) > now
 end
 
--- Wake the sleeping consumers of the topic. Consumers that are not reached find the work when they look at the slot in its turn.
--- The caller passes the channel: it belongs to the topic, and a channel is not a key. A refusal must not stop the script: a
--- Redis 7 user has no channels unless the ACL names them.
+-- Wake the sleeping consumers of the topic. A consumer that is not reached finds the work when it
+-- next looks at the slot. The caller passes the channel: it belongs to the topic, and a channel is
+-- not a key. A refusal does not stop the script: a user of Redis 7 has no channels unless the ACL
+-- names them.
 --- @inline
 local function wake(channel, index)
   redis.call('HSET', slot, 'waiting', 0)
   redis.pcall('PUBLISH', channel, index)
 end
 
--- Wake the consumers of the topic that may be asleep.
+-- Wake the consumers of the topic if one may be asleep.
 --- @inline
 local function wake_sleepers(now, channel, index)
   local waiting = redis.call('HGET', slot, 'waiting')
