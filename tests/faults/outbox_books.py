@@ -58,7 +58,7 @@ class Books:
     def __str__(self) -> str:
         wrong = {name: len(found) for name, found in self.wrong.items() if found}
         fired = dict(sorted(self.fired.items()))
-        return f"{self.state}: {self.figures}, wrong {wrong}, faults {fired}, never {self.never}"
+        return f"{self.state}: never {self.never}, wrong {wrong}, faults {fired}, {self.figures}"
 
 
 class Auditor:
