@@ -68,70 +68,126 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     return batches
 
 
+class _Call:
+    """One call of `receive`: what it may take, and when it ends without messages."""
+
+    __slots__ = ("began", "is_over", "limit", "rounds", "state", "until", "waits")
+
+    def __init__(self, state: ReceiveState, limit: int, waits: bool) -> None:
+        self.state = state
+        self.limit = limit
+        self.waits = waits
+        self.until = state.until
+        self.began = time.monotonic()
+        self.rounds = 0  # visits that found work and no message, after the time was over
+        self.is_over = False
+
+
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots and sleep, in turn, until there are messages or the time is over."""
-    context, until, credits = state.context, state.until, state.credits
-    began, rounds = time.monotonic(), 0
+    call = _Call(state, limit, waits)
     yield from _prepare_visit(state, limit, waits)
-    while not state.interrupted:
-        if credits.in_doubt:
-            batches = yield from hand_over.withdraw(state)
-            if batches:
-                return batches
-            yield from hand_back(state)
-            state.ready_at = [0.0] * len(context.slots)
-        now = time.monotonic()
-        if now >= state.tidy_at:
-            state.tidy_at = now + tidy.TIDY_S
-            yield from tidy.try_tidy(context)
-        if now >= state.lateness.report_at:
-            yield from consumer_state.report(state)
-        batches = yield from _visit_slots(state, limit, waits)
+    while not (state.interrupted or call.is_over):
+        batches: list[SlotBatch] = []
+        if state.credits.in_doubt:
+            batches = yield from _resolve_credits(state)
+        if not batches:
+            yield from _do_chores(state)
+            batches = yield from _visit_slots(state, limit, waits)
+        if not batches:
+            batches = yield from _wait(call)
         if batches:
             return batches
-        now = time.monotonic()
-        if state.masterless and (now >= until or until == NEVER):
-            state.masterless.raise_overdue()
-            if now >= until:  # whether there are messages is not known
-                yield Sleep(min(VISIT_S, max(0.0, min(state.ready_at) - now)))
-                yield from _ask_slots(state, limit, waits)
-                continue
-        if now >= until:
-            # All messages found had expired, or joined their priority: there is work, look again.
-            is_ready = min(state.ready_at) <= now
-            rounds += is_ready
-            if rounds > ROUNDS_MAX:
-                return []
-            if not is_ready:
-                # "No message" is an answer about all slots, not only about those that were visited.
-                if state.asked_at >= began or (waits and state.is_signalled()):
-                    return []
-                yield from _ask_slots(state, limit, waits)
-            continue
-        if state.subscription.held is None:
-            if credits.standing:
-                credits.in_doubt = True
-                continue
-            yield AwaitSignal(state.subscription, 0)
-            # Messages that came before the subscription sent it no signal: visit every slot again.
-            state.ready_at = [0.0] * len(context.slots)
-            continue
-        if state.ask_before_sleep:
-            yield from _ask_slots(state, limit, waits)
-            continue
-        pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
-        if pause > 0:
-            signals = yield AwaitSignal(state.subscription, pause)
-            state.note_signals(signals)
-            if state.subscription.payloads:
-                batches = hand_over.take_payloads(state)
-                if batches:
-                    state.ask_before_sleep = len(state.ready_at) > 1
-                    return batches
-            if signals:
-                continue
-        if time.monotonic() >= state.asked_at + POLL_S:
-            yield from _ask_slots(state, limit, waits)
+    return []
+
+
+def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
+    """Withdraw credits that may be gone; return what came for them. Then visit every slot."""
+    batches = yield from hand_over.withdraw(state)
+    if not batches:
+        yield from hand_back(state)
+        state.ready_at = [0.0] * len(state.context.slots)
+    return batches
+
+
+def _do_chores(state: ReceiveState) -> Flow[None]:
+    """Tidy the topic and report how late messages were taken, if it is time."""
+    now = time.monotonic()
+    if now >= state.tidy_at:
+        state.tidy_at = now + tidy.TIDY_S
+        yield from tidy.try_tidy(state.context)
+    if now >= state.lateness.report_at:
+        yield from consumer_state.report(state)
+
+
+def _wait(call: _Call) -> Flow[list[SlotBatch]]:
+    """After a visit without messages: ask slots, subscribe or sleep, by what is needed first.
+
+    Returns:
+        What was handed over while the consumer slept.
+    """
+    state, now = call.state, time.monotonic()
+    if state.masterless and (now >= call.until or call.until == NEVER):
+        state.masterless.raise_overdue()
+        if now >= call.until:
+            yield from _wait_for_masters(call, now)
+            return []
+    if now >= call.until:
+        yield from _end_or_ask(call, now)
+    elif state.subscription.held is None:
+        yield from _subscribe(state)
+    elif state.ask_before_sleep:
+        yield from _ask_slots(state, call.limit, call.waits)
+    else:
+        return (yield from _sleep(call, now))
+    return []
+
+
+def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
+    """Look again at slots whose masters were away: whether they have messages is not known."""
+    yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
+    yield from _ask_slots(call.state, call.limit, call.waits)
+
+
+def _end_or_ask(call: _Call, now: float) -> Flow[None]:
+    """The time is over: end the call if "no message" is an answer about all slots; else ask them.
+
+    A slot that has work although its visit gave no message is visited again: all messages that were
+    found had expired, or joined their priority.
+    """
+    state = call.state
+    if min(state.ready_at) <= now:
+        call.rounds += 1
+        call.is_over = call.rounds > ROUNDS_MAX
+    elif state.asked_at >= call.began or (call.waits and state.is_signalled()):
+        call.is_over = True
+    else:
+        yield from _ask_slots(state, call.limit, call.waits)
+
+
+def _subscribe(state: ReceiveState) -> Flow[None]:
+    """Subscribe to the signals of the topic; credits that were left before are withdrawn first."""
+    if state.credits.standing:
+        state.credits.in_doubt = True
+        return
+    yield AwaitSignal(state.subscription, 0)
+    # Messages that came before the subscription sent it no signal: visit every slot again.
+    state.ready_at = [0.0] * len(state.context.slots)
+
+
+def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
+    """Sleep until a signal, a hand-over, or the next time that a slot may have work."""
+    state, signals = call.state, set[int]()
+    pause = min(call.until, min(state.ready_at), state.asked_at + POLL_S) - now
+    if pause > 0:
+        signals = yield AwaitSignal(state.subscription, pause)
+        state.note_signals(signals)
+        batches = hand_over.take_payloads(state) if state.subscription.payloads else []
+        if batches:
+            state.ask_before_sleep = len(state.ready_at) > 1
+            return batches
+    if not signals and time.monotonic() >= state.asked_at + POLL_S:
+        yield from _ask_slots(state, call.limit, call.waits)
     return []
 
 
