@@ -76,9 +76,11 @@ else
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)
-    local stored_all = store_uniform(fields, head, given, function(from, to)
+    local function rests_of(from, to)
       return redis.call('LRANGE', stage, from, to), 0
-    end, now, channel, index)
+    end
+    local batch = { head = head, members = given, rests_of = rests_of }
+    local stored_all = store_uniform(batch, fields, now, channel, index)
     letters = stored_all and ''
     local texts = stored_all and {} or redis.call('LRANGE', stage, 1, count)
     for i = 1, #texts do
@@ -90,7 +92,8 @@ else
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = store_messages(given, 0, count, fields, false, now, channel, index)[2]
+    local batch = { given = given, at = 0, count = count, large = false }
+    letters = store_messages(batch, fields, now, channel, index)[2]
   end
   if letters == 'F' then
     return { 0, 'F' }

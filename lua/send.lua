@@ -80,16 +80,16 @@ if fields[PAUSED_SEND] then
 end
 local now = clock(ARGV[1])
 local channel, index, accepted = ARGV[3], ARGV[4], nil
-if head ~= '' then
-  if is_large(head) and not large then
-    fail('BODY', bodies)
+if head ~= '' and is_large(head) and not large then
+  fail('BODY', bodies)
+end
+if head ~= '' and known then
+  --- @include "lib/send/store_uniform"
+  local function rests_of(from)
+    return ARGV, BEFORE + from
   end
-  if known then
-    --- @include "lib/send/store_uniform"
-    accepted = store_uniform(fields, head, members, function(from)
-      return ARGV, BEFORE + from
-    end, now, channel, index)
-  end
+  local batch = { head = head, members = members, rests_of = rests_of }
+  accepted = store_uniform(batch, fields, now, channel, index)
 end
 local reply = { accepted, '' }
 if not accepted then
@@ -98,7 +98,8 @@ if not accepted then
   for i = 1, members and count or 0 do
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
-  reply = store_messages(given, members and 0 or BEFORE, count, fields, large, now, channel, index)
+  local batch = { given = given, at = members and 0 or BEFORE, count = count, large = large }
+  reply = store_messages(batch, fields, now, channel, index)
 end
 if large then
   local stored = 0

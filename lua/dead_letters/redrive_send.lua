@@ -73,7 +73,8 @@ if #fresh > 0 then
   for i = 1, #parts do
     members[count + i] = parts[i]
   end
-  local stored = store_messages(members, 0, count, fields, false, now, channel, index)[2]
+  local batch = { given = members, at = 0, count = count, large = false }
+  local stored = store_messages(batch, fields, now, channel, index)[2]
   for i = 1, count do
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then

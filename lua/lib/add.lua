@@ -1,7 +1,7 @@
--- Adding members to a sorted set, the way that costs least for as many as there are.
+-- Add members to a sorted set, or fields to a hash, in the cheapest way for their number.
 local FEW, EVERY = 8, 16
 
--- Add members; `scores_and_members` in turn, `count`: how many members they are.
+-- Add members to a sorted set. `count`: number of members in the list of scores and members.
 --- @inline
 local function add_members(zset, scores_and_members, count)
   if count < FEW then
@@ -12,7 +12,8 @@ local function add_members(zset, scores_and_members, count)
   end
 end
 
--- Add the nth of many single members. Every sixteenth is added as a batch is: many single ones in a small set would cost as much.
+-- Add the nth of many single members. Every sixteenth member is added as a batch is: many single
+-- members in a small set would cost as much as a batch does.
 --- @inline
 local function add_single(zset, score, member, nth)
   if nth % EVERY == 0 then
@@ -23,7 +24,7 @@ local function add_single(zset, score, member, nth)
   end
 end
 
--- Set fields of a hash; `fields_and_values` in turn, `count`: how many fields they are.
+-- Set fields of a hash. `count`: number of fields in the list of fields and values.
 --- @inline
 local function set_fields(hash, fields_and_values, count)
   if count < FEW then

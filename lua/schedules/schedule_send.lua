@@ -55,8 +55,8 @@ if ARGV[10] ~= '' then
     return -2
   end
   --- @include "lib/send/store_messages"
-  local given = { ARGV[11], ARGV[12], ARGV[13] }
-  local letters = store_messages(given, 0, 1, fields, false, now, ARGV[2], ARGV[3])[2]
+  local batch = { given = { ARGV[11], ARGV[12], ARGV[13] }, at = 0, count = 1, large = false }
+  local letters = store_messages(batch, fields, now, ARGV[2], ARGV[3])[2]
   if letters == 'F' then
     return -1
   end

@@ -4,8 +4,8 @@
 
 local byte_strings -- one table for all that join
 
--- The last bytes of the `count` numbers from `first` on, each as a string under its number. Joining ready-made bytes costs half
--- of packing each number; only the bytes are made that are needed.
+-- Return a table with the last byte of each of `count` numbers from `first` on, as a string under
+-- the value of the byte. Joining such strings costs half as much as packing each number.
 local function ready_bytes(first, count)
   byte_strings = byte_strings or {}
   for number = first, first + math.min(count, 256) - 1 do
@@ -15,7 +15,7 @@ local function ready_bytes(first, count)
   return byte_strings
 end
 
--- The members of a run: the first one, and those that follow.
+-- Return the members of a run: the first one, and the members with the next count - 1 stamps.
 local function run_members(first, count)
   if #first ~= MEMBER then
     fail('ARG', 'member')

@@ -1,4 +1,4 @@
--- Storing messages of any kind, for send, publish, redrive_send and schedule_send.
+-- Store messages of any kind: for send, publish, redrive_send and schedule_send.
 --- @needs slot store records bodies
 --- @include "lib/add"
 --- @include "lib/check"
@@ -8,132 +8,159 @@
 --- @include "lib/scores/score"
 --- @include "lib/slot_fields"
 
--- Whether messages are here already, or were settled: a list of what HMGET gives for each, and nil or a list of 1 and 0.
+-- Return two lists by position: the record if the message is in the slot already, and 1 if it was
+-- settled within the dedup window. The second list is nil if no message was.
 --- @inline
-local function find_stored(given, at, count, fields, now)
-  local stored, settled = redis.call('HMGET', records, unpack(given, at + 1, at + count)), nil
+local function find_stored(batch, fields, now)
+  local given, first, last = batch.given, batch.at + 1, batch.at + batch.count
+  local stored = redis.call('HMGET', records, unpack(given, first, last))
   local window = tonumber(fields[DEDUP_MS])
-  if window > 0 then
-    --- @include "lib/settle/settled"
-    settled = find_settled(window, tonumber(fields[SETTLED_TURN]), now, given, at + 1, at + count)
+  if window == 0 then
+    return stored, nil
   end
+  --- @include "lib/settle/settled"
+  local settled = find_settled(window, tonumber(fields[SETTLED_TURN]), now, given, first, last)
   return stored, settled
 end
 
--- The set of the first ids.
+-- Return the set of the ids before a position.
 --- @inline
-local function ids_until(given, at, last)
+local function ids_before(batch, position)
   local seen = {}
-  for i = 1, last do
-    seen[given[at + i]] = true
+  for i = 1, position - 1 do
+    seen[batch.given[batch.at + i]] = true
   end
   return seen
 end
 
--- What the head of a record says. `bodies`: the key of large bodies, `large`: whether messages may have such.
+-- Return the set of the positions of duplicates; nil if there is none.
 --- @inline
-local function read_head(head, large)
+local function find_duplicates(batch, fields, now)
+  local stored, settled = find_stored(batch, fields, now)
+  local given, at, last_id, seen, duplicates = batch.given, batch.at, '', nil, nil
+  for i = 1, batch.count do
+    local id = given[at + i]
+    if #id ~= MEMBER then
+      fail('ARG', 'id')
+    end
+    local is_duplicate = stored[i] or settled and settled[i] == 1
+    if seen or id <= last_id then
+      -- Ids of one producer grow, so none comes twice. All other ids are compared.
+      if not seen then
+        seen = ids_before(batch, i)
+      end
+      is_duplicate = is_duplicate or seen[id]
+      seen[id] = true
+    end
+    last_id = id
+    if is_duplicate then
+      duplicates = duplicates or {}
+      duplicates[i] = true
+    end
+  end
+  return duplicates
+end
+
+-- Read the head of a record. Note in a plan what the call needs because of messages with this head.
+--- @inline
+local function read_head(head, plan, large)
   if #head ~= HEAD then
     fail('ARG', 'head')
   end
-  local flags = string.byte(head, 1) % 32
+  local first, priority = split_head(head)
+  local flags = first % 32
   if flags >= COLLECTS and not large then
     --- @include "lib/records/large_bodies"
     if is_large(head) then
       fail('BODY', bodies)
     end
   end
-  local priority, timed = priority_of(head), flags % 2 == 1
-  if (priority > 0 or not timed) and (priority < PRIORITY_MIN or priority >= PRIORITY_END) then
+  local timed, expires = flags % 2 == TIMED, flags % 4 >= EXPIRES
+  local has_priority = priority >= PRIORITY_MIN and priority < PRIORITY_END
+  if not has_priority and (priority > 0 or not timed) then
     fail('ARG', 'priority')
   end
-  return { priority = priority, timed = timed, expires = flags % 4 >= EXPIRES }
+  plan.expires = plan.expires or expires
+  plan.coded = plan.coded or first >= CODED and first < CODED_END
+  plan.at_once = plan.at_once or not timed
+  if timed and not plan.score_of_time then
+    --- @include "lib/scores/timed_score"
+    plan.score_of_time = next_timed_score
+  end
+  return { priority = priority, timed = timed, expires = expires }
 end
 
--- The rest of a record that waits for its time, with times instead of delays.
+-- Return when a timed message is due. `rest`: of its record, where a small number is a delay.
 --- @inline
-local function timed_rest(rest, due, expires)
-  if expires then
-    rest = write48(due) .. write48(due + read48(rest, 7)) .. string.sub(rest, 13)
-  else
-    rest = write48(due) .. string.sub(rest, 7)
+local function due_of(rest, now)
+  local due = read48(rest, 1)
+  return due < TIMED_MIN and now + due or due
+end
+
+-- Return the rest of a record with times instead of delays. `due`: nil if the message has no time.
+--- @inline
+local function rest_with_times(rest, due, expires, now)
+  if due and expires then
+    return write48(due) .. write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+  elseif due then
+    return write48(due) .. string.sub(rest, 7)
+  elseif expires then
+    return write48(now + read48(rest, 1)) .. string.sub(rest, 7)
   end
   return rest
 end
 
--- What is to be written for messages that are new: (how many they are; scores and ids in turn; ids and records in turn; the
--- counters after them; when the first timed one is due, or nil; whether there are others; the positions of duplicates, or nil;
--- whether one expires; whether one may have an offloaded body). `enter`: a function where the slot has groups, else nil: it
--- chooses the scores of those without a time.
+-- Return a plan: what is to be written for messages that are not duplicates. `enter`: nil, or the
+-- function that lets a message without a time into its group. It chooses the score of that message.
+--   count, accepted, order: messages, and the slot's counters after them
+--   scores, records: scores and ids in turn; ids and records in turn
+--   earliest: when the first timed message is due, or nil; at_once: whether there are others
+--   expires, coded: whether a message expires, or may have an offloaded body
 --- @inline
-local function make_entries(given, at, count, stored, settled, large, now, accepted, order, enter)
-  local n, scores, new_records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
-  local heads, last_id, seen, score_of_time, coded = {}, '', nil, nil, false
-  for i = 1, count do
-    local id = given[at + i]
-    if #id ~= MEMBER then
-      fail('ARG', 'id')
-    end
-    local duplicate = stored[i] or settled and settled[i] == 1
-    if seen or id <= last_id then
-      -- Ids that a producer makes grow, so none comes twice. Other ids are looked up.
-      if not seen then
-        seen = ids_until(given, at, i - 1)
-      end
-      duplicate = duplicate or seen[id]
-      seen[id] = true
-    end
-    last_id = id
-    if duplicate then
-      duplicates = duplicates or {}
-      duplicates[i] = true
-    else
-      local head, rest, score = given[at + count + 2 * i - 1], given[at + count + 2 * i], nil
-      local kind = heads[head]
+local function plan_entries(batch, fields, duplicates, now, enter)
+  local plan, kinds, count = {}, {}, 0
+  local given, at, heads_at = batch.given, batch.at, batch.at + batch.count - 1
+  local accepted, order = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0)
+  order = restarted_order(order)
+  local scores, new_records, earliest = {}, {}, nil
+  for i = 1, batch.count do
+    if not (duplicates and duplicates[i]) then
+      local id, head, rest = given[at + i], given[heads_at + 2 * i], given[heads_at + 2 * i + 1]
+      local kind, due, score = kinds[head], nil, nil
       if not kind then
-        kind = read_head(head, large)
-        heads[head] = kind
-        coded = coded or string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
+        kind = read_head(head, plan, batch.large)
+        kinds[head] = kind
       end
-      n, accepted, expires = n + 1, accepted + 1, expires or kind.expires
       if kind.timed then
-        if not score_of_time then -- only a batch with times in it needs the function
-          --- @include "lib/scores/timed_score"
-          score_of_time = next_timed_score
-        end
-        local due = read48(rest, 1)
-        if due < TIMED_MIN then
-          due = now + due
-        end
-        if not earliest or due < earliest then
-          earliest = due
-        end
-        score = score_of_time(due, kind.priority > 0 and 1 or 0)
-        rest = timed_rest(rest, due, kind.expires)
+        due = due_of(rest, now)
+        earliest = math.min(earliest or due, due)
+        score = plan.score_of_time(due, kind.priority > 0 and 1 or 0)
+      elseif enter then
+        enter(i, id, kind.priority)
       else
-        at_once = true
-        if enter then
-          enter(i, id, kind.priority)
-        else
-          order = order + 1
-          score = ordered_text(kind.priority, order)
-        end
-        if kind.expires then
-          rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
-        end
+        order = order + 1
+        score = ordered_text(kind.priority, order)
       end
       if score then
         scores[#scores + 1], scores[#scores + 2] = score, id
       end
-      new_records[2 * n - 1], new_records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
+      rest = rest_with_times(rest, due, kind.expires, now)
+      count, accepted = count + 1, accepted + 1
+      new_records[2 * count - 1], new_records[2 * count] =
+        id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
     end
   end
-  return n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded
+  plan.count, plan.accepted, plan.order, plan.earliest = count, accepted, order, earliest
+  plan.scores, plan.records = scores, new_records
+  return plan
 end
 
--- A letter for each message: s stored, d duplicate.
+-- Return a letter for each message: s stored, d duplicate; '' if all are stored.
 --- @inline
 local function letters_of(count, duplicates)
+  if not duplicates then
+    return ''
+  end
   local letters = {}
   for i = 1, count do
     letters[i] = duplicates[i] and 'd' or 's'
@@ -141,73 +168,82 @@ local function letters_of(count, duplicates)
   return table.concat(letters)
 end
 
--- Store new messages in a slot. The first write is one that Redis refuses at maxmemory. A time that has passed is no error: the
--- message is due at once.
---   given: from at + 1 on, the ids, then head and rest of each message
+-- Return whether a plan fits into the slot, and a function that makes room for it, or nil.
+-- `excess`: by how many messages the slot is over its capacity without the plan.
+--- @inline
+local function plan_room(plan, excess, fields, now)
+  if excess + plan.count <= 0 then
+    return true, nil
+  end
+  if fields[OVERFLOW] ~= 'drop_lowest' or plan.count > tonumber(fields[CAPACITY]) then
+    return false, nil
+  end
+  --- @include "lib/send/plan_drop_lowest"
+  local drop_lowest = plan_drop_lowest(excess + plan.count, plan.records, now)
+  return drop_lowest ~= nil, drop_lowest
+end
+
+-- Store new messages in a slot. Return the reply of send. All reads and checks are before the
+-- first write, which Redis refuses at maxmemory. A message whose time has passed is due at once.
+--   batch: `given` has, from at + 1 on, `count` ids and then head and rest of each message. `large`
+--          says whether messages with large bodies may be among them
 --   fields: of read_store_fields
---   large: whether messages with large bodies may be among them
--- Returns the reply of send.
-local function store_messages(given, at, count, fields, large, now, channel, index)
-  local capacity = tonumber(fields[CAPACITY])
-  local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
-  local waiting_now, old_front = capacity > 0 and redis.call('ZCARD', store), front
-  order = restarted_order(order)
-  front = restarted_front(front)
-  local stored, settled = find_stored(given, at, count, fields, now)
-  local n, scores, new_records, earliest, at_once, duplicates, expires, coded, enter, write_heads
+local function store_messages(batch, fields, now, channel, index)
+  local capacity, front = tonumber(fields[CAPACITY]), tonumber(fields[FRONT] or 0)
+  local new_front = restarted_front(front)
+  local excess = capacity > 0 and redis.call('ZCARD', store) - capacity
+  local duplicates = find_duplicates(batch, fields, now)
+  local enter, write_heads
   if fields[GROUPS] then
     --- @include "lib/groups/enter_groups"
-    enter, write_heads = entering_groups(fields[GROUPS], nil, given, at + count, count, 2)
+    local given, heads_at = batch.given, batch.at + batch.count
+    enter, write_heads = entering_groups(fields[GROUPS], nil, given, heads_at, batch.count, 2)
   end
-  n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded =
-    make_entries(given, at, count, stored, settled, large, now, accepted, order, enter)
-  local drop_lowest, letters = nil, ''
-  if duplicates then
-    letters = letters_of(count, duplicates)
+  local plan = plan_entries(batch, fields, duplicates, now, enter)
+  local letters = letters_of(batch.count, duplicates)
+  if plan.count == 0 then
+    return { plan.accepted, letters }
   end
-  if n == 0 then
-    return { accepted, letters }
+  local fits, drop_lowest = true, nil
+  if excess then
+    fits, drop_lowest = plan_room(plan, excess, fields, now)
+  end
+  if not fits then
+    return { 0, 'F' }
+  end
+  local consumer_sleeps, first_due = fields[WAITING] and tonumber(fields[WAITING]) > now, nil
+  if plan.earliest and consumer_sleeps then
+    local first =
+      redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    first_due = first[2]
   end
 
-  if capacity > 0 and waiting_now + n > capacity then
-    if fields[OVERFLOW] == 'drop_lowest' and n <= capacity then
-      --- @include "lib/send/plan_drop_lowest"
-      drop_lowest = plan_drop_lowest(waiting_now + n - capacity, new_records, now)
-    end
-    if not drop_lowest then
-      return { 0, 'F' }
-    end
-  end
-
-  local sleeping, first_due = fields[WAITING] and tonumber(fields[WAITING]) > now, nil
-  if earliest and sleeping then
-    first_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  end
   -- The sorted set first: a wrong type there shows before anything is written.
-  if #scores > 0 then
-    add_members(store, scores, #scores / 2)
+  if #plan.scores > 0 then
+    add_members(store, plan.scores, #plan.scores / 2)
   end
   if write_heads then
-    at_once = write_heads()
+    plan.at_once = write_heads()
   end
-  redis.call('HSET', records, unpack(new_records))
-  redis.call('HSET', slot, 'accepted', accepted, 'order', order)
-  if expires then
+  redis.call('HSET', records, unpack(plan.records))
+  redis.call('HSET', slot, 'accepted', plan.accepted, 'order', plan.order)
+  if plan.expires then
     redis.call('HDEL', slot, 'no_expiry')
   end
-  if coded then
+  if plan.coded then
     --- @include "lib/records/large_bodies"
-    note_offloaded(new_records)
+    note_offloaded(plan.records)
   end
-  if front ~= old_front then
-    redis.call('HSET', slot, 'front', front)
+  if new_front ~= front then
+    redis.call('HSET', slot, 'front', new_front)
   end
   if drop_lowest then
     drop_lowest()
   end
-  if sleeping and (at_once or not first_due or earliest < tonumber(first_due)) then
+  local is_sooner = plan.at_once or not first_due or plan.earliest < tonumber(first_due)
+  if consumer_sleeps and is_sooner then
     --- @include "lib/wake/hand_over"
     serve_sleepers(channel, index, now)
   end
-  return { accepted, letters }
+  return { plan.accepted, letters }
 end
