@@ -68,7 +68,7 @@ def test_differences_are_shown_and_need_a_yes(run, client, defined, tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('groups = "order"', "was put behind others of its group"),
+        ('groups = "order"', "waiting messages are already queued with or without groups"),
         ('lease = "1 parsec"', "parsec"),
         ("leese = 3", "no such setting"),
         ('slo = "p99"', "as p99<2s"),

@@ -1,8 +1,7 @@
-"""Access over HTTP: roles, and tokens that have them.
+"""Access over HTTP: roles, and the tokens that have them.
 
-A token is `rmq_ID_SECRET`: 8 characters that name it, and 32 random bytes in hex. Redis has the
-SHA-256 of the secret alone. That is enough, without salt and without a slow hash, since nobody can
-guess 32 random bytes.
+A token is `rmq_ID_SECRET`: an id of 8 characters, and 32 random bytes in hex. Redis stores only the
+SHA-256 of the secret. A plain hash is enough: 32 random bytes cannot be guessed.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
 
 
 class Role(StrEnum):
-    """The rights of a principal over HTTP; a later one has those of the ones before it.
+    """The rights of a principal over HTTP; each role includes the rights of the previous role.
 
-    A viewer reads, an operator keeps messages moving, an admin creates, changes and deletes what
-    is there.
+    A viewer reads, an operator keeps messages moving, and an admin creates, changes and deletes.
     """
 
     VIEWER = "viewer"
@@ -35,7 +33,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: Role) -> bool:
-        """Whether it has the rights of another one."""
+        """Return whether this role has the rights of another role."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
@@ -43,10 +41,10 @@ _ORDER = tuple(Role)
 
 
 def role_of(text: object) -> Role:
-    """Return the role of a name.
+    """Return the role with this name.
 
     Raises:
-        InvalidValue: there is none.
+        InvalidValue: There is no role with this name.
     """
     for role in Role:
         if role == text:
@@ -56,18 +54,18 @@ def role_of(text: object) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A token for the HTTP API and the console of `rmq server`, as it stands in Redis.
+    """A token for the HTTP API and the console of `rmq server`, as it is stored in Redis.
 
     Attributes:
-        name: for people; no two tokens have the same.
-        role: what its owner may do.
-        sees_bodies: whether a viewer with it sees bodies of messages.
-        id: the first part of its text.
-        created_ms: when it was created, epoch ms.
-        expires_ms: when it ends; None: when it is revoked.
-        used_ms: when it was last used, to some minutes; None: never.
-        digest: the SHA-256 of its secret, in hex.
-        text: the token itself, of one that was just created; else empty, since Redis has only the
+        name: Unique name, for people.
+        role: Rights of the token's owner.
+        sees_bodies: Whether a viewer with this token sees bodies of messages.
+        id: First part of the token's text.
+        created_ms: Creation time, epoch ms.
+        expires_ms: End of validity, epoch ms; None: valid until it is revoked.
+        used_ms: Time of the last use, epoch ms, to some minutes; None: never used.
+        digest: SHA-256 of the secret, in hex.
+        text: The token itself, if it was just created; else empty, since Redis stores only the
             digest.
     """
 
@@ -88,20 +86,20 @@ class AccessToken:
 
     @property
     def expires(self) -> datetime | None:
-        """When it ends; None: when it is revoked."""
+        """The end of its validity; None: valid until it is revoked."""
         return None if self.expires_ms is None else moment(self.expires_ms)
 
     @property
     def used(self) -> datetime | None:
-        """When it was last used, to some minutes; None: never."""
+        """The time of its last use, to some minutes; None: never used."""
         return None if self.used_ms is None else moment(self.used_ms)
 
     def has_expired(self, now_ms: float) -> bool:
-        """Whether it has come to its end."""
+        """Return whether the token's validity has ended."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def pack(self) -> str:
-        """Return it as it stands in Redis, below its name."""
+        """Return the value stored in Redis under the token's name."""
         return json.dumps(
             [self.role, self.sees_bodies, self.id, self.created_ms, self.expires_ms, self.digest],
             separators=(",", ":"),
@@ -121,7 +119,7 @@ def new_token(
 
 
 def unpack(name: bytes, packed: bytes) -> AccessToken:
-    """Read a token as it stands in Redis; read a value of another program as an expired token."""
+    """Read a token from its stored value; a value of another program becomes an expired token."""
     known = name.decode(errors="replace")
     try:
         role, sees_bodies, id, created_ms, expires_ms, digest = json.loads(packed)
@@ -136,7 +134,7 @@ def unpack(name: bytes, packed: bytes) -> AccessToken:
 
 
 def parts_of(text: str) -> tuple[str, str] | None:
-    """Return the id of a token and the digest of its secret; None: it is no token."""
+    """Return a token's id and the digest of its secret; None if the text is not a token."""
     match = _TEXT.fullmatch(text)
     return None if match is None else (match[1], digest_of(match[2]))
 

@@ -1,11 +1,11 @@
 """Body types: check and convert a body to the type that a handler's annotation names.
 
-Builtin types are checked here, and the types of `rmq.kernel.core.forms` read: dates, UUIDs, Enums,
-sets, dataclasses and so on, in one way, whichever packages are installed. pydantic and msgspec
-build their own models, and the rest of `typing` if they are installed.
+Builtin types are checked here. The types that `rmq.kernel.core.forms` reads, such as dates, UUIDs,
+Enums, sets and dataclasses, are also converted here, whichever packages are installed. If pydantic
+or msgspec is installed, it builds its own models and the rest of `typing`.
 
-A send reads each object back by its class (`plain_form`). So a handler that asks for the class gets
-the object that was sent, or the send is refused.
+A send reads each object back with its class (`plain_form`). A handler that asks for the class
+therefore gets the object that was sent, or the send is refused.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def converter(annotation: Any) -> Converter | None:
-    """Return a function that converts a body to the annotated type; None if any body will do.
+    """Return a function that converts a body to the annotated type; None for any body.
 
     The function raises DecodeError for a body that does not fit.
 
     Raises:
-        InvalidType: no installed library can convert to this type.
+        InvalidType: No installed library can convert to this type.
     """
-    for inner in ("__supertype__", "__value__"):  # of a NewType, and of `type Name = ...`
+    for inner in ("__supertype__", "__value__"):  # NewType, and `type Name = ...`
         if hasattr(annotation, inner):
             return converter(getattr(annotation, inner))
     if annotation in (Any, object, None):
@@ -86,7 +86,7 @@ def converter(annotation: Any) -> Converter | None:
             try:
                 checked = make(annotation)
                 return _formed(args[0], checked) if origin is Annotated else checked
-            except Exception as error:  # each library has errors of its own
+            except Exception as error:  # each library has its own exceptions
                 reasons.append(f"{library}: {str(error).splitlines()[0]}")
     if origin is Annotated and not reasons:
         return converter(args[0])
@@ -101,7 +101,7 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    """Read the form of a type before a library checks the constraints of its annotation."""
+    """Convert a value from its form before a library checks the annotation's constraints."""
     if wanted not in forms.READERS:
         return check
     read = _form(wanted)
@@ -143,12 +143,12 @@ def _union(wanted: list[Any]) -> Converter | None:
 
 
 def _inside(place: object, error: DecodeError) -> DecodeError:
-    """Return an error of a part of a body, with the part's place: `body['lines'][0]: ...`."""
+    """Return an error about a part of a body, with its position: `body['lines'][0]: ...`."""
     return DecodeError(f"body[{place!r:.60}]{str(error).removeprefix('body')}")
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert the members of a list."""
+    """Convert the members of a list or map."""
     converted = []
     for place, item in body:
         try:
@@ -171,7 +171,7 @@ def _dict(inner: Converter | None, names: type = str) -> Converter:
     def convert(body: Any) -> Any:
         if type(body) is not dict:
             raise _does_not_fit(dict, body)
-        if names is int:  # JSON has text only: {1: "a"} arrives as {"1": "a"}
+        if names is int:  # JSON has only text keys: {1: "a"} arrives as {"1": "a"}
             try:
                 body = {int(name): value for name, value in body.items()}
             except (TypeError, ValueError) as error:
@@ -207,7 +207,7 @@ def _form(wanted: type) -> Converter:
     read = forms.READERS[wanted]
 
     def convert(body: Any) -> Any:
-        if type(body) is wanted:  # msgpack has bytes
+        if type(body) is wanted:  # msgpack has bytes, which need no conversion
             return body
         try:
             return read(body)
@@ -222,7 +222,7 @@ def _enum(wanted: type[Enum]) -> Converter:
     for member in wanted.__members__.values():
         try:
             members.setdefault(forms.json_of(member), member)
-        except (TypeError, ValueError):  # no body has this value
+        except (TypeError, ValueError):  # a body cannot have this value
             continue
 
     def convert(body: Any) -> Any:
@@ -231,7 +231,7 @@ def _enum(wanted: type[Enum]) -> Converter:
             if member is not None:
                 return member
             if type(body) is str or (type(body) is int and issubclass(wanted, Flag)):
-                return wanted(body)  # by its _missing_; several flags
+                return wanted(body)  # by its _missing_, or a combination of flags
         except (ValueError, TypeError, RecursionError) as error:
             raise _does_not_fit(wanted, body, error) from error
         raise _does_not_fit(wanted, body, f"{body!r:.60} is none of its values")
@@ -281,7 +281,7 @@ class _Object:
     """Builds a dataclass, an attrs class or a TypedDict from a map; unknown names are ignored.
 
     Raises:
-        InvalidType: the type of a field is not known here, or named by nothing.
+        InvalidType: RMQ cannot read the type of a field, or its name is not defined.
     """
 
     def __init__(self, wanted: type) -> None:
@@ -289,19 +289,19 @@ class _Object:
         self._fields: list[tuple[str, Converter | None, bool]] = []
         with _building:
             known = _being_made.setdefault(wanted, self)
-            if known is not self:  # a class that contains itself
+            if known is not self:  # a class with a field of its own type
                 self._fields = known._fields
                 return
             try:
                 hints = get_type_hints(wanted, include_extras=True)
-                needed: Any = getattr(wanted, "__required_keys__", ())  # of a TypedDict
+                needed: Any = getattr(wanted, "__required_keys__", ())  # TypedDict
                 pairs, arguments = forms.fields_of(wanted), hints
                 if pairs is not None:
                     arguments = dict(inspect.signature(wanted).parameters)
                 for attribute, name in zip(hints, hints, strict=True) if pairs is None else pairs:
                     if name in arguments:
                         hint = hints.get(attribute, Any)
-                        # Python does not see a NotRequired that is text.
+                        # A NotRequired in a text annotation is missing from __required_keys__.
                         is_needed = name in needed and get_origin(hint) is not typing.NotRequired
                         self._fields.append((name, converter(hint), is_needed))
             except NameError as error:
@@ -323,11 +323,11 @@ class _Object:
                     raise _inside(name, error) from error
         try:
             return self._wanted(**given)
-        except Exception as error:  # a field is missing, or a check of the class refuses
+        except Exception as error:  # a field is missing, or the class refuses a value
             raise _does_not_fit(self._wanted, body, error) from error
 
 
-_building = threading.RLock()  # the classes of one thread at a time
+_building = threading.RLock()  # one thread at a time builds classes
 _being_made: dict[type, _Object] = {}
 
 
@@ -335,19 +335,19 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
     def convert(body: Any) -> Any:
         try:
             return validate(body)
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library has its own exceptions
             raise _does_not_fit(wanted, body, error) from error
 
     return convert
 
 
 def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
-    """Validate a body of JSON's types as JSON, which is what a strict model and `Json` ask for."""
+    """Validate a JSON-like body as JSON, because strict models and `Json` require that."""
 
     def validate(body: Any) -> Any:
         try:
             text = _to_json(body)
-        except (TypeError, ValueError):  # bytes of msgpack, values of a user's codec
+        except (TypeError, ValueError):  # msgpack's bytes, or values of a custom codec
             return by_value(body)
         return by_json(text)
 
@@ -375,17 +375,22 @@ def _by_msgspec(wanted: Any) -> Converter:
 
 
 def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
-    """Return a value as JSON has it, once its class has read it back; `write`, `read`: a codec's.
+    """Return the JSON form of a value, after its class has read the form back.
+
+    Args:
+        value: Value to write.
+        write: The codec's writer.
+        read: The codec's reader.
 
     Raises:
-        TypeError, ValueError: it has no form, or its class would read another value.
+        TypeError, ValueError: The value has no form, or its class would read another value.
     """
     plain = forms.to_builtins(value)
     kind: Any = type(value)
     convert = _own_reader(kind)
     if convert is None:
         return plain
-    if not hasattr(value, "model_dump"):  # pydantic has written what is inside, too
+    if not hasattr(value, "model_dump"):  # pydantic has already written nested values
         plain = read(write(plain))
     name = kind.__name__
     try:
@@ -403,7 +408,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
 @lru_cache(1024)
 def _own_reader(kind: Any) -> Converter | None:
-    """Return the reader of a class of objects; None: it has none, or no handler can have it."""
+    """Return the reader of a class of objects; None if it has none."""
     if not forms.is_object(kind):
         return None
     try:
@@ -413,17 +418,17 @@ def _own_reader(kind: Any) -> Converter | None:
 
 
 def _difference(sent: Any, received: Any, place: str = "") -> str | None:
-    """Return the first place where a value that was read back differs; None: there is none."""
+    """Return the first position where a value that was read back differs, or None."""
     try:
         if sent is received or sent == received or sent != sent:
             return None
-    except Exception:  # an array has no truth
+    except Exception:  # the truth value of an array is undefined
         return None
     kind: Any = type(sent)
     if kind is type(received):
         names = forms.attributes_of(kind)
         if names is None and "__eq__" not in {n for each in kind.__mro__[:-1] for n in vars(each)}:
-            return None  # it has no equality
+            return None  # its class defines no equality
         if names is not None:
             parts = [(f".{n}", getattr(sent, n, None), getattr(received, n, None)) for n in names]
             return _first_difference(parts, place)
@@ -445,9 +450,9 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 
 
 def _is_form_of(received: Any, sent: Any) -> bool:
-    """Return whether JSON has just this for a value, as where an annotation says Any."""
+    """Return whether a value has this JSON form, as it has under an annotation of Any."""
     for form in (_checked_form, _pydantic_form):
-        with contextlib.suppress(Exception):  # it holds an object, or pydantic is not there
+        with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing
             if json.dumps(received) == json.dumps(sent, default=form):
                 return True
     return False

@@ -9,7 +9,7 @@ from rmq.errors import InvalidKey, InvalidType, InvalidValue
 from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.keys import check_name
 
-KEY_BYTES = 200  # of UTF-8; fits a unique index of MariaDB, and a claim in a worker's memory
+KEY_BYTES = 200  # UTF-8; fits a unique index of MariaDB, and a claim in a worker's memory
 CONSUMER_BYTES = 64
 HEADER = "header:"
 
@@ -20,16 +20,16 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     """Return the function that reads the business key of a delivery.
 
     Args:
-        key: None: the message's id without its slot, for a message with a dedup key also its slot
-            and acceptance number; "header:NAME": that header; or a function of the body, as the
-            handler gets it.
+        key: "header:NAME" for the value of a header, or a function of the body as the handler
+            gets it. None: the message's id without its slot; with a dedup key, the key also has
+            slot and acceptance number.
 
     Returns:
         A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.
 
     Raises:
-        InvalidType: not a str, a function or None.
-        InvalidValue: a str that is not "header:NAME".
+        InvalidType: The key is not a str, a function or None.
+        InvalidValue: The key is a str but not "header:NAME".
     """
     if key is None:
         return _default_key
@@ -46,13 +46,13 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
 
 
 def _default_key(delivery: DeliveryData) -> str:
-    # As the id of an outbox stub. If its topic is created again with another number of slots, the
-    # stub is resent under a message id with another slot, and must keep its key.
+    # The id has no slot, as in an outbox stub. If a topic is created again with another number of
+    # slots, the stub is resent under an id with another slot, and must keep its key.
     id = str(delivery.id.placed(0, 0))
     if not delivery.id.is_derived or delivery.schedule_time is not None:
         return id
-    # A dedup key gives the same id to a message that is sent again after the dedup window, and to
-    # one of another basis: a message of its own, with work of its own.
+    # A message that is sent again after the dedup window, or with another basis, has the same id.
+    # It is a new message with new work, so its key needs slot and acceptance number.
     return f"{id}:{delivery.slot}:{delivery.offset}"
 
 
@@ -80,7 +80,7 @@ def check_key(key: object) -> str:
     """Return a business key if it is 1 to 200 bytes of UTF-8.
 
     Raises:
-        InvalidValue: anything else.
+        InvalidValue: The key is anything else.
     """
     if not isinstance(key, str):
         raise InvalidValue(f"key: {type(key).__name__}; a key is a str or an int")
@@ -99,8 +99,8 @@ def check_consumer(name: str) -> str:
     """Return the name under which a consumer of a topic keeps its claims or ledger rows.
 
     Raises:
-        InvalidType: not a str.
-        InvalidValue: not 1 to 64 of A-Z a-z 0-9 . _ -
+        InvalidType: The name is not a str.
+        InvalidValue: The name is not 1 to 64 of A-Z a-z 0-9 . _ -
     """
     if len(check_name(name, "consumer")) > CONSUMER_BYTES:
         raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")

@@ -1,4 +1,4 @@
-"""Claims: the hold of a delivery on its business key in Redis, and its state. No Redis here."""
+"""Claims: a delivery's claim on its business key in Redis, and its state. No Redis here."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class Claim:
 
     Attributes:
         name: "<consumer>:<key>", as in the name of the key in Redis.
-        owner: the delivery that claims it: message id, delivery number and a random part.
-        ttl_ms: how long the key is remembered once the work is done.
-        state: "first": it is ours; "done": the work was done before; "busy": another delivery does
-            the work now; "unsure": Redis did not answer, it may be ours; "failed": the message has
-            no usable key; "kept": it is ours, the delivery is gone, and the run goes on
+        owner: The delivery that claims the key: message id, delivery number and a random part.
+        ttl_ms: How long the key is remembered after the work is done.
+        state: "first": this delivery has the claim; "done": the work was done before; "busy":
+            another delivery does the work now; "unsure": Redis did not answer, so the claim may be
+            ours; "failed": the message has no usable key; "kept": the delivery is lost, but its
+            claim is ours and the run continues
             (`rmq.worker.settling.disposition`).
-        wait_s: seconds until a busy or unsure claim is asked for again.
-        error: why a failed claim has no key.
-        lost: whether it was gone when it was renewed or when the work was done.
-        work_done: whether the work is done, even if the delivery is lost afterwards.
+        wait_s: Seconds until the next attempt to get a busy or unsure claim.
+        error: Why a failed claim has no key, or None.
+        lost: Whether the claim was gone when it was renewed or when the work was done.
+        work_done: Whether the work is done, even if the delivery is lost afterwards.
     """
 
     __slots__ = ("error", "lost", "name", "owner", "state", "ttl_ms", "wait_s", "work_done")
@@ -48,10 +49,10 @@ class ClaimStatus(NamedTuple):
 
     Attributes:
         state: "consuming": a delivery does the work now; "consumed": the work is done.
-        message_id: the id of the message whose delivery claimed it.
-        delivery: its delivery number, `d.fence`.
-        since: the time at which it was claimed, or the work was done.
-        left_s: seconds until it is forgotten unless it is renewed; None: never.
+        message_id: Id of the message whose delivery has the claim.
+        delivery: Delivery number, as `d.fence`.
+        since: Time of the claim, or of the end of the work.
+        left_s: Seconds until the claim expires unless it is renewed; None: never.
     """
 
     state: Literal["consuming", "consumed"]
@@ -65,7 +66,7 @@ class ClaimStatus(NamedTuple):
         """Read a claim from the value of its key in Redis and the PTTL of the key.
 
         Raises:
-            DecodeError: the value was not written by RMQ.
+            DecodeError: RMQ did not write the value.
         """
         try:
             state, owner, since = value.decode("ascii").split(" ")

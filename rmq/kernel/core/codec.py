@@ -1,12 +1,12 @@
 """Codecs: write bodies as JSON (the default), msgpack, bytes, compressed or encrypted; no pickle.
 
-The record holds the number of its codec, so a consumer needs no configuration. Bytes that cannot be
-read raise DecodeError; the consumer makes such a message a dead letter with the reason. Codecs of
-users have the numbers 4 to 7; installed packages name theirs as entry points (`GROUP`).
+Each record stores the number of its codec, so a consumer needs no configuration. Bytes that cannot
+be read raise DecodeError, and the consumer makes the message a dead letter with that reason. Custom
+codecs have the numbers 4 to 7; installed packages list their codecs as entry points (`GROUP`).
 
-How JSON is written and read: `rmq.kernel.core.json_text`; types that it does not have:
-`rmq.kernel.core.forms`; compressed and encrypted bytes: `compression`, `encryption`; bodies apart
-from Redis: `offloading`.
+See `rmq.kernel.core.json_text` for JSON, `rmq.kernel.core.forms` for types that JSON lacks,
+`compression` and `encryption` for compressed and encrypted bytes, and `offloading` for bodies
+outside of Redis.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmq.kernel.core.validation import check_int
 
 
 class Codec(Protocol):
-    """Writes bodies to bytes and reads them back; `number` is stored with each message."""
+    """Encodes and decodes bodies; `number` is stored with each message."""
 
     name: str
     number: int
@@ -44,11 +44,11 @@ class Codec(Protocol):
         """Return the bytes of a body; raises EncodeError."""
 
     def decode(self, data: bytes) -> Any:
-        """Return the body that the bytes hold; raises DecodeError."""
+        """Return the body in the bytes; raises DecodeError."""
 
 
 class BytesCodec:
-    """Writes bodies that are bytes already."""
+    """Writes bodies that are bytes."""
 
     name = "bytes"
     number = 0
@@ -67,7 +67,7 @@ class BytesCodec:
 
 
 class JsonCodec:
-    """Writes bodies as JSON in UTF-8; refuses NaN and infinity when it writes and reads."""
+    """Writes bodies as JSON in UTF-8; refuses NaN and infinity in both directions."""
 
     name = "json"
     number = 1
@@ -77,7 +77,7 @@ class JsonCodec:
         return installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
-        """Return the JSON of a body; EncodeError names the part that has none."""
+        """Return the JSON of a body; raises EncodeError that names the part without a JSON form."""
         try:
             return self._json.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -92,11 +92,11 @@ class JsonCodec:
             raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
 
 
-NAMED_DEPTH = 20  # an error names no value that is nested deeper
+NAMED_DEPTH = 20  # an error never names a value that is nested deeper
 
 
 def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return which value of a body cannot be written, and its type, as `body['at']: complex`."""
+    """Return path and type of the value that cannot be written, as `body['at']: complex`."""
     for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)
@@ -108,7 +108,7 @@ def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "bo
 
 
 def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return what is inside of a map, a list, or a value that is written as one of them."""
+    """Return the members of a map, a list, or a value that is written as a map or list."""
     if not isinstance(value, JSON_TYPES):
         try:
             value = to_builtins(value)
@@ -136,13 +136,13 @@ _pack: Callable[[Any], bytes] = partial(_packb, default=_form)
 
 
 class MsgpackCodec:
-    """Writes bodies as msgpack; refuses extension types when it writes and reads."""
+    """Writes bodies as msgpack; refuses extension types in both directions."""
 
     name = "msgpack"
     number = 2
 
     def encode(self, body: Any) -> bytes:
-        """Return the msgpack of a body; EncodeError names the part that has none."""
+        """Return the msgpack of a body; raises EncodeError that names an unsupported part."""
         try:
             return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -150,7 +150,7 @@ class MsgpackCodec:
             raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body; DecodeError for other bytes, and for extension types."""
+        """Return the body; raises DecodeError for invalid bytes and for extension types."""
         try:
             return _unpack(data)
         except _NOT_MSGPACK as error:
@@ -159,13 +159,13 @@ class MsgpackCodec:
 
 BYTES, JSON, MSGPACK = BytesCodec(), JsonCodec(), MsgpackCodec()
 BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BYTES, JSON, MSGPACK)}
-GROUP = "rmq.codecs"  # of the entry points by which installed packages name their codecs
-_loading = threading.RLock()  # a package that is loaded may ask for a codec
+GROUP = "rmq.codecs"  # entry points in which installed packages list their codecs
+_loading = threading.RLock()  # reentrant: a package may look up a codec while it is loaded
 _unloadable: dict[str, str] | None = None
 
 
 def load_installed() -> dict[str, str]:
-    """Register the codecs of installed packages, once; return by name why some cannot be used."""
+    """Register the codecs of installed packages once; return a reason for each unusable name."""
     global _unloadable
     with _loading:
         if _unloadable is None:
@@ -175,16 +175,16 @@ def load_installed() -> dict[str, str]:
                     found = entry.load()
                     codec = register(found() if isinstance(found, type) else found)
                     BY_NAME.setdefault(entry.name, codec)
-                except Exception as error:  # whatever the package does
+                except Exception as error:  # the package's own code may raise anything
                     _unloadable[entry.name] = f"{type(error).__name__}: {error}"
         return _unloadable
 
 
 def by_name(name: str) -> Codec:
-    """Return the codec with this name: RMQ's own, or one that an installed package has.
+    """Return the codec with this name, RMQ's own or from an installed package.
 
     Raises:
-        ConfigurationError: no codec has that name, or it cannot be used.
+        ConfigurationError: There is no codec with this name, or it cannot be used.
     """
     if not isinstance(name, str):
         raise ConfigurationError(f"codec: {name!r}; give a name, or an object with encode, decode")
@@ -198,33 +198,34 @@ def by_name(name: str) -> Codec:
 
 
 def by_number(number: int) -> Codec | None:
-    """Return the codec with this number; None: no package here has one."""
+    """Return the codec with this number, or None if no installed package has it."""
     if number not in BY_NUMBER and CUSTOM_MIN <= number <= CUSTOM_MAX:
         load_installed()
     return BY_NUMBER.get(number)
 
 
 class Compressed:
-    """Writes bodies with another codec and compresses them where that makes them smaller.
+    """Writes bodies with another codec and compresses them if that makes them smaller.
 
-    Every consumer reads them without configuration. In Redis: one byte (16 * how + the number of
-    the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted, 4 offloaded), then the data. A
-    topic's `max_body` counts these bytes.
+    Every consumer reads them without configuration. The stored bytes are one byte and the data. The
+    byte is 16 * how + the number of the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted,
+    4 offloaded. A topic's `max_body` counts the stored bytes.
 
     Args:
-        codec: the codec that writes the body first: "json", "msgpack", "bytes", or the name of one
-            that an installed package has.
-        how: "zlib", or "zstd" (quicker and smaller; it needs the extra `zstd`, for consumers too).
-        above: bodies of fewer bytes are not compressed, nor are those that would not get smaller.
+        codec: Codec that writes the body first: "json", "msgpack", "bytes", or the name of a codec
+            from an installed package.
+        how: "zlib", or "zstd" (faster and smaller; producers and consumers need the extra `zstd`).
+        above: Smallest body that is compressed, bytes. A body that would not get smaller is never
+            compressed.
 
     Attributes:
-        limit: the most bytes of a body before it is compressed and after it is decompressed; of a
-            collecting message, of all its bodies. It protects a consumer from a few bytes that grow
-            to gigabytes. It holds for the process: set it on the class, to less than 16 MiB.
+        limit: Largest body before compression and after decompression, bytes; for a collecting
+            message, the sum of its bodies. It protects a consumer from a few bytes that expand to
+            gigabytes. Set it on the class, below 16 MiB; it applies to the whole process.
 
     Raises:
-        InvalidValue: an argument has another value.
-        ConfigurationError: how is "zstd" and its package is missing.
+        InvalidValue: An argument has an invalid value.
+        ConfigurationError: `how` is "zstd" and its package is missing.
     """
 
     name = "compressed"
@@ -244,8 +245,8 @@ class Compressed:
         """Write the body, compressed if that makes it smaller.
 
         Raises:
-            EncodeError: the other codec cannot write it.
-            PayloadTooLarge: it is over `limit` before it is compressed: no consumer could read it.
+            EncodeError: The other codec cannot write the body.
+            PayloadTooLarge: The body is over `limit` before compression, so it could not be read.
         """
         data, how = self._inner.encode(body), PLAIN
         if len(data) > self.limit:
@@ -259,19 +260,19 @@ class Compressed:
         return bytes((how << 4 | self._inner.number,)) + data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body, compressed, encrypted or neither.
+        """Read a plain, compressed or encrypted body.
 
         Raises:
-            DecodeError: it would be larger than `limit`, is cut short or damaged, was compressed in
-                a way that is unknown here, or its key is not here.
+            DecodeError: The body would be larger than `limit`, is cut short or damaged, has an
+                unknown compression, or its key is missing in this process.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return decode(codec.number, plain_bytes)
 
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
-        """Return the codec that wrote a body, and its bytes decompressed, at most `max_bytes`.
+        """Return the codec that wrote a body, and the decompressed bytes, at most `max_bytes`.
 
-        Where there are more, `cut` returns the first; else that is an error.
+        With `cut`, a larger body is cut to `max_bytes`; without `cut`, it is an error.
         """
         data = _decrypted(data)
         if not data:
@@ -300,8 +301,6 @@ NO_ENCRYPTED_LIST = (
     "several encrypted bodies, of a merged message, would become one that is not encrypted; "
     "redrive the dead letter where it is"
 )
-
-
 NO_COPY = (
     "its body is in a store, where one message alone may have it; redrive the dead letter where it "
     "is, or to another topic"
@@ -309,10 +308,10 @@ NO_COPY = (
 
 
 def _decrypted(data: bytes) -> bytes:
-    """Return a body of codec 3 as it was before it was encrypted; others as they are.
+    """Decrypt a body of codec 3; return other bodies unchanged.
 
     Raises:
-        DecodeError: it cannot be decrypted here; or it is in a store, where `reference` says.
+        DecodeError: The body cannot be decrypted here; or it is in a store, as `reference` says.
     """
     if data[:1] != _SEALED:
         if data[:1] == offloading.FIRST:
@@ -323,29 +322,29 @@ def _decrypted(data: bytes) -> bytes:
     except DecodeError:
         if _unloadable is not None:
             raise
-    load_installed()  # one of them may have the key
+    load_installed()  # a codec of a package may have the key
     return encryption.unseal(data)
 
 
 class Encrypted:
     """Writes bodies with another codec and encrypts them by AES-256-GCM; the extra `encrypted`.
 
-    A process reads bodies by the keys of each `Encrypted` that it keeps, whatever the topic, and by
-    those of the environment variable RMQ_KEYS_FILE or RMQ_KEYS. Without the key, a message becomes
-    a dead letter, which can be redriven. A topic's `max_body` counts the encrypted bytes: 31 more,
-    and the id of the key.
+    A process can decrypt with the keys of each `Encrypted` object that it keeps, for any topic, and
+    with the keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If the key is missing, the
+    message becomes a dead letter, which you can redrive. A topic's `max_body` counts the encrypted
+    bytes: 31 more, and the id of the key.
 
-    Encrypted and authenticated is the body alone: not headers, type, keys, times and priority.
+    Only the body is encrypted and authenticated: not headers, type, keys, times and priority.
 
     Args:
-        keys: by id (1 to 64 of A-Z a-z 0-9 . _ -), 32 bytes each; the last one encrypts, all of
-            them decrypt. Or a function that returns them, called for each body. A mapping may be
-            changed at any time. None: the keys of the environment.
-        inner: the codec that writes the body first: as `codec=` of a topic, `rmq.Compressed()` too.
+        keys: Map from id (1 to 64 of A-Z a-z 0-9 . _ -) to a key of 32 bytes. The last key
+            encrypts, and all keys decrypt. You may change the map at any time, or give a function
+            that returns a map and is called for each body. None: the keys of the environment.
+        inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`.
 
     Raises:
-        InvalidValue: a key is none; the error names its id, never the key.
-        ConfigurationError: the package `cryptography` is missing.
+        InvalidValue: A key is not valid; the error shows its id, never the key.
+        ConfigurationError: The package `cryptography` is missing.
     """
 
     name = "encrypted"
@@ -354,7 +353,7 @@ class Encrypted:
     def __init__(self, keys: Keys | None = None, inner: str | Codec = "json") -> None:
         self._repr = f"rmq.Encrypted(inner={inner!r})"
         self._source = encryption.source_of(keys)
-        del keys  # what follows may raise: encryption.py says why that matters
+        del keys  # the next lines may raise, and a traceback must not show keys (encryption.py)
         self._source.open()
         self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
         if isinstance(self._inner, Encrypted):
@@ -369,13 +368,13 @@ class Encrypted:
         """Write the body and encrypt it.
 
         Raises:
-            EncodeError: the other codec cannot write it.
-            InvalidValue, ConfigurationError: there is no key.
+            EncodeError: The other codec cannot write the body.
+            InvalidValue, ConfigurationError: There is no key.
         """
         return encryption.seal(self._source, _coded(self._inner, body))
 
     def decode(self, data: bytes) -> Any:
-        """Read a body; raises DecodeError as `Compressed.decode`."""
+        """Read a body; raises DecodeError as `Compressed.decode` does."""
         return COMPRESSED.decode(data)
 
 
@@ -386,30 +385,31 @@ def _coded(codec: Codec, body: Any) -> bytes:
 
 
 class Offloaded:
-    """Writes bodies with another codec, and large ones to a store outside of Redis.
+    """Writes bodies with another codec, and large bodies to a store outside of Redis.
 
-    The store is any of fsspec (the extra `offloaded`): the message has a reference to the object
-    there, with its size and SHA-256. It is written before the message, and removed once the message
-    is gone: settled, cancelled, expired or purged. `send` and `send_many` do that; messages with a
-    merge key, of schedules, stages and an outbox have their bodies in Redis.
+    The store is any file system of fsspec (the extra `offloaded`). The message has a reference to
+    the object there, with its size and SHA-256. The object is written before the message, and
+    removed after the message is settled, cancelled, expired or purged. `send` and `send_many`
+    offload. Messages with a merge key, and messages of schedules, stages and an outbox, have their
+    bodies in Redis.
 
-    A process reads the objects of the stores of each `Offloaded` that it keeps, whatever the topic,
-    and of those that RMQ_STORES names. An object that cannot be had fails its message, which is
-    retried, then a dead letter. A store, or a folder of it, belongs to one Redis.
+    A process can read the stores of each `Offloaded` object that it keeps, for any topic, and the
+    stores listed in RMQ_STORES. If an object cannot be read, its message fails, is retried, and
+    then becomes a dead letter. A store, or a folder of it, belongs to one Redis.
 
     Args:
-        store: its URL: file:///srv/bodies, s3://bucket/folder, memory://folder. Options are those
-            of fsspec's own configuration; a URL with a password is refused.
-        above: smaller bodies are in Redis, and so are those of as many bytes.
-        inner: the codec that writes the body first: as `codec=` of a topic; also
-            `rmq.Compressed()` and `rmq.Encrypted(keys)`.
+        store: URL of the store: file:///srv/bodies, s3://bucket/folder, memory://folder. Options
+            come from fsspec's own configuration; a URL with a password is refused.
+        above: Largest body that stays in Redis, bytes.
+        inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`, or
+            `rmq.Encrypted(keys)`.
 
     Attributes:
-        limit: the most bytes of an object, written or read; it holds for the process.
+        limit: Largest object, written or read, bytes; applies to the whole process.
 
     Raises:
-        InvalidValue: an argument has another value.
-        ConfigurationError: fsspec is missing, or what it needs for this store.
+        InvalidValue: An argument has an invalid value.
+        ConfigurationError: fsspec is missing, or a package that it needs for this store.
     """
 
     name = "offloaded"
@@ -428,11 +428,11 @@ class Offloaded:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Write the body as it is in Redis or in an object.
+        """Write the body as it is stored, in Redis or in an object.
 
         Raises:
-            EncodeError: the other codec cannot write it.
-            PayloadTooLarge: it is over `limit`.
+            EncodeError: The other codec cannot write the body.
+            PayloadTooLarge: The body is over `limit`.
         """
         if type(body) is Coded:
             return body
@@ -442,34 +442,34 @@ class Offloaded:
         return data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body that is in Redis; raises DecodeError as `Compressed.decode`."""
+        """Read a body that is in Redis; raises DecodeError as `Compressed.decode` does."""
         return COMPRESSED.decode(data)
 
 
 class Coded(bytes):
-    """A body of an `Offloaded` that is written already, or the reference to it."""
+    """An encoded body of an `Offloaded`, or the reference to an encoded body."""
 
 
 def decode_object(data: bytes) -> Any:
-    """Read an object of a store; raises DecodeError."""
+    """Read a stored object; raises DecodeError."""
     codec, plain_bytes = COMPRESSED.unpack(data, max(Compressed.limit, len(data)))
     return decode(codec.number, plain_bytes)
 
 
 def reference_of(number: int, data: bytes) -> bytes | None:
-    """Return the reference to an offloaded body, in bytes, with the number of its codec."""
+    """Return the bytes of the reference to an offloaded body; None for any other body."""
     is_offloaded = number == Compressed.number and data[:1] == offloading.FIRST
     return data[1:] if is_offloaded else None
 
 
-CUSTOM_MIN, CUSTOM_MAX = 4, 7  # the numbers of codecs of users
+CUSTOM_MIN, CUSTOM_MAX = 4, 7  # numbers of custom codecs
 COMPRESSED = Compressed()
 _OWN = (BytesCodec, JsonCodec, MsgpackCodec, Compressed, Encrypted, Offloaded)
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
 
 
 class RawCodec:
-    """Writes bodies that are bytes of another codec already, under the number of that codec."""
+    """Passes through bytes that another codec has encoded, under the number of that codec."""
 
     name = "raw"
     passes_bytes = True
@@ -487,12 +487,12 @@ class RawCodec:
 
 
 def register(codec: Codec) -> Codec:
-    """Register a user's codec: it reads every record that names its number.
+    """Register a custom codec, which from now on reads every record with its number.
 
-    A codec with `passes_bytes` gets bodies that are encoded already, and reads nothing.
+    A codec with `passes_bytes` is not registered: its bodies are already encoded.
 
     Raises:
-        ConfigurationError: the number is not 4 to 7, or another codec has it.
+        ConfigurationError: The number is not 4 to 7, or another codec has it.
     """
     number = getattr(codec, "number", None)
     if not isinstance(number, int) or not 0 <= number <= CUSTOM_MAX:
@@ -509,10 +509,10 @@ def register(codec: Codec) -> Codec:
 
 
 def decode(number: int, data: bytes) -> Any:
-    """Read a body by the codec number of its record.
+    """Read a body with the codec of this number.
 
     Raises:
-        DecodeError: the codec is unknown, or it did not write these bytes.
+        DecodeError: The codec is unknown, or it did not write these bytes.
     """
     codec = by_number(number)
     if codec is None:
@@ -523,13 +523,13 @@ def decode(number: int, data: bytes) -> Any:
         return codec.decode(data)
     except DecodeError:
         raise
-    except Exception as error:  # code of a user
+    except Exception as error:  # custom codecs may raise anything
         name = getattr(codec, "name", type(codec).__name__)
         raise DecodeError(f"body of {len(data)} bytes is not {name}: {error!r:.200}") from error
 
 
 def is_encrypted(number: int, data: bytes) -> bool:
-    """Return whether a body of a record, with the number of its codec, is encrypted."""
+    """Return whether a body with this codec number is encrypted."""
     return number == Compressed.number and data[:1] == _SEALED
 
 
@@ -542,7 +542,7 @@ def _unknown(number: int, data: bytes) -> DecodeError:
 
 
 class Encoded:
-    """A codec for bodies that are encoded already."""
+    """A codec for bodies that are already encoded."""
 
     passes_bytes = True
 
@@ -556,29 +556,29 @@ class Encoded:
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:
-        """Decode with the codec of that number."""
+        """Decode the bytes with the codec of that number."""
         return decode(self.number, data)
 
 
 class SharedLimit:
-    """Reads bodies that are in memory at a time: decompressed they share `Compressed.limit`.
+    """Reads several bodies into memory whose decompressed sizes share `Compressed.limit`.
 
-    So a page of messages, or a collecting message, grows no larger than one body may.
+    A page of messages, or a collecting message, therefore gets no larger than one body may be.
     """
 
     def __init__(self) -> None:
         self._left = Compressed.limit
 
     def unpack(self, number: int, data: bytes) -> tuple[int, bytes]:
-        """Return the number of the codec that wrote a body, and the bytes that it wrote.
+        """Return the number of the codec that wrote a body, and the bytes that the codec wrote.
 
         Raises:
-            DecodeError: they are damaged, or too many. It costs half of what is left: else a page
-                of such bodies would take as long as if they all were read.
+            DecodeError: The bytes are damaged or too many. The error uses up half of the rest of
+                the limit, so that a page of such bodies does not take as long as reading them all.
         """
         if number != Compressed.number:
             return number, data
-        data = _decrypted(data)  # a key that is missing costs nothing
+        data = _decrypted(data)  # a missing key must not use up the limit
         left = self._left
         self._left //= 2
         codec, plain_bytes = COMPRESSED.unpack(data, left)
@@ -586,7 +586,7 @@ class SharedLimit:
         return codec.number, plain_bytes
 
     def decode(self, number: int, data: bytes) -> Any:
-        """Read a body; raises as `decode`."""
+        """Read a body; raises DecodeError as `decode` does."""
         return decode(*self.unpack(number, data))
 
 
@@ -594,7 +594,7 @@ def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
     """Read the bodies of a collecting message.
 
     Raises:
-        DecodeError: the codec is unknown, or it did not write one of the bodies.
+        DecodeError: The codec is unknown, or it did not write one of the bodies.
     """
     shared = SharedLimit()
     return [shared.decode(number, piece) for piece in pieces]

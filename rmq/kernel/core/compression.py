@@ -16,17 +16,17 @@ How = Literal["zlib", "zstd"]
 
 PLAIN, ZLIB, ZSTD = 0, 1, 2  # as written in a body
 NUMBERS: dict[str, int] = {"zlib": ZLIB, "zstd": ZSTD}
-CEILING = 16 * 1024 * 1024  # the most bytes of one body; as rmq.kernel.core.settings.BODY_CEILING
+CEILING = 16 * 1024 * 1024  # largest body, bytes; equal to rmq.kernel.core.settings.BODY_CEILING
 
-_zstd = threading.local()  # zstd's objects: expensive to make, and not thread-safe
+_zstd = threading.local()  # zstd's objects are expensive to make, and not thread-safe
 
 
 def number_of(how: object) -> int:
     """Return the number of a compression method.
 
     Raises:
-        InvalidValue: there is no such method.
-        ConfigurationError: its package is missing.
+        InvalidValue: There is no such method.
+        ConfigurationError: The package of the method is missing.
     """
     if not isinstance(how, str) or how not in NUMBERS:
         raise InvalidValue(f"how: {how!r}; give {' or '.join(map(repr, NUMBERS))}")
@@ -36,7 +36,7 @@ def number_of(how: object) -> int:
 
 
 def compress(how: int, data: bytes) -> bytes:
-    """Compress bytes. The result carries a checksum, and with zstd its decompressed size."""
+    """Compress bytes. The result has a checksum and, with zstd, the decompressed size."""
     if how == ZLIB:
         return zlib.compress(data)
     writer = getattr(_zstd, "writer", None)
@@ -51,18 +51,18 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
 
     Args:
         how: ZLIB or ZSTD.
-        data: the compressed bytes.
-        max_bytes: the most bytes of the result. Nothing larger is ever made, whatever the data say.
+        data: Compressed bytes.
+        max_bytes: Largest result. RMQ never makes a larger result, whatever size the data claim.
 
     Raises:
-        DecodeError: the result would be larger, the data are cut short or damaged, or zstandard
+        DecodeError: The result would be larger, the data are cut short or damaged, or zstandard
             is missing.
     """
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
 def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Return the first bytes of what was compressed, at most so many; errors as of `decompress`."""
+    """Return at most the first `most` decompressed bytes; raises as `decompress` does."""
     if how == ZLIB:
         return _from_zlib(data, most, cut=True)
     zstandard = _zstandard_for(data)
@@ -97,7 +97,7 @@ def _from_zlib(data: bytes, max_bytes: int, cut: bool = False) -> bytes:
 def _from_zstd(data: bytes, max_bytes: int) -> bytes:
     zstandard = _zstandard_for(data)
     try:
-        # A frame begins with its size, and zstd makes nothing larger: comparing the size is enough.
+        # A frame begins with its size, and zstd never exceeds it, so checking the size is enough.
         size = zstandard.get_frame_parameters(data).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise DecodeError(f"body of {len(data)} bytes of zstd does not say its size")

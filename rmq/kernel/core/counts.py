@@ -1,4 +1,4 @@
-"""The counts of a topic: their names, and what people call them."""
+"""The counts of a topic: their names, and their descriptions for people."""
 
 from __future__ import annotations
 

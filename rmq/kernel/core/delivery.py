@@ -1,7 +1,7 @@
-"""Deliveries: the data of one, and the exceptions by which a handler settles it.
+"""Deliveries: their data, and the exceptions by which a handler settles them.
 
-The verbs that settle a delivery are in `rmq.kernel.consumer.consumer`. A worker has shared
-leases; what flows and deliveries see of them is here.
+The verbs that settle a delivery are in `rmq.kernel.consumer.consumer`. The protocols for a worker's
+shared leases are here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPEN, SETTLED, LOST = 0, 1, 2
 
 
 class Snooze(Exception):
-    """Raised in a handler or `with delivery`: hand the message back for `delay`; costs no retry."""
+    """Raise in a handler or `with delivery` to try again after `delay`, at no cost of a retry."""
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
@@ -33,11 +33,11 @@ class Snooze(Exception):
 
 
 class Reject(Exception):
-    """Raised in a handler or `with delivery`: dead-letter the message, with the reason."""
+    """Raise in a handler or `with delivery` to make the message a dead letter, with the reason."""
 
 
 class Retry(Exception):
-    """Raised in a handler or `with delivery`: give the message back as failed, for `delay`.
+    """Raise in a handler or `with delivery` to fail the message and retry it after `delay`.
 
     It costs a retry. None: the delay of the retry policy.
     """
@@ -52,27 +52,27 @@ class BatchOrigin(NamedTuple):
 
     keys: SlotKeys
     newest: int  # acceptance number of the slot's newest message
-    retries: int  # of a fresh message
-    until: float  # the end of their leases at the earliest, by the monotonic clock, unless renewed
-    lease: SharedLease | None = None  # that they share; None: each has its own
+    retries: int  # retries of a new message
+    until: float  # earliest end of their leases, by the monotonic clock, unless renewed
+    lease: SharedLease | None = None  # their shared lease; None: each delivery has its own
 
 
 class HeldDelivery:
-    """A delivery as RMQ itself holds it: the record, the lease, and how far it is settled.
+    """RMQ's own view of a delivery: its record, its lease, and whether it is settled.
 
     A program sees it through a `Delivery` or an `AsyncDelivery`, which can be made at any time.
 
     Attributes:
-        origin: of its batch.
-        raw_id: the 16 bytes of the message's id.
-        score: of its receipt.
-        record: the stored message.
-        fence: the delivery number.
-        body: decoded; as the handler gets it, once it was converted.
+        origin: Data that is common to the batch.
+        raw_id: The 16 bytes of the message's id.
+        score: Score of the receipt.
+        record: The stored message.
+        fence: Delivery number.
+        body: The decoded body; in a handler, after its conversion.
         state: OPEN, SETTLED or LOST.
-        unconfirmed: the verb that was sent and whose reply was not read.
+        unconfirmed: Verb that was sent but whose reply was not read, or "".
         settling_calls: Number of running calls that settle it.
-        claim: on its business key.
+        claim: Claim on its business key, or None.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class HeldDelivery:
 
     @property
     def retries_left(self) -> int:
-        """How many retries remain after this delivery."""
+        """Number of retries that remain after this delivery."""
         return receipt_retries_left(self.score)
 
     @property
@@ -111,7 +111,7 @@ class HeldDelivery:
 
     @property
     def deadline(self) -> datetime:
-        """The time at which the lease ends; as `DeliveryData.deadline`."""
+        """The time at which the lease ends; see `DeliveryData.deadline`."""
         if self.origin.lease is None:
             return moment(receipt_deadline_ms(self.score))
         left_s = self.origin.lease.safe_until() - time.monotonic()
@@ -125,12 +125,12 @@ class HeldDelivery:
 
     @property
     def type(self) -> str | None:
-        """The message's type; None: it was sent without one."""
+        """The message's type; None if it was sent without a type."""
         return record.type_of(self.record)
 
     @property
     def group(self) -> str | None:
-        """The name of the message's group; None: it was sent without one."""
+        """The name of the message's group; None if it was sent without a group."""
         return group_in(self.marks.get(GROUP_MARK))
 
     @property
@@ -140,22 +140,22 @@ class HeldDelivery:
 
     @property
     def lost(self) -> bool:
-        """Whether its lease is gone, as far as is known."""
+        """Whether its lease is gone, as far as this process can see."""
         lease = self.origin.lease
         return self.state == LOST or (self.state == OPEN and lease is not None and lease.is_lost())
 
     @property
     def claim_lost(self) -> bool:
-        """Whether its claim was gone when it was extended or acked."""
+        """Whether its claim was gone at the last extend or ack."""
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
-        """Return its place among waiting messages: the priority, or the due time in epoch ms."""
+        """Return its position among waiting messages: the priority, or the due time in epoch ms."""
         return record.place_of(self.record)
 
 
 class DeliveryData:
-    """The data of a delivery. All but the body is read from the record when it is asked for."""
+    """The data of a delivery; all but the body is decoded from the record at each access."""
 
     __slots__ = ("_held", "_settle_with")
 
@@ -164,7 +164,7 @@ class DeliveryData:
         self._settle_with = settle_with
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same delivery: there may be several objects of one."""
+        """Return whether both objects are of the same delivery."""
         return isinstance(other, DeliveryData) and other._held is self._held
 
     def __hash__(self) -> int:
@@ -175,7 +175,7 @@ class DeliveryData:
 
     @property
     def body(self) -> Any:
-        """Its body; in a handler, as the annotation asks for it."""
+        """The message's body; in a handler, converted to the annotated type."""
         return self._held.body
 
     @body.setter
@@ -184,12 +184,12 @@ class DeliveryData:
 
     @property
     def fence(self) -> int:
-        """Its delivery number: each delivery of a slot has a larger one than those before."""
+        """The delivery number; it grows with every delivery of a slot."""
         return self._held.fence
 
     @property
     def id(self) -> MessageId:
-        """The message's id: the same at each delivery, and the one that `send` returned."""
+        """The message's id, as `send` returned it; the same in each delivery."""
         return self._held.id
 
     @property
@@ -199,7 +199,7 @@ class DeliveryData:
 
     @property
     def slot(self) -> int:
-        """The index of its slot, from 0; messages of one `slot_basis` have the same one."""
+        """The index of the message's slot, from 0; the same for messages with one `slot_basis`."""
         return self._held.origin.keys.index
 
     @property
@@ -209,7 +209,7 @@ class DeliveryData:
 
     @property
     def retries_left(self) -> int:
-        """How many retries remain after this delivery."""
+        """Number of retries that remain after this delivery."""
         return self._held.retries_left
 
     @property
@@ -221,13 +221,14 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        In a worker, which renews leases: until when it surely holds, by the clock of this machine.
+        A worker renews leases. There it is the time until which the lease is surely valid, by
+        the clock of this machine.
         """
         return self._held.deadline
 
     @property
     def priority(self) -> int | None:
-        """Its priority; None for a timed message without one."""
+        """The message's priority; None for a timed message without a priority."""
         return int.from_bytes(self._held.record[1:4], "big") or None
 
     @property
@@ -237,81 +238,81 @@ class DeliveryData:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers of its producer, read-only; those of RMQ itself are in `marks`."""
+        """The sender's headers, read-only; RMQ's own headers are in `marks`."""
         return record.user_headers(record.headers_of(self._held.record))
 
     @property
     def type(self) -> str | None:
-        """Its type, by which a worker chooses the handler; None: it was sent without one."""
+        """The message type, which selects the handler; None if it was sent without a type."""
         return self._held.type
 
     @property
     def group(self) -> str | None:
-        """The name of its group; None: it was sent without one."""
+        """The name of the message's group; None if it was sent without a group."""
         return self._held.group
 
     @property
     def share_key(self) -> str | None:
-        """The name by which its group shares; None: by its own."""
+        """The tenant whose turns the group uses; None: the group's own turns."""
         return share_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The headers that RMQ itself added: their names begin with `rmq-`."""
+        """The headers that RMQ itself added; their names begin with `rmq-`."""
         return self._held.marks
 
     @property
     def schedule_time(self) -> datetime | None:
-        """The time of a schedule for which it was sent; None where no schedule sent it."""
+        """The time for which a schedule sent this message; None if no schedule sent it."""
         text = self.marks.get(record.SCHEDULE_TIME_MARK)
         return moment(int(text)) if text else None
 
     @property
     def merge_key(self) -> str | None:
-        """The key by which it merged while it waited; None: it was sent without one."""
+        """The key by which the message merged while it waited; None if it had no key."""
         return record.read(self._held.record).merge_key or None
 
     @property
     def offset(self) -> int:
-        """Its acceptance number in the slot, as `send` returned it."""
+        """The message's acceptance number in its slot, as `send` returned it."""
         low = record.read(self._held.record).offset_low
         return record.offset_of(low, self._held.origin.newest)
 
     @property
     def is_settled(self) -> bool:
-        """Whether this delivery has ended: acked, given back, or lost."""
+        """Whether this delivery has ended: settled, given back, or lost."""
         return self._held.state != OPEN
 
     @property
     def lost(self) -> bool:
-        """Whether its lease is gone: another consumer may have the message; stop working on it.
+        """Whether the lease is gone: another consumer may have the message, so stop the work.
 
-        In a worker, which renews leases, this is always up to date; elsewhere it is known after
+        In a worker, which renews leases, this is always current. Elsewhere it changes only after
         a verb failed.
         """
         return self._held.lost
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim on its business key was gone when it was extended or acked."""
+        """Whether the claim on the business key was gone at the last extend or ack."""
         return self._held.claim_lost
 
 
 def held_of(delivery: DeliveryData) -> HeldDelivery:
-    """Return the delivery that a program sees through this one."""
+    """Return RMQ's own view of a delivery."""
     return delivery._held
 
 
 def settle_with_of(delivery: DeliveryData) -> Any:
-    """Return what settles a delivery: a `SettleWith` of rmq.kernel.consumer.one_delivery."""
+    """Return the `rmq.kernel.consumer.one_delivery.SettleWith` that settles a delivery."""
     return delivery._settle_with
 
 
 def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
-    """Return those that a program sees through these.
+    """Return RMQ's own view of each delivery.
 
     Raises:
-        InvalidType: one is no delivery.
+        InvalidType: An item is not a delivery.
     """
     held = []
     for delivery in deliveries:
@@ -322,38 +323,38 @@ def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
 
 
 def count_settling(deliveries: Iterable[HeldDelivery], change: int) -> None:
-    """Count a call that settles these deliveries: 1 when it begins, -1 when it failed."""
+    """Count a call that settles these deliveries: 1 when it begins, -1 if it failed."""
     for delivery in deliveries:
         delivery.settling_calls += change
 
 
 class SharedLease(Protocol):
-    """The lease of all deliveries that this process took of a slot under one number."""
+    """The lease of all deliveries that this process took from a slot under one number."""
 
     def is_lost(self) -> bool:
-        """Return whether it is gone, or has ended as far as this process knows."""
+        """Return whether the lease is gone, or has ended as far as this process can see."""
 
     def safe_until(self) -> float:
-        """Return until when it surely holds, by the monotonic clock."""
+        """Return the time until which the lease is surely valid, by the monotonic clock."""
 
 
 class SharedLeases(Protocol):
     """The shared leases of a consumer, by slot."""
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease to take under; 0: open one."""
+        """Return the number of the lease for the next take; 0: open a new lease."""
 
     def taken(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Note the lease under which a batch was taken by a call that began at `since`."""
+        """Register the lease of a batch that was taken by a call that began at `since`."""
 
     def handed_over(self, slot: int, number: int) -> SharedLease:
-        """Return the lease of a batch that was handed over; it may be one that is used no more."""
+        """Return the lease of a handed-over batch, even if the lease is no longer used."""
 
     def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Count deliveries that are handed over; their leases are renewed from now on."""
+        """Count delivered messages in; from now on their leases are renewed."""
 
     def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Count deliveries no longer: they are settled, or lost."""
+        """Count settled or lost deliveries out."""
 
     def retire(self, slot: int) -> None:
-        """Renew the lease of a slot no more: a delivery of it cannot be settled."""
+        """Stop renewing the lease of a slot whose delivery cannot be settled."""

@@ -1,16 +1,17 @@
-"""Encrypt bodies by AES-256-GCM of the package `cryptography`; and where keys come from.
+"""Encrypt bodies by AES-256-GCM of the package `cryptography`, and find the keys.
 
-    1 byte      0x33: encrypted, and what is inside has the format of `Compressed`
-    1 byte      the length of the key's id
-    id          of the key, in ASCII
-    12 bytes    at random
-    the rest    what AES-GCM made of the body, with its tag of 16 bytes
+    1 byte      0x33: encrypted, around a body in the format of `Compressed`
+    1 byte      length of the key's id
+    id          key id, in ASCII
+    12 bytes    random nonce
+    the rest    the encrypted body, with its tag of 16 bytes
 
-All of it is authenticated: a body that was changed, or whose key has another id, is not opened.
-Nothing else is: the id of a message and its topic change when it is redriven to another topic.
+All these bytes are authenticated: a changed body, or a body with another key id, is not decrypted.
+Message id and topic are not authenticated, because they change when a message is redriven to
+another topic.
 
-No function that raises has a key in a variable, because some programs write the variables of each
-function of a traceback to a log.
+No function that raises has a key in a variable, because some programs log the variables of each
+function of a traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rmq.errors import ConfigurationError, DecodeError, InvalidValue
 from rmq.kernel.core import packages
 from rmq.kernel.core.environment import variable
 
-SEALED = 3  # beside the methods of `compression`: how a body of codec 3 is stored
+SEALED = 3  # how a body of codec 3 is stored; continues the numbers of `compression`
 FIRST = SEALED << 4 | 3
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 VARIABLE, FILE_VARIABLE = "RMQ_KEYS", "RMQ_KEYS_FILE"
@@ -38,10 +39,10 @@ Keys = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 
 
 class KeySource:
-    """Keys by id, asked for each body; they may change meanwhile.
+    """Keys by id; each body reads them again, so they may change at any time.
 
     Args:
-        keys: a mapping, or a function that returns one; the last key is the newest.
+        keys: A mapping, or a function that returns a mapping; the last key is the newest.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -54,7 +55,7 @@ class KeySource:
         """Return the id of the newest key, and its cipher.
 
         Raises:
-            InvalidValue: there is no key, or it is none.
+            InvalidValue: There is no key, or the key is not valid.
         """
         name, cipher, problem = _look(self._keys, None)
         if problem:
@@ -62,16 +63,16 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return the cipher of a key, None where there is none; and what is wrong."""
+        """Return the cipher of a key, or None if the key is missing; and a text if it is wrong."""
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
 
     def open(self) -> None:
-        """Check all keys of a mapping; from now on this process decrypts with them.
+        """Check all keys of a mapping and let this process decrypt with them.
 
         Raises:
-            InvalidValue: one of them is none.
-            ConfigurationError: the package is missing.
+            InvalidValue: A key is not valid.
+            ConfigurationError: The package is missing.
         """
         _library()
         if not callable(self._keys):
@@ -84,7 +85,7 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return a key's id and cipher, and what is wrong with it; `name` None: the newest."""
+    """Return a key's id, its cipher and its problem, or ''; `name` None: the newest key."""
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
         return "", None, f"keys: {type(mapping).__name__}; give a mapping from ids to 32 bytes"
@@ -119,7 +120,7 @@ def _library() -> Any:
 
 
 def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
-    """Return the keys of a text, `ID:BASE64` by lines, spaces or commas; and what is wrong."""
+    """Read keys from `ID:BASE64`, separated by lines, spaces or commas; also return a problem."""
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
     for place, entry in enumerate(" ".join(lines).replace(",", " ").split(), 1):
@@ -130,13 +131,13 @@ def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
             key = b""
         if not _ID.fullmatch(name) or len(key) != KEY_BYTES:
             return {}, f"{where}: its key {place} is not ID:KEY with 32 bytes in base64"
-        keys.pop(name, None)  # given again, it is the newest
+        keys.pop(name, None)  # a repeated key becomes the newest
         keys[name] = key
     return keys, "" if keys else f"{where}: it has no keys"
 
 
 class _Environment(KeySource):
-    """The keys of RMQ_KEYS_FILE, read again when the file changes, or else of RMQ_KEYS."""
+    """The keys of RMQ_KEYS_FILE, read again after each change, or else the keys of RMQ_KEYS."""
 
     def __init__(self) -> None:
         super().__init__(self._current)
@@ -147,11 +148,11 @@ class _Environment(KeySource):
         return self._found[0]
 
     def is_set(self) -> bool:
-        """Whether one of the variables is set."""
+        """Return whether one of the variables is set."""
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed; return what is wrong."""
+        """Read the keys if they have changed; return the problem, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:
@@ -189,7 +190,7 @@ class _Environment(KeySource):
         return (None, problem) if problem else super().find(name)
 
     def open(self) -> None:
-        """Check the package: a variable may be set later."""
+        """Check only the package, because a variable may be set later."""
         _library()
 
 
@@ -199,7 +200,7 @@ _lock = threading.Lock()
 
 
 def source_of(keys: Keys | None) -> KeySource:
-    """Return a source of keys, to be opened; None: that of the environment."""
+    """Return a source of keys, not yet opened; None: the keys of the environment."""
     return ENVIRONMENT if keys is None else KeySource(keys)
 
 
@@ -207,7 +208,7 @@ def source_of(keys: Keys | None) -> KeySource:
 
 
 def seal(source: KeySource, data: bytes) -> bytes:
-    """Encrypt bytes with the newest key; the errors are those of `KeySource.newest`."""
+    """Encrypt bytes with the newest key; raises as `KeySource.newest` does."""
     name, cipher = source.newest()
     head = bytes((FIRST, len(name))) + name.encode()
     nonce = os.urandom(NONCE_BYTES)
@@ -216,11 +217,11 @@ def seal(source: KeySource, data: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> bytes:
-    """Undo `seal`, with any key that this process has.
+    """Decrypt the bytes of `seal`, with any key that this process has.
 
     Raises:
-        DecodeError: the key is not here or is another one, the bytes were changed, or the package
-            is missing.
+        DecodeError: The key is missing or different, the bytes were changed, or the package is
+            missing.
     """
     size = f"body of {len(data)} bytes"
     end = 2 + (data[1] if len(data) > 1 else 0)
@@ -253,12 +254,12 @@ def unseal(data: bytes) -> bytes:
 def _try(source: KeySource, name: str) -> tuple[Any, str]:
     try:
         return source.find(name)
-    except Exception as error:  # a function of the user
+    except Exception as error:  # a user's function may raise anything
         return None, f"keys: {type(error).__name__} of the function that returns them"
 
 
 def _opened(cipher: Any, data: bytes, end: int, start: int) -> bytes | None:
-    """Return the bytes that were encrypted; None: not with this key."""
+    """Return the decrypted bytes, or None if this is not the key."""
     try:
         opened: bytes = cipher.decrypt(data[end:start], data[start:], data[:end])
     except Exception as error:

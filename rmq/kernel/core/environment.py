@@ -1,4 +1,4 @@
-"""Environment variables, read in one place."""
+"""Read environment variables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return an environment variable without blanks at its ends; None if nothing is left.
+    """Return an environment variable without surrounding blanks; None if it is empty.
 
-    A value made with `echo` ends in a newline. A token, a URL or a path with a newline works
-    nowhere, and some of them fail much later.
+    A value made with `echo` ends in a newline. A token, a URL or a path with a newline fails
+    everywhere, sometimes much later.
 
     Args:
         name: Name of the variable.
-        environ: The environment; None for this process.
+        environ: Environment to read; None: the environment of this process.
     """
     return ((os.environ if environ is None else environ).get(name) or "").strip() or None

@@ -1,14 +1,13 @@
 """Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
-An entry has the last attempt, and earlier ones as far as they were kept. Its twin,
-`lua/lib/settle/attempts.lua`, describes the bytes. A damaged one is read as an attempt of 1970 with
-the error "unreadable". The error that a consumer sends is msgpack of [type and message, traceback,
-worker].
+An entry has the last attempt, and as many earlier attempts as fit. `lua/lib/settle/attempts.lua`
+describes and writes the bytes. A damaged entry is read as an attempt of 1970 with the error
+"unreadable". The error that a consumer sends is msgpack of [type and message, traceback, worker].
 
-A fingerprint is what dead letters of one cause have in common. It is made of the reason, the type
-of the exception, its message without what differs from message to message (numbers, ids, quoted
-text, paths), and the last place in the user's code. It is the same in every process and version; a
-change of the rules here is a change of RMQ's format.
+All dead letters of one cause have the same fingerprint. It is a hash of the reason, the type of the
+exception, its normalised message, and the last place in the user's code. Normalising removes
+numbers, ids, quoted text and paths, which differ from message to message. A fingerprint is the same
+in every process and version; to change its rules is to change RMQ's format.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ REASONS = {
 }
 REDRIVEN = "redriven"
 ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
-REMEMBERED = 256  # decoded failures: those of one cause are often alike, and have 14 KiB at most
+REMEMBERED = 256  # decoded failures, which repeat within one cause; at most 14 KiB each
 
-_EARLIER, _CARRIED = 1, 8  # flags: items follow; the error is that of an earlier attempt
-_SAME = (1, 2, 4)  # flags of an item: error, traceback or worker of the one before
-_SAME_FRAMES = 16  # flag of an item: the traceback of the one before, but for the error
+_EARLIER, _CARRIED = 1, 8  # flags: items follow; an earlier attempt left this error
+_SAME = (1, 2, 4)  # flags of an item: error, traceback or worker equal the previous item's
+_SAME_FRAMES = 16  # flag of an item: the traceback equals the previous item's, except the error
 _COUNTS = struct.Struct(">HBH")  # attempts, items, bytes of the items
 _TIME_MAX = 253_402_300_799_000  # epoch ms, the last second of the year 9999
 _NO_ATTEMPT = "xd"  # expired, redriven
@@ -51,9 +50,9 @@ class Failure(NamedTuple):
 
     Attributes:
         reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
-        deliveries: made so far.
-        error: the exception's type and message, as far as the consumer sent them.
-        traceback: the traceback of the exception, or ''.
+        deliveries: Number of deliveries so far.
+        error: Type and message of the exception, as far as the consumer sent them.
+        traceback: Traceback of the exception, or ''.
     """
 
     reason: str
@@ -63,16 +62,16 @@ class Failure(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt to handle a message that failed, or its redrive, or its expiry.
+    """A failed attempt to handle a message, or the redrive or expiry of the message.
 
     Attributes:
-        number: counts the attempts from the first send on, over redrives; None: it is no attempt,
-            the message was redriven, or it expired.
-        at: when it failed, by the clock of Redis.
-        reason: as `Failure.reason`, or "redriven".
-        error: the exception's type and message, or ''; of earlier attempts the first 1024 bytes.
-        traceback: of the exception, or ''; of earlier attempts the last 2048 bytes.
-        worker: host and process id of the consumer that reported it, or ''.
+        number: Number of the attempt since the first send, across redrives; None for a redrive or
+            an expiry.
+        at: Time of the failure, by the clock of Redis.
+        reason: Reason as in `Failure.reason`, or "redriven".
+        error: Type and message of the exception, or ''; the first 1024 bytes for earlier attempts.
+        traceback: Traceback of the exception, or ''; the last 2048 bytes for earlier attempts.
+        worker: Host and process id of the consumer that reported the failure, or ''.
     """
 
     number: int | None
@@ -87,8 +86,8 @@ class Rendered(NamedTuple):
     """An error as text, cut to size.
 
     Attributes:
-        text: the exception's type and message, or a reason.
-        traceback: of the exception, or ''.
+        text: Type and message of the exception, or a reason.
+        traceback: Traceback of the exception, or ''.
     """
 
     text: str
@@ -119,7 +118,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception; never raises."""
     try:
         return "".join(traceback.format_exception(error))
-    except BaseException as problem:  # of an exception group, a note, or a property of the user's
+    except BaseException as problem:  # raised by an exception group, a note, or a user's property
         return f"<the traceback cannot be shown: {type(problem).__name__}>"
 
 
@@ -137,7 +136,7 @@ def this_worker() -> str:
 
 
 def render(error: Error) -> Rendered:
-    """Return an error as text; never raises. It runs code of the exception, which may hang."""
+    """Return an error as text; never raises. It runs the exception's own code, which may hang."""
     if isinstance(error, BaseException):
         return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
     if isinstance(error, Rendered):
@@ -160,8 +159,6 @@ def is_expired_lease(entry: bytes) -> bool:
 
 
 class _Entry(NamedTuple):
-    """The parts of a failure entry."""
-
     deliveries: int
     reason: str
     flags: int
@@ -171,7 +168,7 @@ class _Entry(NamedTuple):
     details: bytes
 
 
-# What a damaged entry is read as, here and in the scripts, so that its message goes on.
+# The scripts read a damaged entry in the same way, so that its message can still be delivered.
 _UNREADABLE = _Entry(1, "f", 0, 0, 1, b"", msgpack.packb(["unreadable", ""]))
 
 
@@ -192,7 +189,7 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Return error, traceback and worker; details that cannot be read are all error."""
+    """Return error, traceback and worker; unreadable details become the error."""
     if not details:
         return "", "", ""
     try:
@@ -207,7 +204,7 @@ def _reason(letter: str) -> str:
 
 
 def decode(entry: bytes) -> Failure | None:
-    """Decode the last failure of an entry; None: it is empty, or the message was redriven since."""
+    """Decode the last failure of an entry; None if it is empty or the last event is a redrive."""
     if not entry or (parts := _read(entry)).reason == "d":
         return None
     return _failure(parts.reason, parts.deliveries, parts.details)
@@ -215,7 +212,7 @@ def decode(entry: bytes) -> Failure | None:
 
 @lru_cache(REMEMBERED)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
-    """Decode a failure without time and earlier attempts, so that equal ones are read once."""
+    """Decode a failure without its time, so that equal failures share one cache entry."""
     error, lines, _ = _texts(details)
     return Failure(_reason(reason), deliveries, error, lines)
 
@@ -245,7 +242,7 @@ def _attempts(entry: bytes) -> Iterator[Attempt]:
 def _item_texts(
     items: bytes, at: int, flags: int, newer: tuple[str, str, str]
 ) -> tuple[tuple[str, str, str], int]:
-    """Return error, traceback and worker of an item, and where the next one begins."""
+    """Return error, traceback and worker of an item, and the position after the item."""
     texts: list[str] = []
     for place, same in enumerate(_SAME):
         if flags & same:
@@ -259,17 +256,17 @@ def _item_texts(
     return (texts[0], texts[1], texts[2]), at
 
 
-DIGITS = 12  # hex: of a thousand groups, two are alike in one topic of 500 million
-NORMALISED_CHARS = 400  # of the error that are looked at
+DIGITS = 12  # hex; of 500 million topics with 1000 causes each, two causes collide in one topic
+NORMALISED_CHARS = 400  # length of the part of an error that is compared
 
-# The order matters: what is quoted or a path may hold numbers, a UUID holds hex.
+# The order matters: quoted text and paths may contain numbers, and a UUID contains hex digits.
 _RULES = [
     (re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|`[^`\n]*`"), "<text>"),
     (re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s,;)\]}]+"), "<url>"),
     (re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/][^\s,;:)\]}]+"), "<path>"),
     (re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), "<id>"),
     (re.compile(r"0[xX][0-9a-fA-F]+"), "<n>"),
-    # An id: letters and digits in one word of at least 8, which has a digit. So are RMQ's own.
+    # An id is a word of at least 8 letters and digits with a digit in it, like RMQ's own ids.
     (re.compile(r"\b(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}\b"), "<id>"),
     (re.compile(r"\b[0-9a-fA-F]{16,}\b"), "<id>"),
     (re.compile(r"[-+]?\d+(?:[.,:]\d+)*"), "<n>"),
@@ -277,15 +274,15 @@ _RULES = [
 ]
 _TYPE = re.compile(r"([A-Za-z_][\w.]{0,127})(?::\s|$)")
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line \d+, in ([^\n]{1,200})$', re.MULTILINE)
-# Frames of installed packages and of Python itself tell where it broke, not in which of the user's
-# functions.
+# Frames of installed packages and of Python show where the error was raised, not which of the
+# user's functions caused it.
 _FOREIGN = re.compile(
     r"^<frozen |[\\/](?:site-packages|dist-packages|rmq[\\/]worker|lib[\\/]python\d[.\d]*)[\\/]"
 )
 
 
 def normalised(error: str) -> str:
-    """Return an error without what differs between failures of one cause."""
+    """Return an error without the parts that differ between failures of one cause."""
     text = error[:NORMALISED_CHARS].partition("\n")[0]
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
@@ -293,7 +290,7 @@ def normalised(error: str) -> str:
 
 
 def origin(traceback: str) -> str:
-    """Return the last place in the user's code, as `orders.py:charge`; '' where none is known."""
+    """Return the last place in the user's code, as `orders.py:charge`; '' if there is none."""
     frames = _FRAME.findall(traceback)
     own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
     if not own:
@@ -305,7 +302,7 @@ def origin(traceback: str) -> str:
 
 @lru_cache(REMEMBERED)
 def fingerprint(failure: Failure | None) -> str:
-    """Return the fingerprint of a failure: 12 hex digits; '' where there is none."""
+    """Return the fingerprint of a failure, 12 hex digits; '' for None."""
     if failure is None:
         return ""
     match = _TYPE.match(failure.error)

@@ -1,16 +1,16 @@
 """Forms: how values of types that JSON does not have are written, and how they are read back.
 
-    datetime        ISO 8601 with its offset, Z for UTC; a naive one has none, and is read as naive
+    datetime        ISO 8601 with its offset, Z for UTC; a naive datetime has no offset
     date, time      ISO 8601
     timedelta       ISO 8601, days and seconds: P1DT3700.5S, -PT1S
     UUID, Decimal   text
-    bytes           base64; so bytearray and memoryview
+    bytes           base64; also bytearray and memoryview
     Enum            the form of its value
-    set, frozenset  a list, sorted where Python can compare the members, else by their JSON
-    objects         a map of the fields; models of pydantic and structs of msgspec as they say
+    set, frozenset  a list, sorted by its members, or by their JSON if they cannot be compared
+    objects         a map of the fields; pydantic models and msgspec structs write themselves
 
 docs/codecs.md has the table. Handlers read a form by their annotation: `READERS`, and
-`rmq.kernel.core.body_types`. msgpack bodies have the same forms, except that they have bytes.
+`rmq.kernel.core.body_types`. msgpack bodies have the same forms, except for bytes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a value that JSON does not have as one that it has, or that has a form itself.
+    """Return a value in JSON's types; its members may still need the same conversion.
 
     Raises:
-        TypeError, ValueError: it has no form.
+        TypeError, ValueError: The value has no form.
     """
     write = _BY_TYPE.get(type(value))
     if write is not None:
@@ -54,7 +54,7 @@ def to_builtins(value: Any) -> Any:
             return write(value)
     if isinstance(value, type):
         raise TypeError(f"the class {value.__name__} has no form in JSON; send an instance of it")
-    if hasattr(value, "get_secret_value"):  # pydantic writes stars
+    if hasattr(value, "get_secret_value"):  # pydantic would write stars
         raise TypeError(f"{type(value).__name__} is not written; send value.get_secret_value()")
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
@@ -62,7 +62,7 @@ def to_builtins(value: Any) -> Any:
         return importlib.import_module("msgspec").to_builtins(
             value, builtin_types=_LEFT_BY_MSGSPEC, enc_hook=to_builtins
         )
-    if hasattr(value, "__pydantic_serializer__"):  # a dataclass of pydantic
+    if hasattr(value, "__pydantic_serializer__"):  # a pydantic dataclass
         return importlib.import_module("pydantic_core").to_jsonable_python(value, round_trip=True)
     own: Any = type(value)
     fields = fields_of(own)
@@ -74,9 +74,9 @@ def to_builtins(value: Any) -> Any:
 
 @lru_cache(1024)
 def fields_of(kind: Any) -> list[tuple[str, str]] | None:
-    """Return the fields of a dataclass or an attrs class: attribute, name; None: it is neither.
+    """Return (attribute, name) of each field of a dataclass or attrs class; None for others.
 
-    The name is that of the argument of its constructor: attrs drops underscores in front.
+    The name is the constructor's argument: attrs drops leading underscores.
     """
     if dataclasses.is_dataclass(kind):
         return [(field.name, field.name) for field in dataclasses.fields(kind)]
@@ -92,7 +92,7 @@ def is_object(kind: Any) -> bool:
 
 
 def attributes_of(kind: Any) -> list[str] | None:
-    """Return the names of the attributes that are sent of an object; None: it is no object."""
+    """Return the names of the attributes that an object sends; None if it is not an object."""
     for names in ("__struct_fields__", "__pydantic_fields__"):
         if hasattr(kind, names):
             return list(getattr(kind, names))
@@ -109,13 +109,13 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _datetime(value: datetime) -> str:
     offset = value.utcoffset()
-    if offset and has_seconds(offset):  # of before 1900: ISO 8601 has no seconds there
+    if offset and has_seconds(offset):  # before 1900; ISO 8601 has no seconds in an offset
         value = (value.replace(tzinfo=None) - offset).replace(tzinfo=UTC)
     return _zulu(value)
 
 
 def has_seconds(offset: timedelta | None) -> bool:
-    """Whether an offset of a time zone is not one of whole minutes."""
+    """Return whether a time zone's offset is not in whole minutes."""
     return bool(offset and offset % _MINUTE)
 
 
@@ -157,7 +157,7 @@ def _bytes(value: Any) -> str:
 
 
 def _members(value: Any) -> list[Any]:
-    """Return the members of a set in an order that does not depend on their hashes."""
+    """Return the members of a set in an order that is independent of their hashes."""
     kinds = set(map(type, value))
     if kinds <= {str} or kinds <= {int, float}:
         return sorted(value)
@@ -165,12 +165,12 @@ def _members(value: Any) -> list[Any]:
 
 
 def json_of(value: Any) -> str:
-    """Return JSON of a value that has a form; NaN is a value here."""
+    """Return the JSON of a value that has a form; NaN is allowed."""
     return json.dumps(value, default=to_builtins)
 
 
 _BY_TYPE: dict[type, Callable[[Any], Any]] = {
-    datetime: _datetime,  # before date, of which it is one
+    datetime: _datetime,  # before its base class, date
     date: date.isoformat,
     time: _time,
     timedelta: _timedelta,
@@ -180,7 +180,7 @@ _BY_TYPE: dict[type, Callable[[Any], Any]] = {
     set: _members,
     frozenset: _members,
 }
-# msgspec writes these itself, some of them otherwise: an infinite Decimal, an offset with seconds.
+# msgspec writes these types itself, but an infinite Decimal and an offset with seconds differently.
 _LEFT_BY_MSGSPEC = (datetime, date, time, timedelta, UUID, Decimal, *_BYTES)
 
 
@@ -223,7 +223,7 @@ def _read_bytes(value: Any) -> bytes:
     return base64.b64decode(_text(value), validate=True)
 
 
-# Each takes what JSON has, and raises ValueError, ArithmeticError or TypeError for what is no form.
+# Each raises ValueError, ArithmeticError or TypeError for a JSON value that is not its form.
 READERS: dict[type, Callable[[Any], Any]] = {
     datetime: lambda value: datetime.fromisoformat(_text(value)),
     date: lambda value: date.fromisoformat(_text(value)),

@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 
 class Action(Protocol):
-    """An action of a procedure, for both kinds of code."""
+    """An action of a procedure, for plain and async code."""
 
     def run(self) -> Any:
-        """Run it in plain code."""
+        """Run the action in plain code."""
 
     async def run_async(self) -> Any:
-        """Run it in async code."""
+        """Run the action in async code."""
 
 
 Procedure = Generator[Action, Any, T]
 
 
 class Call:
-    """Call a function; in async code, await what it returns if that is awaitable."""
+    """An action that calls a function; in async code, an awaitable result is awaited."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         self._function = function
@@ -45,17 +45,17 @@ class Call:
         self._named = named
 
     def run(self) -> Any:
-        """As `Action.run`."""
+        """Call the function."""
         return self._function(*self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """As `Action.run_async`."""
+        """Call the function and await its result if it is awaitable."""
         result = self._function(*self._arguments, **self._named)
         return await result if inspect.isawaitable(result) else result
 
 
 def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
-    """Give a generator what `perform` makes of each value that it yields; return its result."""
+    """Send a generator the result of `perform` for each value it yields; return its result."""
     try:
         value = next(generator)
         while True:
@@ -71,7 +71,7 @@ def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
 
 
 async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
-    """As `drive`, with a `perform` that is awaited."""
+    """Do the same as `drive`, with an async `perform`."""
     try:
         value = next(generator)
         while True:
@@ -91,7 +91,7 @@ def run(procedure: Procedure[T]) -> T:
     try:
         return drive(procedure, methodcaller("run"))
     except RuntimeError as error:
-        if isinstance(error.__cause__, StopIteration):  # an action raised it; Python has wrapped it
+        if isinstance(error.__cause__, StopIteration):  # raised by an action, wrapped by Python
             raise error.__cause__ from None
         raise
 

@@ -1,6 +1,7 @@
-"""Groups of a topic: messages of one name that are delivered in order, or so many at a time.
+"""Groups of a topic: messages with the same group name, delivered in order or a few at a time.
 
-`lua/lib/groups/groups.lua` keeps them; docs/decisions/0066-groups-in-lanes.md says why so.
+`lua/lib/groups/groups.lua` implements them; docs/decisions/0066-groups-in-lanes.md gives the
+reasons.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from rmq.kernel.core.validation import check_int, utf8
 
 GROUP_BYTES, WEIGHT_MAX, CONCURRENCY_MAX = 200, 64, 1000
 OFF = "off"
-GROUP_MARK = (
-    "rmq-group"  # the header with the group of a message: the first one, or after the audit's
-)
+# Header with the group of a message. It is the first header, or the second after the audit's.
+GROUP_MARK = "rmq-group"
 _SHARE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
@@ -27,15 +27,15 @@ class Groups:
     """How a topic delivers messages that are sent with a group.
 
     Args:
-        order: one after the other, in the order in which they were sent; a larger priority goes
-            first among those of the group that wait. Else up to `concurrency` at a time.
-        concurrency: how many messages of a group are out at a time, 1 to 1000; 1 with `order`.
-            A message is out while it may be taken or is in flight.
-        share: how groups share what consumers take, where more than one has messages waiting:
-            "equal", or the weight, 1 to 64, of those groups (or share keys) that are named; 1 for
-            others. A larger priority always goes first.
-        on_dead: what follows where a message of a group becomes a dead letter: "continue", or
-            "hold": nothing of the group goes until somebody releases it (`Admin.group_release`).
+        order: True: one message at a time, in the order of the sends; among waiting messages of
+            the group, a larger priority goes first. False: up to `concurrency` at a time.
+        concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000;
+            1 with `order`. A message counts as soon as it may be taken.
+        share: How groups with waiting messages share the receives: "equal", or a map from group
+            or share key to its weight, 1 to 64; unlisted names have weight 1. A larger priority
+            always goes first.
+        on_dead: After a message of the group becomes a dead letter: "continue", or "hold", which
+            stops the group until it is released (`Admin.group_release`).
     """
 
     order: bool = True
@@ -44,7 +44,7 @@ class Groups:
     on_dead: Literal["continue", "hold"] = field(default="continue")
 
     def __post_init__(self) -> None:
-        """Check the values, and that they go together."""
+        """Check each value, and that the values fit each other."""
         if not isinstance(self.order, bool):
             raise InvalidType(f"groups.order: {self.order!r}; give True or False")
         check_int(self.concurrency, "groups.concurrency", 1, CONCURRENCY_MAX)
@@ -70,7 +70,7 @@ class Groups:
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weights that are not 1, by group or share key."""
+        """The weights other than 1, by group or share key."""
         return {} if self.share == "equal" else self.share
 
     def __str__(self) -> str:
@@ -86,13 +86,13 @@ class Groups:
 
 
 def parse_groups(value: object) -> Groups | None:
-    """Return how a topic keeps groups, from itself or from text.
+    """Return how a topic delivers groups, from `Groups` or from text.
 
     Text is `off`, or parts with commas: `order` or `concurrency=5`, `on_dead=hold`, `share.gold=4`.
 
     Raises:
-        InvalidValue: the text says nothing of the kind.
-        InvalidType: it is neither.
+        InvalidValue: The text is not valid.
+        InvalidType: The value is neither `Groups` nor text.
     """
     if value is None or value == OFF:
         return None
@@ -120,11 +120,11 @@ def parse_groups(value: object) -> Groups | None:
 
 
 def check_group(value: object, field_name: str = "group") -> str:
-    """Return the name of a group, or of a share, if it can be one.
+    """Return the name of a group or a share key if it is valid.
 
     Raises:
-        InvalidType: it is no text.
-        InvalidValue: it is empty, too long, or has control characters.
+        InvalidType: The name is not a str.
+        InvalidValue: The name is empty, too long, or has control characters.
     """
     if not isinstance(value, str):
         raise InvalidType(f"{field_name}: {type(value).__name__}; give a str")
@@ -137,7 +137,7 @@ def check_group(value: object, field_name: str = "group") -> str:
 
 
 def mark_of(group: str, share_key: str | None, weight: int) -> str:
-    """Return the value of the header of a message of this group."""
+    """Return the header value of a message of this group."""
     if share_key is None and weight == 1:
         return group
     return f"\1{weight}\1{share_key or ''}\1{group}"
@@ -149,12 +149,12 @@ def group_in(mark: str | None) -> str | None:
 
 
 def share_in(mark: str | None) -> str | None:
-    """Return the share key of a message from the value of its header; None: it has none."""
+    """Return the share key in the value of a message's header; None if it has no share key."""
     return mark.split("\1")[2] or None if mark and mark.startswith("\1") else None
 
 
 def weight_in(mark: str | None) -> int | None:
-    """Return the weight of a message from the value of its header; None: it has no group."""
+    """Return the weight in the value of a message's header; None if the message has no group."""
     if mark is None:
         return None
     return int(mark.split("\1")[1]) if mark.startswith("\1") else 1

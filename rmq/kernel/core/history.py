@@ -1,16 +1,18 @@
 """The history of a topic: samples of its figures, in rings of three resolutions.
 
-A ring has one place for each of its steps, and a place is written anew when its turn comes again,
-so a history never grows. A sample has the counters of the topic, not rates, so no event is missed
-between two samples. It has since when the oldest due message waits, not how long that is, so a
-topic in which nothing happens has equal samples, of which one is enough.
+A ring has one place for each of its steps. Later samples overwrite earlier samples, so a history
+never grows. A sample has the counters of the topic, not rates, so no event between two samples is
+missed. A sample has the time since which the oldest due message waits, not its wait. An idle topic
+therefore has equal samples, of which one is enough.
 
-A rate is what a counter grew by from one point to the next. Samples are seldom at points, and not
-evenly apart, so a counter between two samples is taken to have grown evenly: the rates of points in
-a row, times the step, add up to its growth. Equal figures are not sampled for SAME_MS, so when they
-change at last, the look before is stored, too: the growth belongs to the time since then. After
-the newest sample a counter is not known yet if it has just moved, and a point there has no rates;
-when `_wait_ms` is over, a look would have shown a change, and the counter has stood still.
+A rate is the growth of a counter from one point to the next. Samples are rarely taken at points,
+and their distances differ. A counter is assumed to grow evenly between two samples, so the rates of
+successive points, times the step, add up to its growth. Equal figures are sampled only every
+SAME_MS. When they change, the previous reading is stored as well, because the growth belongs to the
+time after that reading.
+
+If a counter has just moved, its growth after the newest sample is unknown, and a point there has no
+rates. After `_wait_ms` another reading would have shown a change, so the counter has not moved.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """A ring of samples: the last one of each step is kept, for so many steps."""
+    """A ring of samples that keeps the last sample of each of its `places` steps."""
 
     step_ms: int
     places: int
 
     @property
     def span_ms(self) -> int:
-        """How far back it goes."""
+        """How far back the ring goes."""
         return self.step_ms * self.places
 
     def place(self, at_ms: int) -> str:
-        """Return the field of the history for a moment."""
+        """Return the field of the history for a time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
 
 
@@ -52,30 +54,29 @@ RINGS = (Ring(10_000, 360), Ring(60_000, 1440), Ring(600_000, 1008))  # an hour,
 COARSEST = RINGS[-1]
 STEP_LEAST_MS = RINGS[0].step_ms
 KEEP_MS = COARSEST.span_ms + 3_600_000
-SAME_MS = 600_000  # figures that have not changed are sampled again after so long
-HOLDS_MS = SAME_MS + 150_000  # a sample counts until then: the next one may come two looks later
-LOOKS_LEAST_MS = 30_000  # two looks: of 5 to 15 s, if there are few topics
+SAME_MS = 600_000  # time after which unchanged figures are sampled again
+HOLDS_MS = SAME_MS + 150_000  # validity of a sample: the next sample may be two readings late
+LOOKS_LEAST_MS = 30_000  # two readings of 5 to 15 s each, if there are few topics
 LOOKS_MOST_MS = HOLDS_MS - SAME_MS
 POINTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures of a topic at one moment.
+    """Figures of a topic at one time.
 
     Attributes:
-        at: the moment.
-        counts: how many messages wait as retries, with a priority, due, or for a later time
-            ("later"), are "in_flight", "dead", or "held" back by a pause, a limit
-            or their groups.
-        late_s: for how long the oldest message that may be taken has waited.
-        rates: events a second since the point before: accepted, delivered, settled, returned,
-            rolled_back, dead_lettered; empty where that is not known, or not yet.
-        late_p50_s: half of the messages taken since the sample before were at most so late; None:
-            none was taken for the first time, or it is not known. To within a factor of 2.
-        late_p99_s: the same for 99 of 100.
-        late_p90_s: the same for 90 of 100.
-        late_p95_s: the same for 95 of 100.
+        at: Time of the figures.
+        counts: Messages by state: "retries", "priority" and "due" may be taken, "later" has a
+            future due time. "in_flight", "dead", and "held" back by a pause, a limit or a group.
+        late_s: How long the oldest message that may be taken has waited.
+        rates: Events a second since the previous point: accepted, delivered, settled, returned,
+            rolled_back, dead_lettered; empty if unknown.
+        late_p50_s: Lateness that half of the messages taken since the previous point did not
+            exceed, to within a factor of 2. Only first deliveries count. None: none, or unknown.
+        late_p99_s: The same for 99 of 100 messages.
+        late_p90_s: The same for 90 of 100 messages.
+        late_p95_s: The same for 95 of 100 messages.
     """
 
     at: datetime
@@ -89,22 +90,22 @@ class Sample:
 
 
 class Figures(NamedTuple):
-    """A sample as it is stored."""
+    """A sample in its stored form."""
 
     at_ms: int
-    due_since_ms: int  # since when the oldest due message waits; 0: there is none
+    due_since_ms: int  # time since which the oldest due message waits; 0: none is due
     levels: tuple[int, ...]
     counters: tuple[int, ...]
-    lateness: Counts = ()  # a counter of each bucket; empty: not known
+    lateness: Counts = ()  # a counter for each bucket; empty: unknown
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All but the moment."""
+        """All fields except the time."""
         return self[1:]
 
 
 def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
-    """Return what is kept of the counts of a topic, as `Admin.stats` names them, and lateness."""
+    """Return the figures to store, from the counts of `Admin.stats` and the lateness."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
@@ -116,9 +117,10 @@ def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
 
 
 def write(figures: Figures) -> bytes:
-    """Return figures as they are stored.
+    """Return figures in their stored form.
 
-    Of lateness: how many buckets, the first of them, and their counters; all others are 0.
+    Lateness is stored as the number of buckets, the first bucket, and the counters of these
+    buckets; all other buckets are 0.
     """
     used = [bucket for bucket, count in enumerate(figures.lateness) if count]
     first, end = (used[0], used[-1] + 1) if used else (0, 0)
@@ -128,7 +130,7 @@ def write(figures: Figures) -> bytes:
 
 
 def read(stored: bytes) -> Figures | None:
-    """Read stored figures; None if they are none that this version knows."""
+    """Read stored figures; None if this version cannot read them."""
     try:
         at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -142,7 +144,7 @@ def read(stored: bytes) -> Figures | None:
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
-    """Return the counter of each bucket; empty where the sample has none."""
+    """Return the counter of each bucket; empty if the sample has no lateness."""
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
@@ -153,30 +155,29 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest figures that are of a moment or before it, else the oldest; None: none."""
+    """Return the newest figures at or before a time, else the oldest figures, or None."""
     ordered = sorted(found, key=lambda figures: figures.at_ms)
     old = [figures for figures in ordered if figures.at_ms <= at_ms]
     return old[-1] if old else (ordered[0] if ordered else None)
 
 
 def places_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
-    """Return the fields of a ring for the moments between two, as far as it goes back."""
+    """Return the fields of a ring for the steps between two times, as far back as it goes."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
     return [ring.place(step * ring.step_ms) for step in steps]
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings that have all samples which points this far apart can show."""
+    """Return the rings with all samples that points this far apart can show."""
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 
 
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
-    """Return a sample for each step between two moments.
+    """Return a sample for each step between two times.
 
-    Each point has the last figures before it. A point after which nobody looked for too long is
-    left out.
+    Each point has the last figures before it. A point is left out if its figures are too old.
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
@@ -202,9 +203,9 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 
 def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
-    """Return by how much each counter had grown at each sample, since the first one.
+    """Return the total growth of each counter since the first sample, at each sample.
 
-    Counters that began anew have not grown.
+    A counter that was reset has a growth of 0.
     """
     grown = [(0,) * len(COUNTERS)]
     for before, figures in pairwise(ordered):
@@ -214,7 +215,7 @@ def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
 
 
 def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
-    """Return by how much each counter had grown at a moment, not before the first sample."""
+    """Return the growth of each counter up to a time, which is at or after the first sample."""
     after = bisect_right(times, at_ms)
     if after == len(times):
         return [float(each) for each in grown[-1]]
@@ -224,10 +225,10 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 
 
 def _wait_ms(ordered: Sequence[Figures]) -> int:
-    """Return how long after the newest sample a change of its counters may not be known yet.
+    """Return how long after the newest sample a change of its counters may be unknown.
 
-    Two looks, of which the last two samples tell how far they are apart; 0: the newest sample shows
-    no movement, so none is expected, or there is none to compare it with.
+    That is twice the distance of the last two samples. 0: the newest sample shows no movement, so
+    none is expected, or there is no other sample to compare it with.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0

@@ -5,22 +5,22 @@ Layout, big-endian, so that bytes sort by time:
     8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
     10 bits  slot
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
-    5 bytes  random, drawn once for each process, again after a fork, and for each push to a stage
+    5 bytes  random, drawn for each process, again after a fork, and for each push to a stage
 
-Two bits of the first byte are marks, which other ids have clear until the year 4199:
+Two bits of the first byte are marks. Until the year 4199 other ids have both bits clear:
 
     0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
           random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
           bit set.
-    0x40  kept: the id was made for a caller that keeps it in order to send it again, as
-          `Topic.new_id` and the outbox make it. So kept ids sort after all others that are not
-          derived, and by time among themselves. In a derived id the bit means nothing.
+    0x40  kept: the caller keeps the id to send the message again. `Topic.new_id` and the outbox
+          make such ids. Kept ids sort by time, after all ids that are neither kept nor derived.
+          In a derived id the bit means nothing.
 
-In Redis, a message of a slot is named by its member: the id without slot and check, which the key
-says. 13 bytes fit the 16-byte class of an allocator, with the header and the NUL of a Redis string;
-16 bytes would take 32.
+In Redis, the name of a message in a slot is its member: the id without slot and check, which the
+slot's key already gives. 13 bytes fit the 16-byte class of an allocator, with the header and the
+NUL of a Redis string; 16 bytes would take 32.
 
-The text form is 26 characters of base32hex in lower case, which sorts as the bytes do.
+The text form is 26 characters of base32hex in lower case, which sorts like the bytes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from rmq.kernel.core.validation import utf8
 
 SIZE = 16
 TEXT_SIZE = 26
-MEMBER_SIZE = 13  # of the name of a message in its slot: the id without slot and check
-DEDUP_KEY_BYTES = 200  # of UTF-8; as long as the key of a claim
+MEMBER_SIZE = 13  # bytes of a member
+DEDUP_KEY_BYTES = 200  # of UTF-8; equal to the limit of a claim's key
 _DERIVED, _KEPT = 0x80, 0x40
 _STAMP = (_KEPT << 56) - 1  # the stamp without the marks
 
@@ -51,7 +51,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _SHIFTS = range(120, -1, -10)
 # By start bit: for each octet, its share of the five bits from there. A start below 0 is in the
-# octet before.
+# previous octet.
 _FIVE = {
     at: bytes((octet << 8 >> 11 - at if at > -5 else 0) & 31 for octet in range(256))
     for at in range(-8, 8)
@@ -59,8 +59,8 @@ _FIVE = {
 _LETTERS = (_DIGITS * 8).encode()
 
 _random = os.urandom(5)
-# The last stamp that was given, by 0, and the next such dict, by 1. `setdefault` is atomic, so
-# threads need no lock, which a signal handler that sends would wait for in vain.
+# 0: the last stamp; 1: the next dict of this kind. `setdefault` is atomic, so threads need no lock.
+# A signal handler that sends could wait for a lock forever.
 _last: dict[int, Any] = {0: 0}
 
 
@@ -70,7 +70,7 @@ def _reseed() -> None:
 
 
 def _take_stamps(count: int) -> int:
-    """Return the first of so many stamps, which are larger than all before."""
+    """Reserve `count` stamps, larger than all earlier stamps, and return the first."""
     global _last
     last = _last
     while True:
@@ -80,7 +80,7 @@ def _take_stamps(count: int) -> int:
         if following is mine:
             _last = mine
             return stamp
-        last = _last = following  # an interrupted call has not moved it
+        last = _last = following  # a signal may have interrupted the call before it set `_last`
 
 
 process.call_in_child(_reseed)
@@ -101,8 +101,8 @@ class MessageId(bytes):
         """Read an id from its 26 characters or 16 bytes.
 
         Raises:
-            InvalidValue: the text or the bytes are not an id.
-            InvalidType: neither text nor bytes.
+            InvalidValue: The text or the bytes are not an id.
+            InvalidType: The value is neither text nor bytes.
         """
         if isinstance(value, MessageId):
             return value
@@ -142,17 +142,17 @@ class MessageId(bytes):
 
     @property
     def check(self) -> int:
-        """14 bits that tell topics apart."""
+        """The 14 bits by which ids of different topics are distinguished."""
         return int.from_bytes(self[8:11], "big") & 0x3FFF
 
     @property
     def is_derived(self) -> bool:
-        """Whether it was derived from a dedup key, or from a schedule and its time."""
+        """Whether the id was derived from a dedup key, or from a schedule and its time."""
         return bool(self[0] & _DERIVED)
 
     @property
     def made_at(self) -> datetime | None:
-        """The time at which the producer made it, by the producer's clock, to a few ms.
+        """The time at which the producer made the id, by the producer's clock, to a few ms.
 
         None for a derived id.
         """
@@ -172,7 +172,7 @@ class MessageId(bytes):
 
 
 class IdRun(Sequence[MessageId]):
-    """Ids with consecutive stamps; each is made when it is asked for."""
+    """Ids with consecutive stamps, made one by one at each access."""
 
     __slots__ = ("_stamps", "_tail")
 
@@ -197,7 +197,7 @@ class IdRun(Sequence[MessageId]):
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
     def members(self) -> list[bytes]:
-        """Return their members, without making the ids."""
+        """Return the members of all ids, without making the ids."""
         random = self._tail[3:]
         return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
 
@@ -229,7 +229,7 @@ def member_of(id: bytes) -> bytes:
 
 
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
-    """Return the members of ids; without a call for each, since batches are long."""
+    """Return the members of ids, without a function call for each id, since batches are long."""
     if isinstance(ids, IdRun):
         return ids.members()
     return [id[:8] + id[11:] for id in ids]
@@ -239,22 +239,22 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
     """Make ids for one slot, in growing order.
 
     Args:
-        slot: 0 to 1023.
-        check: the value of `topic_check`.
-        count: how many.
-        kept: the caller keeps them in order to send them again.
+        slot: Index of the slot, 0 to 1023.
+        check: Value of `topic_check`.
+        count: Number of ids.
+        kept: True if the caller keeps the ids to send the messages again.
     """
     return list(make_run(slot, check, count, kept=kept))
 
 
 def make_one(slot: int, check: int) -> MessageId:
-    """As `make`, for a single id that nobody keeps."""
+    """Make a single id that no caller keeps; faster than `make`."""
     stamp = _take_stamps(1).to_bytes(8, "big")
     return MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
-    """As `make`, for ids of which few may be asked for."""
+    """Make ids as `make` does, but each id only when it is used."""
     stamp, tail = _take_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
@@ -265,8 +265,8 @@ def key_bytes(key: object) -> bytes:
     """Return a dedup key as bytes; a text and its UTF-8 bytes are the same key.
 
     Raises:
-        InvalidType: neither str nor bytes.
-        InvalidValue: empty, too long, or not valid Unicode.
+        InvalidType: The key is neither str nor bytes.
+        InvalidValue: The key is empty, too long, or not valid Unicode.
     """
     if not isinstance(key, str | bytes):
         raise InvalidType(f"dedup_key: {type(key).__name__}; give str or bytes")
@@ -280,12 +280,12 @@ def key_bytes(key: object) -> bytes:
 
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
-    """Return the id of a dedup key: always the same in a slot of a topic."""
+    """Return the id for a dedup key, which is always the same in a slot of a topic."""
     return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
 
 
 def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
-    """Return the id of a schedule's message for one time; no dedup key has the same."""
+    """Return the id of a schedule's message for one time; dedup keys never give the same id."""
     text = f"{schedule}:{time_ms}".encode()
     digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()
     return _derived(digest, slot, check)
@@ -300,6 +300,6 @@ Id = MessageId | str | bytes  # an id as callers give it
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type, for an error; a coroutine was not awaited."""
+    """Return the name of a value's type for an error, with a hint if it must be awaited."""
     hint = " (await it)" if hasattr(value, "__await__") else ""
     return f"{type(value).__name__}{hint}"

@@ -1,12 +1,12 @@
-"""Interceptors, hooks around every send and every run; middleware, wrappers around one handler.
+"""Interceptors are hooks around every send and run; middleware wraps a single handler.
 
-An error of a `before_` or `after_` hook is logged and goes no further: an interceptor must not be
-able to lose a message. An `around_` hook takes the place of the handler, so its error is one of the
-handler.
+An error of a `before_` or `after_` hook is logged and otherwise ignored, because an interceptor
+must not be able to lose a message. An `around_` hook runs in place of the handler, so its error
+counts as an error of the handler.
 
 Middleware makes the effect of a message happen once. A decorator attaches a middleware to a
-function and returns the function unchanged. Whoever runs the function for a delivery runs its
-middleware around it, the topmost decorator outermost.
+function and returns the function unchanged. Code that runs the function for a delivery runs its
+middleware around it, with the topmost decorator outermost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Outcome(NamedTuple):
     """The result of one run of a handler.
 
     Attributes:
-        verb: how the worker settles it: "ack", "nack", "reject" or "release"; "lost" if its lease
-            had expired; "own" if the handler had settled it itself.
-        seconds: how long the handler ran.
-        error: the exception that it raised, or None.
+        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release"; "lost" if
+            its lease had expired; "own" if the handler had settled it.
+        seconds: Duration of the handler's run.
+        error: Exception that the handler raised, or None.
     """
 
     verb: Literal["ack", "nack", "reject", "release", "lost", "own"]
@@ -41,59 +41,61 @@ class Outcome(NamedTuple):
 
 
 class Interceptor:
-    """The base class of interceptors: subclasses override the hooks that they need.
+    """Base class of interceptors; override the hooks you need.
 
     Hooks may be `async def` on an AsyncClient and its async handlers. The hooks of one object are
     called from several threads.
     """
 
     def before_send(self, topic: str, message: Outgoing) -> Any:
-        """Runs before a message is checked, encoded and sent; may change the message."""
+        """Called before a message is checked, encoded and sent; may change the message."""
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
-        """Runs after a message was sent; `result` is the error if it was not."""
+        """Called after a send; `result` is the exception if the send failed."""
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """Runs before a handler, once the delivery is about to run; an error is logged."""
+        """Called before a handler, immediately before it runs; an error is logged."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
-        """Runs after a handler and before its delivery is settled."""
+        """Called after a handler and before its delivery is settled."""
 
     def on_overrun(self, delivery: DeliveryData) -> None:
-        """Runs when a delivery is settled as failed because its handler exceeds its max_runtime.
+        """Called when a delivery is settled as failed because its handler exceeds its max_runtime.
 
-        In a thread of the worker; the handler goes on, and `after_handle` runs when it has ended.
+        It is called in a thread of the worker. The handler keeps running, and `after_handle` is
+        called when it ends.
         """
 
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
-        """Runs around a plain handler, which `call_next(delivery)` runs.
+        """Called around a plain handler; `call_next(delivery)` runs the handler.
 
-        To return or raise has the effect that it has in the handler. Without `call_next` the
-        handler does not run, and a return settles the message.
+        A return or an exception has the same effect as in the handler. If you do not call
+        `call_next`, the handler does not run, and a return settles the message.
         """
         call_next(delivery)
 
     async def around_handle_async(
         self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Do as `around_handle`, around an async handler."""
+        """Called around an async handler; see `around_handle`."""
         await call_next(delivery)
 
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
-        """Do as `around_handle`, around a plain handler with `batch`, for its list of deliveries.
+        """Called around a plain handler with `batch`, with its deliveries; see `around_handle`.
 
-        `call_next` may be given a part of the list; the others are settled as those of the handler.
+        You may pass `call_next` a part of the list. The other deliveries are settled as if the
+        handler had run for them.
         """
         call_next(deliveries)
 
     async def around_batch_async(
         self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Do as `around_batch`, around an async handler."""
+        """Called around an async handler with `batch`; see `around_batch`."""
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
-        """Runs before a worker that calls these hooks starts; again at each later start."""
+        """Called at each start of a worker that calls these hooks, before it starts."""
 
     def _make_sequence(self) -> ProducerSequence | None:
         """Return the sequence that numbers a client's messages; only `rmq.Audit` has one."""
@@ -105,7 +107,7 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 
 
 class Hooks:
-    """The hooks of a chain of interceptors, without those that are not overridden.
+    """The hooks of a chain of interceptors; hooks that are not overridden are left out.
 
     `before_*` are in order, `after_*` in reverse: the first interceptor is the outermost.
     """
@@ -146,8 +148,8 @@ class Hooks:
         """Return the hooks that run around a handler, outermost first.
 
         Raises:
-            InvalidType: an interceptor has such hooks, but none for this kind of handler, which
-                would run without it.
+            InvalidType: An interceptor has such hooks for another kind of handler only, so this
+                handler would run without it.
         """
         name = AROUND[2 * bool(handler.batch) + handler.is_async]
         for interceptor in self.chain:
@@ -163,10 +165,10 @@ class Hooks:
         return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Refuse async hooks of these names, which `where` could not await.
+        """Refuse async hooks with these names, because `where` cannot await them.
 
         Raises:
-            InvalidType: a hook is async; the error names it.
+            InvalidType: A hook is async; the error names it.
         """
         for name in names:
             for hook in getattr(self, name):
@@ -182,7 +184,7 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Refuse `around_` hooks that nobody would await, or that are none."""
+    """Refuse `around_` hooks that would not be awaited, or cannot be hooks."""
     for name in AROUND:
         hook = getattr(interceptor, name)
         if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
@@ -200,7 +202,7 @@ def _check_kinds(interceptor: Interceptor) -> None:
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:
-    """Call a hook and return its result, perhaps an awaitable; log what it raises."""
+    """Call a hook and return its result, which may be awaitable; log an exception."""
     try:
         return hook(*args)
     except Exception:
@@ -215,7 +217,7 @@ def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks in an event loop and await the async ones."""
+    """Call hooks in an event loop and await those results that are awaitable."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -223,7 +225,7 @@ async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
-    """Await the result of an async hook; log what it raises."""
+    """Await the result of an async hook; log an exception."""
     try:
         await result
     except Exception:
@@ -231,7 +233,7 @@ async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
 
 
 def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
-    """Call hooks one after another; yield an awaitable for each async one."""
+    """Call hooks one after another; yield an awaitable for each async hook."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -262,12 +264,12 @@ class HandlerInfo(Protocol):
 
 
 class Middleware:
-    """Runs around a handler. Subclasses override `run` and `run_async`.
+    """Base class of middleware, which runs around a handler; override `run` and `run_async`.
 
     Attributes:
-        parameter: the name of the handler's parameter that this middleware fills, or "".
-        accepts_batches: whether it works for a handler that gets a list.
-        decorator: the name of its decorator, for error texts.
+        parameter: Name of the handler's parameter that this middleware fills, or "".
+        accepts_batches: Whether it works for a handler that gets a list.
+        decorator: Name of its decorator, for error texts.
     """
 
     parameter = ""
@@ -278,23 +280,23 @@ class Middleware:
         """Refuse a handler that this middleware cannot wrap; called when it is registered.
 
         Raises:
-            ConfigurationError: the error names the handler and the change to make.
+            ConfigurationError: The error names the handler and the change to make.
         """
 
     def check_lease(self, lease_ms: int) -> None:
-        """Refuse a lease that cannot work; called when the lease of the deliveries is known."""
+        """Refuse a lease of unsuitable length; called when the lease of the deliveries is read."""
 
     def check_store(self) -> None:
-        """Refuse to start a worker where the store lacks something.
+        """Refuse to start a worker whose store lacks something.
 
-        A store that does not answer is no reason to refuse.
+        A store that does not answer is not refused.
 
         Raises:
-            ConfigurationError: the error names what to create.
+            ConfigurationError: The error names what to create.
         """
 
     async def check_store_async(self) -> None:
-        """Do as `check_store`, for an async handler."""
+        """Do the same as `check_store`, for an async handler."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """Call `call_next` with the filled parameter; return False if the work was done before."""
@@ -302,22 +304,22 @@ class Middleware:
         return True
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Do as `run`, for an async handler."""
+        """Do the same as `run`, for an async handler."""
         await call_next()
         return True
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """Take note that the work was done before by another delivery; nothing is run."""
+        """Called instead of the handler when another delivery has already done the work."""
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Do as `on_duplicate`, for an async handler."""
+        """Do the same as `on_duplicate`, for an async handler."""
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
-    """Wrap a function and the middleware that it already has; return the function.
+    """Attach a middleware outside the middleware a function already has; return the function.
 
     Raises:
-        InvalidType: the function cannot carry middleware, or is registered already: too late.
+        InvalidType: The function cannot carry middleware, or is already a registered handler.
     """
     if not callable(function):
         raise InvalidType(f"@{decorator}: {function!r} is not a function")
@@ -371,7 +373,7 @@ def run_through(
 async def run_through_async(
     chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Awaitable[Any]]
 ) -> bool:
-    """Do as `run_through`, for an async function."""
+    """Do the same as `run_through`, for an async function."""
 
     async def run_from(position: int, filled: dict[str, Any]) -> bool:
         if position == len(chain):
@@ -389,8 +391,8 @@ async def run_through_async(
 
 
 def mark_registered(function: Callable[..., Any]) -> None:
-    """Mark a function that became a handler: middleware attached later would not run."""
+    """Mark a function as a handler, because middleware attached later would not run."""
     try:
         setattr(function, _REGISTERED, True)
     except AttributeError:
-        return  # a method of an object: nothing can be attached to it either
+        return  # a bound method cannot carry middleware either, so no mark is needed

@@ -1,7 +1,7 @@
-"""JSON, written and read by the standard library, or by msgspec where it is installed.
+"""JSON, written and read by msgspec if it is installed, else by the standard library.
 
 Producers with and without msgspec write the same bytes: msgspec gets only bodies that both write
-alike, and everything else, errors included, is left to the standard library (docs/decisions/0022).
+alike. The standard library handles all other bodies, and all errors (docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.forms import JSON_TYPES, has_seconds, to_builtins
 
-MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
+MSGSPEC_MIN = (0, 19)  # older versions misread some integers of more than 64 bits
 
 _KNOWN = frozenset(JSON_TYPES)
 _SCALARS = frozenset((str, int, bool, type(None)))
@@ -37,13 +37,13 @@ class StdlibJson:
     """Writes and reads JSON with the standard library."""
 
     def __init__(self) -> None:
-        # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
+        # Ready-made objects are faster: json.dumps builds an encoder for each call with keywords.
         self.write_unchecked = _writer(to_builtins)
         self._write = _writer(self.plain)
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
 
     def plain(self, value: Any) -> Any:
-        """Return what JSON has for a value; raises TypeError or ValueError."""
+        """Return the JSON form of a value; raises TypeError or ValueError."""
         return plain_form(value, self.write_unchecked, self._read)
 
     def encode(self, body: Any) -> bytes:
@@ -56,22 +56,22 @@ class StdlibJson:
 
 
 class MsgspecJson:
-    """Writes and reads JSON with msgspec, and what it does differently with the standard library.
+    """Writes and reads JSON with msgspec, or with the standard library if they would differ.
 
     Args:
-        msgspec: the package.
-        stdlib: for everything else.
+        msgspec: The package.
+        stdlib: Used for all bodies that msgspec would write differently.
     """
 
     def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
         self._write = msgspec.json.Encoder().encode
         self._read = msgspec.json.Decoder().decode
-        # Before msgspec 0.21 its own errors are no ValueError.
+        # Before msgspec 0.21 its own errors are not ValueErrors.
         self._left_to_stdlib = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
         self._stdlib = stdlib
 
     def plain(self, value: Any) -> Any:
-        """Return what JSON has for a value; raises TypeError, ValueError or RecursionError."""
+        """Return the JSON form of a value; raises TypeError, ValueError or RecursionError."""
         return plain_form(value, self._write_unchecked, self.decode)
 
     def _write_unchecked(self, value: Any) -> bytes:
@@ -84,29 +84,29 @@ class MsgspecJson:
     def encode(self, body: Any) -> bytes:
         """Write JSON; raises TypeError, ValueError or RecursionError."""
         try:
-            # An object is a map of its fields.
+            # An object becomes a map of its fields.
             value = body if type(body) in _KNOWN else self.plain(body)
             if is_written_alike(value):
                 data: bytes = self._write(value)
                 return data
         except self._left_to_stdlib:
-            pass  # a surrogate, a cycle: the standard library's error is the same everywhere
+            pass  # a surrogate or a cycle: raise the standard library's error on every machine
         return self._stdlib.encode(body)
 
     def decode(self, data: bytes) -> Any:
         """Read JSON; raises ValueError or RecursionError."""
         try:
             return self._read(data)
-        except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or no JSON
+        except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or invalid JSON
             return self._stdlib.decode(data)
 
 
 def is_written_alike(body: Any) -> bool:
-    """Whether msgspec and the standard library write the same bytes for a body.
+    """Return whether msgspec and the standard library write the same bytes for a body.
 
-    They do for exact builtin types, and for times, ids and the like of exact types. msgspec writes
-    some others differently (an infinite Decimal, an offset with seconds, the members of a set,
-    subclasses); NaN would become null, and floats with an exponent look different.
+    They do for exact builtin types, and for times, ids and similar values of exact types. msgspec
+    writes infinite Decimals, offsets with seconds, sets and subclasses differently. It would also
+    write NaN as null, and floats with an exponent in another style.
     """
     kind = type(body)
     if kind is dict:
@@ -144,7 +144,7 @@ _CHECKS: dict[type, Callable[[Any], bool]] = {
 
 
 def installed() -> StdlibJson | MsgspecJson:
-    """Return what writes and reads JSON here: msgspec if it is installed."""
+    """Return the JSON implementation of this installation: msgspec if it is installed."""
     stdlib = StdlibJson()
     try:
         msgspec: Any = importlib.import_module("msgspec")

@@ -13,7 +13,7 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core.ids import MEMBER_SIZE, SIZE, MessageId, topic_check
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-SLOTS_MAX = 1024  # of a topic
+SLOTS_MAX = 1024  # per topic
 
 TYPES = {
     "slot": "hash",
@@ -63,8 +63,8 @@ def check_name(name: object, field: str) -> str:
     """Return a topic name or a prefix if it is 1 to 128 of `A-Z a-z 0-9 . _ -`.
 
     Raises:
-        InvalidType: not a str.
-        InvalidValue: another character, or another length.
+        InvalidType: The name is not a str.
+        InvalidValue: The name has another character, or another length.
     """
     if not isinstance(name, str):
         raise InvalidType(f"{field}: {type(name).__name__}; give a str")
@@ -89,8 +89,8 @@ class SlotKeys:
         stem = f"{prefix}:{{{topic}_{index}}}:".encode()
         self.topic = topic
         self.index = index
-        self.created = created  # the stamp of the topic, if it was read
-        # The bytes of every id of this slot that its members lack: slot and check.
+        self.created = created  # stamp of the topic, if the stamp was read
+        # The three bytes of an id that its member lacks: slot and check.
         self.middle = (index << 14 | topic_check(prefix, topic)).to_bytes(3, "big")
         self.slot = stem + b"slot"
         self.store = stem + b"store"
@@ -127,7 +127,7 @@ class SlotKeys:
 
     @property
     def channel(self) -> bytes:
-        """How shard channels of this slot begin."""
+        """The prefix of this slot's shard channels."""
         return self.slot.removesuffix(b"slot") + b"wake"
 
     def id_of(self, member: bytes) -> MessageId:
@@ -142,7 +142,7 @@ class SlotKeys:
     def join_ids(self, members: bytes) -> bytes:
         """Return the ids of concatenated members of this slot, concatenated.
 
-        Each place of all ids is filled at once, which is faster than id by id.
+        Each position is filled for all ids at once, which is faster than id by id.
         """
         count = len(members) // MEMBER_SIZE
         ids = bytearray(count * SIZE)
@@ -166,7 +166,7 @@ def history_key(prefix: str, topic: str) -> bytes:
 
 
 def sink_key(prefix: str, topic: str, query: str) -> bytes:
-    """Return the key of the hash that says which batches of a query are published."""
+    """Return the key of the hash with the published batches of a query."""
     return f"{prefix}:{{{topic}}}:sink:{query}".encode()
 
 
@@ -202,7 +202,7 @@ def job_key(prefix: str, job: str) -> bytes:
 
 
 def job_log_key(prefix: str, job: str) -> bytes:
-    """Return the key of the list of what became of the messages of a job."""
+    """Return the key of the list with the outcomes of a job's messages."""
     topic, _, code = job.rpartition(".")
     return f"{prefix}:{{{topic}}}:joblog:{code}".encode()
 
@@ -213,7 +213,7 @@ def jobs_key(prefix: str) -> bytes:
 
 
 def audit_trail_key(prefix: str) -> bytes:
-    """Return the key of the lines that say who did what."""
+    """Return the key of the audit trail, the lines that say who did what."""
     return f"{prefix}:audit_trail".encode()
 
 
@@ -223,26 +223,26 @@ def tokens_key(prefix: str) -> bytes:
 
 
 def tokens_used_key(prefix: str) -> bytes:
-    """Return the key of when tokens were last used, by id."""
+    """Return the key of the times of last use of tokens, by id."""
     return f"{prefix}:tokens_used".encode()
 
 
 def session_key(prefix: str, digest: str) -> bytes:
-    """Return the key of a session of a browser, below the digest of its id."""
+    """Return the key of a browser's session, named by the digest of its id."""
     return f"{prefix}:session:{digest}".encode()
 
 
 def server_secret_key(prefix: str) -> bytes:
-    """Return the key of the secret that servers share."""
+    """Return the key of the secret that all servers share."""
     return f"{prefix}:server_secret".encode()
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:
-    """Return the Pub/Sub channel of the wake-ups of a topic."""
+    """Return the Pub/Sub channel for a topic's wake-ups."""
     return f"{prefix}:{{{topic}}}:wake".encode()
 
 
-# Keys of no topic: of which there is one, and of which there are many.
+# Keys without a topic: single keys, and keys with an id.
 _WHOLE = (
     "topics", "scheduled", "workers", "leader", "jobs", "audit_trail", "tokens", "tokens_used",
     "server_secret",
@@ -251,8 +251,8 @@ _BY_ID = ("worker", "session")
 
 
 def type_of(key: bytes) -> str | None:
-    """Return the Redis type of the value of an RMQ key; None for another key."""
-    _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
+    """Return the Redis type of the value of an RMQ key, or None for any other key."""
+    _, tagged, rest = key.partition(b"}:")  # `rest` may contain a caller's text
     if not tagged:
         for name in _WHOLE:
             if key.endswith(f":{name}".encode()):
@@ -262,6 +262,6 @@ def type_of(key: bytes) -> str | None:
 
 
 def printable(key: bytes) -> str:
-    """Return a key as printable text: the key of a claim holds a caller's text, of any bytes."""
+    """Return a key as printable text; a claim's key may contain any bytes of a caller's text."""
     text = key.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,8 +1,8 @@
-"""The slots of a topic that was resized: how many it had, and what holds new ones back.
+"""The slots of a resized topic: earlier numbers of slots, and slots that have to wait.
 
-Nothing moves when a topic is resized. Messages stay in their slots, new ones go to the slots of the
-new number, and a slot whose new messages could overtake older ones elsewhere is held until those
-are gone.
+A resize moves no message. Old messages stay in their slots, and new messages go to the slots of the
+new number. A slot waits while another slot still has older messages that its new messages could
+overtake.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """A resize that goes on.
+    """A resize in progress.
 
     Attributes:
-        since_ms: when it began.
-        before: the number of slots before.
-        pending: former slots that may hold older messages.
+        since_ms: Start of the resize, epoch ms.
+        before: Number of slots before the resize.
+        pending: Former slots that may have older messages.
     """
 
     since_ms: int
@@ -32,26 +32,26 @@ class Resizing:
     pending: tuple[int, ...]
 
     def to_redis(self) -> str:
-        """Return the text in the topic's hash."""
+        """Return the text for the topic's hash."""
         return f"{self.since_ms} {self.before} {','.join(map(str, self.pending))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The slots of a topic besides their number.
+    """The history of a topic's slots; the current number of slots is a setting.
 
     Attributes:
-        resizes: how often the topic was resized.
-        first: the number of slots with which it was created: claims, dedup keys, merge keys and
-            stubs of the outbox keep the slots that they have by this number.
-        most: the largest number of slots that it has had. All of them are read.
-        resizing: the resize that goes on.
-        delivered_from: the slots in use number their deliveries from here on: the largest number
-            in slots whose messages were awaited; 0: none were.
-        dealt: how many messages waited in each slot when `max_length` was last divided; empty: it
-            had none then.
-        numbers: every number of slots that the topic has had. A group may have messages in the
-            slot of each of them.
+        resizes: How often the topic was resized.
+        first: Number of slots at creation. It still chooses the slots of claims, dedup keys, merge
+            keys and outbox stubs.
+        most: Largest number of slots the topic ever had. RMQ reads all of these slots.
+        resizing: The resize in progress, or None.
+        delivered_from: Delivery number from which the current slots count: the largest number in
+            the slots that were waited for; 0 if there were none.
+        dealt: Messages waiting in each slot when `max_length` was last divided; empty if the topic
+            had no `max_length` then.
+        numbers: Every number of slots the topic has had. A group may have messages in the slot
+            that each number chooses for its name.
     """
 
     resizes: int
@@ -63,10 +63,10 @@ class Layout:
     numbers: tuple[int, ...] = ()
 
     def is_held(self, slot: int, slots: int) -> bool:
-        """Return whether a slot gives nothing yet, since another one holds older messages.
+        """Return whether a slot delivers nothing yet because another slot has older messages.
 
-        Two slots can have messages of one basis if their indexes are equal modulo what the two
-        numbers of slots have in common, which is the smaller one.
+        Two slots can have messages of one basis if their indexes are equal modulo the greatest
+        common divisor of both numbers of slots.
         """
         if self.resizing is None or slot >= slots:
             return False
@@ -76,14 +76,15 @@ class Layout:
         )
 
     def part(self, slot: int, slots: int) -> Fraction:
-        """Return a slot's part of what the topic has once; those of all slots make 1."""
+        """Return a slot's part of the topic's capacity; the parts of all slots add up to 1."""
         return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
 
     def _parts_before(self, slot: int, slots: int) -> Fraction:
-        """Return the parts of all slots before this one.
+        """Return the sum of the parts of all slots before this slot.
 
-        New messages go by the number of slots, those with a dedup key by the first number, and old
-        ones may be in every slot. Each of these numbers gets the same, divided evenly.
+        New messages choose slots by the current number, messages with a dedup key by the first
+        number, and old messages may be in every slot. Each number gets the same part, divided
+        evenly among its slots.
         """
         numbers = {slots, self.first, self.most}
         return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
@@ -91,15 +92,15 @@ class Layout:
         )
 
     def share(self, count: int, slot: int, slots: int) -> int:
-        """Return how many of `count` a slot has: one at least, and those of all make `count`."""
+        """Return a slot's share of `count`, at least 1; all shares add up to `count`."""
         rest = max(0, count - self.most)
         after, before = self._parts_before(slot + 1, slots), self._parts_before(slot, slots)
         return 1 + ceil(rest * after) - ceil(rest * before)
 
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
-        """Return how many messages may wait in a slot: those dealt to it, and a part of the rest.
+        """Return how many messages may wait in a slot: its `dealt` and a part of the free places.
 
-        Rounded up, so that a slot without messages takes one. 0 is no limit.
+        The result is rounded up, so that a slot without messages takes one. 0 means no limit.
         """
         if not max_length:
             return 0
@@ -110,7 +111,7 @@ class Layout:
         return dealt + ceil(free * self.part(slot, slots)) or 1
 
     def to_redis(self) -> dict[str, str]:
-        """Return the fields of the topic's hash; an empty one is to be removed."""
+        """Return the fields for the topic's hash; fields with an empty text must be removed."""
         return {
             "layout": f"{self.resizes} {self.first} {self.most} {','.join(map(str, self.numbers))}",
             "resizing": self.resizing.to_redis() if self.resizing else "",
@@ -120,7 +121,7 @@ class Layout:
 
 
 def from_redis(stored: Mapping[str, str]) -> Layout | None:
-    """Read the layout of a topic from its hash; None: it was never resized."""
+    """Read the layout of a topic from its hash; None if the topic was never resized."""
     if "layout" not in stored:
         return None
     resizes, first, most, *numbers = map(int, stored["layout"].replace(",", " ").split())

@@ -1,9 +1,9 @@
-"""Limits of a topic: how many messages its consumers get in a time, and how many at a time.
+"""Limits of a topic: how many messages are delivered in a time, and how many are in flight.
 
-A limit holds for all consumers, workers and queries of the topic together: for the whole topic, or
-for the messages of each value of a header (a key). Slots may be on different servers, so each slot
-has a fixed share (`Limits.of_slot`), which `lua/lib/take/room_in.lua` and
-`lua/lib/take/key_limits.lua` keep.
+A limit applies to all consumers, workers and queries of the topic together. It applies to the whole
+topic, or to each value of a header (a key) separately. Slots may be on different servers, so each
+slot has a fixed share (`Limits.of_slot`), which `lua/lib/take/room_in.lua` and
+`lua/lib/take/key_limits.lua` enforce.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXT_MAX, CONDITIONS_MAX, DEPTH_MAX, PATH_MAX = 2_000, 50, 20, 20
 COUNT_MAX = 1_000_000
 PER_MAX_MS = 86_400_000
 OFF = "off"
-KEY = "key="  # before the name of a header, in text
+KEY = "key="  # prefix of a header's name, in text
 _HEADER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -49,16 +49,16 @@ def _check_key(key: str | None) -> None:
 class Rate:
     """Limit: at most `count` messages in `per`, as a token bucket.
 
-    A bucket of `burst` tokens is refilled at that rate, and each delivery takes one, a retry too.
-    So in any time t at most burst + count * t / per messages are delivered.
+    The bucket holds `burst` tokens and is refilled at that rate. Each delivery takes a token, a
+    retry as well. In any time t at most burst + count * t / per messages are delivered.
 
     Args:
-        count: how many messages, 1 to 1 000 000.
-        per: in which time, seconds or timedelta, 1 ms to a day.
-        burst: how many at once after a pause, 1 to 1 000 000; None: `count`. With 1, messages are
-            delivered one by one, evenly.
-        key: the name of a header: the limit is one for each value that it has. Messages without
-            the header have no such limit. Then at most one message a ms.
+        count: Number of messages, 1 to 1 000 000; with `key`, at most one per ms.
+        per: Time for `count` messages, seconds or timedelta, 1 ms to a day.
+        burst: Number of messages at once after a pause, 1 to 1 000 000; None: `count`. With 1,
+            messages are delivered one by one, evenly.
+        key: Header name: each value of this header has its own limit. Messages without the header
+            are not limited.
     """
 
     count: int
@@ -88,13 +88,13 @@ class Rate:
 class Concurrency:
     """Limit: at most `count` messages are in flight.
 
-    A message is in flight from the moment a consumer gets it, waiting in a worker or running, until
-    it is settled or its lease expires: what a consumer that died had comes back so.
+    A message is in flight from its delivery, while it waits in a worker or runs, until it is
+    settled or its lease expires. An expired lease frees the place of a message whose consumer died.
 
     Args:
-        count: how many messages, at least the topic's slots and at most 1 000 000.
-        key: the name of a header: the limit is one for each value that it has. Messages without
-            the header have no such limit.
+        count: Number of messages, at least the topic's slots and at most 1 000 000.
+        key: Header name: each value of this header has its own limit. Messages without the header
+            are not limited.
     """
 
     count: int
@@ -110,13 +110,13 @@ Limit = Rate | Concurrency
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a topic: at most one of each kind for all of it, and one for each key.
+    """The limits of a topic: at most one of each kind for the topic, and one for each key.
 
     Attributes:
-        rate: how many messages in a time.
-        concurrency: how many messages in flight.
-        key_rate: how many messages of one key in a time.
-        key_concurrency: how many messages of one key in flight; of the same header.
+        rate: Limit of messages in a time.
+        concurrency: Limit of messages in flight.
+        key_rate: Limit of one key's messages in a time.
+        key_concurrency: Limit of one key's messages in flight; by the same header.
     """
 
     rate: Rate | None = None
@@ -126,19 +126,19 @@ class Limits:
 
     @property
     def key(self) -> str | None:
-        """The header that limits for each key go by."""
+        """Name of the header that selects the limit."""
         by_key = self.key_rate or self.key_concurrency
         return by_key.key if by_key else None
 
     def to_redis(self) -> str:
-        """Return the limits as their text in Redis: durations in ms."""
+        """Return the limits as their text in Redis, with durations in ms."""
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share, as its scripts read it; '' without limits.
+        """Return a slot's share in the form its scripts read; '' without limits.
 
-        The rate is divided exactly, by a longer time. Tokens at once, and messages in flight, are
-        divided by `Layout.share`, so each slot has one at least.
+        The rate is divided exactly, by a longer time. Bursts and messages in flight are divided
+        by `Layout.share`, so each slot gets at least 1.
         """
         if self == Limits():
             return ""
@@ -155,10 +155,10 @@ class Limits:
         return texts[0] if self.key is None else ":".join((*texts, self.key))
 
     def check_slots(self, slots: int) -> None:
-        """Refuse a concurrency that leaves a slot without a share: it would never deliver.
+        """Refuse a concurrency that leaves a slot without a share: the slot would never deliver.
 
         Raises:
-            InvalidValue: more slots may have messages than may be in flight.
+            InvalidValue: More slots may have messages than messages may be in flight.
         """
         for limit in (self.concurrency, self.key_concurrency):
             if limit and limit.count < slots:
@@ -169,7 +169,7 @@ class Limits:
                 )
 
     def __str__(self) -> str:
-        """Return the limits as a person writes them: what `parse_limits` reads."""
+        """Return the limits as a text that `parse_limits` reads."""
         return ",".join(self._texts()) or OFF
 
     def _texts(self, exact: bool = False) -> list[str]:
@@ -178,7 +178,7 @@ class Limits:
 
 
 def _text(limit: Limit, exact: bool = False) -> str:
-    """Return a limit as text. `exact`: as in Redis, in ms, and with a burst in any case."""
+    """Return a limit as text; `exact`: the text in Redis, in ms and always with a burst."""
     fields = [str(limit.count)]
     if isinstance(limit, Rate):
         fields.append(str(limit.per_ms) if exact else format_duration(limit.per))
@@ -190,13 +190,14 @@ def _text(limit: Limit, exact: bool = False) -> str:
 
 
 def parse_limits(value: object) -> Limits:
-    """Return limits from themselves, a Rate, a Concurrency, a list of them, or text; None is off.
+    """Return limits from `Limits`, a Rate, a Concurrency, a list of them, or text; None: no limits.
 
-    Text is as "rate:100:1s", "rate:100:1s:20" (with its burst), "concurrency:5", or several with
-    a comma between; ":key=tenant" at the end makes a limit one for each value of that header.
+    Examples of text are "rate:100:1s", "rate:100:1s:20" (with its burst) and "concurrency:5";
+    separate several limits with commas. ":key=tenant" at the end limits each value of that header
+    separately.
 
     Raises:
-        InvalidValue, InvalidType: it is none of these, or out of range.
+        InvalidValue, InvalidType: The value is not valid, or out of range.
     """
     if isinstance(value, Limits):
         return value
@@ -231,7 +232,7 @@ def _joined(parts: Sequence[Limit]) -> Limits:
 
 
 def _split(text: str) -> tuple[str, list[str], str | None]:
-    """Return the kind of a limit in text, the fields after it, and its key."""
+    """Return the kind of a limit in text, its fields, and its key."""
     kind, *fields = text.split(":")
     key = fields.pop().removeprefix(KEY) if fields and fields[-1].startswith(KEY) else None
     return kind, fields, key
@@ -260,7 +261,7 @@ def from_redis(text: str) -> Limits:
     """Read limits from their text in Redis.
 
     Raises:
-        InvalidValue: a later version of RMQ wrote it.
+        InvalidValue: A later version of RMQ wrote it.
     """
     parts: list[Limit] = []
     try:

@@ -32,45 +32,47 @@ class Outgoing:
     """A message to send, for `send_many`.
 
     Args:
-        body: a value that the topic's codec can write.
+        body: Any value that the topic's codec can write.
         priority: 17 to 1 048 575, larger first; None: the topic's default, or none for a timed
             message.
-        delay: seconds or timedelta until it may be taken; 0: at once.
-        at: when it may be taken: an aware datetime, or epoch ms. Not with `delay`. A time that has
-            passed is due at once; one more than a year ago is refused as a mistake.
-        merge_key: messages with one key that wait at the same time become one; needs `time_range`.
-        time_range: how long a merging message waits for others, seconds or timedelta.
-        merge: which body survives: "first", "last", or "collect" (all of them, as a list; one of
-            256 KiB, or of max_body where that is less, is full, and the next body opens another).
-            Every merge writes the whole list again, so the last ones of a full list cost Redis
-            ten times as much as the first; a smaller max_body bounds that.
-        extend: every merge starts `time_range` again, up to `max_wait`.
-        max_wait: the longest a merging message waits from its first arrival; needed with `extend`.
-        slot_basis: messages with one basis share a slot and its order; default: the merge key, or
-            none.
-        headers: at most 32 names and values, str, 4 KiB in all.
-        expires: how long after it is due it may still be taken; None: the topic's setting.
-        id: the id of an earlier attempt at this send; None: a new one. A copy is recognized while
-            the message exists, and, if the id is from `new_id`, from the outbox or from a send with
-            a `durability`, for the topic's `dedup_window` after it is settled.
-        dedup_key: the sender's name for this message, 1 to 200 bytes of UTF-8; the id is derived
-            from it. While a message of that key is stored, and for the topic's
-            `dedup_window` after it is settled, another one is a "duplicate": nothing is stored, and
-            the result has the id of the first. With a window of 0, only while it is stored. The
-            key chooses the slot, unless slot_basis does, which must then be the same whenever the
-            key is. Not with `id` or `merge_key`.
-        retry: how long this message waits after a handler failed; it overrides all other policies.
-        max_runtime: how long one run of a handler may take for this message.
-        type: what kind of message it is, 1 to 128 of A-Z a-z 0-9 . _ - : /, by which a worker
-            chooses the handler. Messages of two types do not merge. None: the default handler.
-        group: the name of its group, 1 to 200 bytes of UTF-8 without control characters: see the
-            topic's setting `groups`. All of a group is in the slot that its name chooses, so a
-            slot_basis that is given too must be the same. Not with merge_key.
-        share_key: the name by which it takes part in sharing, if not by its group: a tenant with
-            many groups has one share. Needs `group`.
-        weight: 1 to 64: how much more often than others of weight 1 its group or share key gets
-            its turn; None: as the topic's setting says. Needs `group`.
-        marks: headers that RMQ itself adds; their names begin with `rmq-`.
+        delay: Time until the message is due, seconds or timedelta; 0: due at once.
+        at: Due time: an aware datetime, or epoch ms. Not with `delay`. A past time is due at
+            once; a time more than a year ago is refused as a mistake.
+        merge_key: Waiting messages with the same key become one message; needs `time_range`.
+        time_range: How long a merging message waits for others, seconds or timedelta.
+        merge: Which body survives: "first", "last", or "collect" (all bodies, as a list). A list
+            is full at 256 KiB, or at `max_body` if that is less; the next body starts a new list.
+            Every merge writes the whole list again, so appending to a full list costs Redis ten
+            times as much as starting a list. A smaller `max_body` limits that cost.
+        extend: True: every merge starts `time_range` again, up to `max_wait`.
+        max_wait: Longest wait of a merging message after its first arrival; needed with `extend`.
+        slot_basis: Messages with the same basis share a slot and its order; default: the merge
+            key, or none.
+        headers: At most 32 names and values, str, 4 KiB in all.
+        expires: How long after its due time the message may still be taken; None: the topic's
+            setting.
+        id: Id of an earlier attempt at this send; None: a new id. RMQ recognizes a repeated send
+            while the message exists. It also does so for the topic's `dedup_window` after the
+            message is settled, if the id is from `new_id`, from the outbox or from a send with a
+            `durability`.
+        dedup_key: Your name for this message, 1 to 200 bytes of UTF-8; the id is derived from it.
+            While a message of that key is stored, and for the topic's `dedup_window` after it is
+            settled, a second send is a "duplicate": RMQ stores nothing, and the result has the id
+            of the first message. With a window of 0, only while the message is stored. The key
+            chooses the slot, unless you give a `slot_basis`. Then give the same `slot_basis`
+            whenever you use the key. Not with `id` or `merge_key`.
+        retry: Retry policy of this message; overrides all other policies.
+        max_runtime: Longest run of a handler for this message, seconds or timedelta.
+        type: Message type by which a worker chooses the handler, 1 to 128 of A-Z a-z 0-9 . _ -
+            : /. Messages of different types do not merge. None: the default handler.
+        group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters:
+            see the topic's setting `groups`. All messages of a group are in the slot that the
+            name chooses, so a `slot_basis` must be equal to the group. Not with `merge_key`.
+        share_key: Tenant whose turns this message uses (default: its group), so that a tenant with
+            many groups gets the turns of one. Needs `group`.
+        weight: Turns of the group or share key for each turn of a group of weight 1, 1 to 64;
+            None: as the topic's setting says. Needs `group`.
+        marks: Headers that RMQ itself adds; their names begin with `rmq-`.
     """
 
     body: Any
@@ -97,7 +99,7 @@ class Outgoing:
 
 
 def is_plain(out: Outgoing) -> bool:
-    """Whether a message is a body and perhaps a priority, as most are."""
+    """Return whether a message has a body and no option but a priority, as most messages do."""
     return (
         out.delay is None
         and out.at is None
@@ -121,12 +123,12 @@ def is_plain(out: Outgoing) -> bool:
     )
 
 
-# Names that other queues give to options of a send.
+# Names of send options in other queues.
 _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Refuse a send with options that it does not have; the error names the one that fits."""
+    """Raise InvalidType for an unknown send option; the error suggests the right option."""
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
@@ -137,13 +139,13 @@ class SendResult(NamedTuple):
     """The result of a send.
 
     Attributes:
-        id: the id of the sent message; keep it to send again, to cancel or to get the message.
+        id: Id of the sent message; keep it to send again, to cancel or to get the message.
         status: "stored", "merged" (into the waiting message `into`), or "duplicate" (nothing
             added).
-        slot: the index of its slot.
-        offset: the slot's acceptance number after this send; of a stored message, its own.
-        into: the id of the waiting message that it merged into.
-        durable: the level reached: "memory", "replicated" or "fsync".
+        slot: Index of the message's slot.
+        offset: The slot's newest acceptance number; for a stored message, its own number.
+        into: Id of the waiting message that this message was merged into.
+        durable: Durability reached: "memory", "replicated" or "fsync".
     """
 
     id: MessageId
@@ -155,7 +157,7 @@ class SendResult(NamedTuple):
 
     @property
     def message_id(self) -> MessageId:
-        """The id of the message that now carries the body: `into` where it merged, else `id`."""
+        """The id of the message that now carries the body: `into` if it merged, else `id`."""
         return self.into or self.id
 
 
@@ -195,43 +197,43 @@ class Receipt:
     def deadline(self) -> datetime | None:
         """The time at which the lease ends, by the server's clock; None for a worker's delivery.
 
-        Such a delivery shares its lease with others: see `Delivery.deadline`.
+        A worker's delivery has a shared lease: see `Delivery.deadline`.
         """
         return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
     @property
     def retries_left(self) -> int:
-        """How many retries remain after this delivery."""
+        """Number of retries that remain after this delivery."""
         return receipt_retries_left(self.score)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it is stored in Redis, read by `get` or `peek`.
+    """A message as Redis stores it, read by `get` or `peek`.
 
     Attributes:
-        id: its id.
+        id: Message id.
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        slot: the index of its slot.
-        offset: its acceptance number in the slot.
-        body: decoded; the raw bytes where they cannot be decoded (see `unreadable`).
-        priority: None for a timed message without one.
-        due: when it may be taken; None for a message that was due when sent.
-        expires: until when it may be taken, or None.
-        merge_key: of a merging message, or None.
-        headers: its headers.
-        deliveries: how often it has been handed to a consumer.
-        deadline: the end of its lease while in flight; None if a query holds it, or if the lease
-            has ended that it shared.
-        died: when, for a dead letter.
-        failure: its last failure, or None.
-        score: the sorted-set score, as `redis-cli` shows it.
-        unreadable: the reason why the body is raw bytes, or ''.
-        type: its type, or None.
-        group: the name of its group, or None.
-        share_key: the name by which its group takes part in sharing, or None.
-        weight: the weight of its group that it was sent with, or None without a group.
-        failure_entry: its failures as Redis has them; `attempts` reads it.
+        slot: Index of the message's slot.
+        offset: Acceptance number in the slot.
+        body: The decoded body; raw bytes if it cannot be decoded (see `unreadable`).
+        priority: Priority; None for a timed message without a priority.
+        due: Due time; None for a message that was due when sent.
+        expires: Time until which the message may be taken, or None.
+        merge_key: Merge key, or None.
+        headers: The message's headers.
+        deliveries: How often the message was delivered to a consumer.
+        deadline: End of the lease while in flight; None if a query holds the message, or if its
+            shared lease has ended.
+        died: Time at which the message became a dead letter, or None.
+        failure: Last failure, or None.
+        score: Sorted-set score, as `redis-cli` shows it.
+        unreadable: Why the body is raw bytes, or ''.
+        type: Message type, or None.
+        group: Name of the group, or None.
+        share_key: Tenant whose turns the group uses, or None.
+        weight: Weight of the group in this message's send, or None without a group.
+        failure_entry: Failures as Redis stores them; `attempts` decodes them.
     """
 
     id: MessageId
@@ -258,21 +260,21 @@ class Message:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts to handle it that failed, the newest first; read anew each time.
+        """The failed attempts to handle this message, newest first; decoded at each access.
 
-        They include those before a redrive. At most 51 are kept, and as many as 8 KiB hold with
-        the errors of earlier ones: an oldest number above 1 says that there were more.
+        They include attempts before a redrive. RMQ keeps at most 51, and at most 8 KiB of earlier
+        attempts. If the oldest number is above 1, older attempts were dropped.
         """
         return failure_entries.attempts(self.failure_entry)
 
     @property
     def held(self) -> bool:
-        """Whether it waits behind others of its group, or for its group to go on."""
+        """Whether the message waits behind others of its group, or for its stopped group."""
         return self.queue == "store" and self.score < 0
 
     @property
     def held_by_query(self) -> bool:
-        """Whether a query, such as Spark's, has it in flight; then the lease is the query's."""
+        """Whether a query, such as Spark's, holds the message under the query's own lease."""
         return self.queue == "prepare" and self.score >= HELD_MIN
 
 
@@ -281,7 +283,7 @@ QueueWord = Literal[
     "store", "prepare", "dead", "trash", "waiting", "in_flight", "in flight", "in-flight"
 ]
 
-TRASH_KEEP_S = 86_400  # for which purged dead letters can be restored, by default
+TRASH_KEEP_S = 86_400  # default time in which purged dead letters can be restored
 
 _NAMES: dict[str, QueueName] = {
     "store": "store",
@@ -297,7 +299,7 @@ def parse_queue(text: object, field: str = "queue") -> QueueName:
     """Return the queue that a text names; "in flight" may have - or _ for the space.
 
     Raises:
-        InvalidValue: it names no queue.
+        InvalidValue: The text names no queue.
     """
     if isinstance(text, str):
         name = _NAMES.get(text.lower().replace("-", " ").replace("_", " "))

@@ -1,11 +1,11 @@
-"""Bodies in a store outside of Redis, which fsspec reaches; and references to them.
+"""Bodies in a store outside of Redis, which fsspec reads and writes, and references to them.
 
-    1 byte      0x43: the body is an object, which has the format of `Compressed`
+    1 byte      0x43: the body is an object, in the format of `Compressed`
     the rest    msgpack: store, name, bytes, SHA-256 of the object
 
-The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice.
-A process reads and removes objects of the stores that it was given, and of no other: references
-come from Redis, where others may write. What calls the store blocks; flows do it in a thread.
+The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice. A
+process reads and removes only objects of stores that it was given, because references come from
+Redis, where other programs may write. Calls of the store block, so flows run them in a thread.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rmq.errors import ConfigurationError, DecodeError, InvalidValue, StoreUnava
 from rmq.kernel.core import packages
 from rmq.kernel.core.environment import variable
 
-APART = 4  # beside the methods of `compression`: how a body of codec 3 is stored
+APART = 4  # how a body of codec 3 is stored; continues the numbers of `compression`
 FIRST = bytes((APART << 4 | 3,))
 VARIABLE = "RMQ_STORES"
-THREADS = 8  # that read, write or remove objects for one call
+THREADS = 8  # threads that read, write or remove objects for one call
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}/[0-9]{1,20}/([0-9]{14})-[0-9a-f]{24}", re.ASCII)
 _TIME = "%Y%m%d%H%M%S"
 
@@ -40,7 +40,7 @@ U = TypeVar("U")
 
 
 class Reference(NamedTuple):
-    """What a record has in place of an offloaded body."""
+    """The part of a record that replaces an offloaded body."""
 
     store: str
     name: str
@@ -49,7 +49,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def read(cls, packed: bytes) -> Reference:
-        """Read what `packed` wrote; raises DecodeError."""
+        """Read the bytes of `packed`; raises DecodeError."""
         try:
             reference = cls(*msgpack.unpackb(packed))
             if tuple(map(type, reference)) == (str, str, int, bytes):
@@ -62,18 +62,18 @@ class Reference(NamedTuple):
 
     @property
     def packed(self) -> bytes:
-        """Its bytes in a record."""
+        """The reference as bytes of a record."""
         packed: bytes = msgpack.packb(tuple(self))
         return packed
 
     @property
     def described(self) -> str:
-        """A name for people."""
+        """The reference as a text for people."""
         return f"its body of {self.size} bytes, {self.store}/{self.name}"
 
 
 def not_read(packed: bytes) -> DecodeError:
-    """Return the error for a body that is an object, which is not read yet."""
+    """Return the error for a body that is still in its store."""
     reference = Reference.read(packed)
     error = DecodeError(f"{reference.described}, is in a store (rmq.Offloaded)")
     error.reference = reference
@@ -81,10 +81,10 @@ def not_read(packed: bytes) -> DecodeError:
 
 
 class Store:
-    """A place for objects.
+    """A store for objects.
 
     Args:
-        url: as fsspec takes it: memory://..., file:///..., s3://bucket/...
+        url: URL for fsspec: memory://..., file:///..., s3://bucket/...
     """
 
     def __init__(self, url: str) -> None:
@@ -96,7 +96,7 @@ class Store:
         self._files()
 
     def _files(self) -> tuple[Any, str]:
-        """Return fsspec's file system, which is another one in a forked child, and our root."""
+        """Return fsspec's file system and our root; a forked child gets its own file system."""
         options = {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {}
         fsspec = packages.load("fsspec", "offloaded", "rmq.Offloaded")
         try:
@@ -106,24 +106,24 @@ class Store:
         return files, root.rstrip("/")
 
     def new_reference(self, topic: str, stamp: bytes, now_ms: int, data: bytes) -> Reference:
-        """Return the reference to an object that is to be written."""
+        """Return the reference to an object that will be written."""
         written = datetime.fromtimestamp(now_ms // 1000, UTC).strftime(_TIME)
         name = f"{topic}/{stamp.decode()}/{written}-{os.urandom(12).hex()}"
         return Reference(self.url, name, len(data), hashlib.sha256(data).digest())
 
     def write(self, reference: Reference, data: bytes) -> None:
-        """Write an object; raises whatever the store does."""
+        """Write an object; raises the exceptions of the store."""
         files, root = self._files()
         files.pipe_file(f"{root}/{reference.name}", data)
 
     def read(self, reference: Reference) -> bytes:
-        """Return an object; raises whatever the store does."""
+        """Return an object; raises the exceptions of the store."""
         files, root = self._files()
         data: bytes = files.cat_file(f"{root}/{reference.name}")
         return data
 
     def remove(self, name: str) -> None:
-        """Remove an object, unless that was done before; raises whatever the store does."""
+        """Remove an object if it exists; raises the exceptions of the store."""
         files, root = self._files()
         with contextlib.suppress(FileNotFoundError):
             files.rm_file(f"{root}/{name}")
@@ -149,10 +149,10 @@ _of_environment: dict[str, Store] = {}
 
 
 def open_store(url: str) -> Store:
-    """Return a store; this process reads and removes its objects as long as it keeps it.
+    """Open a store; this process may use its objects as long as it keeps the returned store.
 
     Raises:
-        InvalidValue, ConfigurationError: it is none, or a package is missing.
+        InvalidValue, ConfigurationError: The URL is not valid, or a package is missing.
     """
     store = Store(url)
     with _lock:
@@ -160,10 +160,10 @@ def open_store(url: str) -> Store:
 
 
 def known_stores() -> list[Store]:
-    """Return the stores of this process: of each `rmq.Offloaded`, and those of RMQ_STORES.
+    """Return the stores of this process: of each `rmq.Offloaded`, and of RMQ_STORES.
 
     Raises:
-        InvalidValue, ConfigurationError: a store of RMQ_STORES is none, or a package is missing.
+        InvalidValue, ConfigurationError: RMQ_STORES is not valid, or a package is missing.
     """
     for url in (variable(VARIABLE) or "").split():
         if url not in _of_environment:
@@ -202,7 +202,7 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
     """Write objects, all or none.
 
     Raises:
-        StoreUnavailable: the store refused one of them.
+        StoreUnavailable: The store refused an object.
     """
 
     def write(item: tuple[Reference, bytes]) -> Exception | None:
@@ -222,7 +222,7 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 
 
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
-    """Read objects of at most `limit` bytes; an error for each that cannot be had."""
+    """Read objects of at most `limit` bytes; return an error for each unreadable object."""
 
     def read(reference: Reference) -> bytes | DecodeError:
         what = reference.described
@@ -244,12 +244,12 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
 
 
 def remove_all(references: Sequence[Reference]) -> list[str]:
-    """Remove objects; return of each why it is there still, or '' for one that is gone."""
+    """Remove objects; return an error for each object that remains, and '' for the others."""
 
     def remove(reference: Reference) -> str:
         try:
             _store_of(reference).remove(reference.name)
-        except Exception as error:  # the tombstone, or the sweep, is for the next attempt
+        except Exception as error:  # the tombstone or the sweep tries again
             return f"{type(error).__name__}: {error!s:.300}"
         return ""
 

@@ -1,6 +1,6 @@
-"""Optional packages, loaded when they are first needed, and RMQ's own version.
+"""Optional packages, imported when they are first needed, and RMQ's own version.
 
-An error names the extra to install.
+If a package is missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rmq.errors import ConfigurationError
 
 
 def install(*extras: str) -> str:
-    """Return how extras are installed: from a checkout, for RMQ is in no package index."""
+    """Return the command that installs extras, from a checkout: RMQ is in no package index."""
     return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
 
 
@@ -20,12 +20,12 @@ def load(module: str, extra: str, feature: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: its import name.
-        extra: the extra of RMQ that brings it.
-        feature: the part of RMQ that needs it, for the error.
+        module: Import name of the module.
+        extra: Extra of RMQ that installs the package.
+        feature: Part of RMQ that needs the package, for the error.
 
     Raises:
-        ConfigurationError: it is not installed; the message names the extra.
+        ConfigurationError: The package is not installed; the error names the extra.
     """
     try:
         return importlib.import_module(module)
@@ -36,8 +36,8 @@ def load(module: str, extra: str, feature: str) -> Any:
 
 
 def entry_points(group: str) -> list[Any]:
-    """Return the entry points that installed packages have in a group."""
+    """Return the entry points of installed packages in a group."""
     return list(importlib.import_module("importlib.metadata").entry_points(group=group))
 
 
-VERSION = "0.1.0"  # as in pyproject.toml
+VERSION = "0.1.0"  # equal to the version in pyproject.toml

@@ -1,4 +1,4 @@
-"""The pauses of a topic: since when, by whom and why, and their text in Redis."""
+"""The pauses of a topic: their start, author and reason, and their text in Redis."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rmq.kernel.core.validation import MOMENT_MOST_MS, check_int
 Verb = Literal["receive", "send"]  # what a pause stops
 PauseVerb = Literal["receive", "send", "both"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-TEXT_MAX = 500  # characters of `by` and of `why`
+TEXT_MAX = 500  # characters of `by`, and of `why`
 
 
 class Pause(NamedTuple):
-    """A pause of a topic: until it is resumed, no consumer gets messages, or no send is accepted.
+    """A pause of a topic: until it ends, no consumer gets messages, or no send is accepted.
 
     Attributes:
-        since_ms: epoch ms, by the server's clock.
-        by: who paused it.
-        why: as that person or program gave it.
+        since_ms: Start of the pause, epoch ms by the server's clock.
+        by: Author of the pause.
+        why: Reason given by the author.
     """
 
     since_ms: int
@@ -40,7 +40,7 @@ class Pause(NamedTuple):
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Return the pause of a verb that a topic's hash has; None: it is not paused."""
+    """Return the pause of a verb in a topic's hash; None if the verb is not paused."""
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
@@ -49,10 +49,10 @@ def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
 
 
 def verbs_of(value: object) -> tuple[Verb, ...]:
-    """Return the verbs that "receive", "send" or "both" names.
+    """Return the verbs of "receive", "send" or "both".
 
     Raises:
-        InvalidValue: it is none of them.
+        InvalidValue: The value is none of these.
     """
     if value == "both":
         return VERBS
@@ -63,10 +63,10 @@ def verbs_of(value: object) -> tuple[Verb, ...]:
 
 
 def check_text(value: object, field: str) -> str:
-    """Return a text for `by` or `why`: one line.
+    """Return a text for `by` or `why`, one line.
 
     Raises:
-        InvalidValue, InvalidType: it is too long, has line breaks, or is no text.
+        InvalidValue, InvalidType: The text is too long, has line breaks, or is not a str.
     """
     if not isinstance(value, str):
         raise InvalidType(f"{field}: {value!r:.60} is not a text")
@@ -76,16 +76,15 @@ def check_text(value: object, field: str) -> str:
 
 
 def who(by: str | None) -> str:
-    """Return who does something, for people to read: as the caller gave it, else user@host.
+    """Return a name for the audit trail, as the caller gave it, else user@host.
 
     Raises:
-        InvalidValue, InvalidType: as of `check_text`.
+        InvalidValue, InvalidType: See `check_text`.
     """
     return _default_by() if by is None else check_text(by, "by")
 
 
 def _default_by() -> str:
-    """Return user@host of this process."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name

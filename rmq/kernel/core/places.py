@@ -1,4 +1,4 @@
-"""Places of which each is taken until its holder gives it back, or is gone."""
+"""Places that threads take and give back; a place is also free when its holder is gone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 
 
 class Place:
-    """One place. It is taken until it is given back, or until this object is gone.
+    """A place, taken until it is given back or until this object is freed.
 
     Attributes:
-        thread: The thread that uses it; 0: none does.
+        thread: The thread that uses the place; 0: none.
     """
 
     __slots__ = ("__weakref__", "_idle", "thread")
@@ -22,9 +22,10 @@ class Place:
         self._idle: deque[Place] = deque() if idle is None else idle
 
     def free(self) -> None:
-        """Give it back, once for each time that it was taken, and forget it then.
+        """Give the place back, once for each take. Do not use this object afterwards.
 
-        The next holder gets this object. A frame that an error has kept would keep it, too.
+        The next holder gets the same object. If an error has kept a frame with this object, that
+        frame would keep the place taken.
         """
         if self.thread:
             self.thread = 0
@@ -34,9 +35,10 @@ class Place:
 class Places:
     """A fixed number of places for threads or tasks.
 
-    A signal handler or a time limit may raise between any two instructions of a holder, in its
-    `finally` too. Python then frees the Place with the frames that held it, and a weak reference
-    makes room for another. Its callback is a function in C, which no signal handler can interrupt.
+    A signal handler or a time limit may raise between any two instructions of a holder, even in
+    its `finally`. Python then frees the Place with the holder's frames, and a weak reference makes
+    room for another. The callback of the weak reference is a C function, so signals cannot
+    interrupt it.
 
     Args:
         size: Number of places.
@@ -46,7 +48,7 @@ class Places:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._made: dict[int, weakref.ref[Place]] = {}  # taken or idle
+        self._made: dict[int, weakref.ref[Place]] = {}  # both taken and idle places
         self._idle: deque[Place] = deque()
 
     def __len__(self) -> int:
@@ -54,7 +56,7 @@ class Places:
         return max(0, len(self._made) - len(self._idle))
 
     def take(self) -> Place | None:
-        """Take a place for this thread; None: all are taken."""
+        """Take a place for this thread; None if all are taken."""
         try:
             place = self._idle.pop()
         except IndexError:
@@ -62,20 +64,20 @@ class Places:
         else:
             place.thread = threading.get_ident()
             return place
-        return self._make()  # not as the error is handled: it would keep this frame
+        return self._make()  # outside of the `except`, because the error would keep this frame
 
     def _make(self) -> Place | None:
-        """Make a place instead of one that is gone, or that nobody has needed yet."""
+        """Make a place in a free position, or return None."""
         place, made = Place(threading.get_ident(), self._idle), self._made
         for number in range(self.size):
             if number not in made:
                 held = weakref.ref(place, partial(made.pop, number))
-                if made.setdefault(number, held) is held:  # atomic: no other thread has got it
+                if made.setdefault(number, held) is held:  # atomic: no other thread has this number
                     return place
         return None
 
     def is_held_by(self, thread: int) -> bool:
-        """Return whether a thread uses a place, or may just take one or give it back."""
+        """Return whether a thread uses a place, or is about to take a place or give one back."""
         idle = list(self._idle)
         for held in list(self._made.values()):
             place = held()

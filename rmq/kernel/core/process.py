@@ -1,7 +1,7 @@
 """Forks, and the signals that stop a process.
 
-A child must not use connections and replay sessions of its parent. SIGTERM and SIGINT of a worker:
-the first asks it to stop, the second ends it at once.
+A child must not use the connections and replay sessions of its parent. The first SIGTERM or SIGINT
+asks a worker to stop; the second ends the worker at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-FORKS = hasattr(os, "fork")  # a POSIX system; Windows passes no descriptors to a child either
-generation = 0  # how many forks separate this process from the process that imported RMQ
+FORKS = hasattr(os, "fork")  # POSIX only; Windows does not inherit descriptors either
+generation = 0  # number of forks between this process and the process that imported RMQ
 
 
 def call_in_child(function: Callable[[], None]) -> None:
-    """Call a function in each child that is forked from now on."""
+    """Register a function to call in every child that is forked later."""
     if FORKS:
         os.register_at_fork(after_in_child=function)
 
@@ -33,12 +33,12 @@ def _forked() -> None:
 call_in_child(_forked)
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-END_S = 2.0  # from a second signal to the end of the process, whatever it does
+END_S = 2.0  # time from a second signal to the forced end of the process
 
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Have signals handled by a function of number and frame, and at the end as before."""
+    """Handle signals by a function of number and frame; restore the old handlers at the end."""
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -48,18 +48,18 @@ def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator
 
 
 class StopSignals:
-    """The signals that came while `received` was open."""
+    """Signals that arrive while `received` is open."""
 
     def __init__(self) -> None:
-        self.asked = False  # by a first signal
-        self.at_once = False  # by a second
-        self.number = 0  # of the second
-        # A SimpleQueue: a signal may interrupt `put`.
+        self.asked = False  # after a first signal
+        self.at_once = False  # after a second signal
+        self.number = 0  # number of the second signal
+        # Only a SimpleQueue is safe if a signal interrupts `put`.
         self._received: SimpleQueue[int] = SimpleQueue()
 
     @contextlib.contextmanager
     def received(self) -> Iterator[None]:
-        """Receive signals; in a thread that is not the main one, receive none."""
+        """Receive signals if this is the main thread; do nothing in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -71,20 +71,20 @@ class StopSignals:
                 self.asked = False
 
     def wait(self, seconds: float) -> None:
-        """Wait until a signal comes, or `wake` is called."""
+        """Wait until a signal arrives or `wake` is called."""
         with contextlib.suppress(Empty):
             self._received.get(timeout=seconds)
 
     def wake(self) -> None:
-        """End a wait; from any thread."""
+        """End a wait; may be called from any thread."""
         self._received.put(0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal. No lock is taken here: the interrupted code may hold it."""
+        """Record a signal, without a lock: the interrupted code may hold the lock."""
         if self.asked:
             self.number = number
             self.at_once = True
-            # Releasing may be impossible: Redis cannot be reached, or a thread is blocked.
+            # A normal release may be impossible: Redis is unreachable, or a thread is blocked.
             end = threading.Timer(END_S, os._exit, (128 + number,))
             end.daemon = True
             end.start()

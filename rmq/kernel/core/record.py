@@ -1,28 +1,27 @@
-"""Records: messages as they are stored in Redis, an envelope and a body.
+"""Records: messages as Redis stores them, an envelope and a body.
 
     byte 1      codec * 32 + flags; 8 without 4: the body is large (lua/README.md)
-    bytes 2-4   priority; 0 for a timed message without one
+    bytes 2-4   priority; 0 for a timed message without a priority
     bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
-    then, only if flagged and in this order:
-      due       6 bytes, epoch ms; below 1e12 on the way in: a delay
-      expiry    6 bytes, epoch ms; on the way in: ms after due
-      merge key 2 bytes of length, then the key
-      headers   2 bytes of length, then msgpack
+    optional, by flag and in this order:
+      due       6 bytes, epoch ms; in a send, a value below 1e12 is a delay
+      expiry    6 bytes, epoch ms; in a send, ms after the due time
+      merge key 2 bytes of length and the key
+      headers   2 bytes of length and msgpack
     body        the rest; for a collecting message a list of 4 bytes of length and a body each
 
-With eight bytes before it, a 100-byte body stays in the same allocation class of Redis.
-The twin of `lua/lib/records/record.lua`.
+With eight bytes before the body, a 100-byte body stays in the same allocation class of Redis.
+`lua/lib/records/record.lua` reads the same format.
 
-Large bodies: kept in a hash beside the records, written and read by plain commands.
-
-The Lua of Redis hashes every byte of a string that a script is given or makes, so a body of 10 KiB
-would cost 50 us on its way through three scripts and 8 by plain commands. The record of such a
-message has the flag `LARGE` and ends with a reference instead of a body:
+A large body is in a separate hash, which plain commands write and read. The Lua of Redis hashes
+every byte of a string that a script gets or makes. A body of 10 KiB would cost 50 us in three
+scripts, and costs 8 us in plain commands. The record of a large body has the flag `LARGE` and ends
+with a reference instead of the body:
 
     size    4 bytes
-    random  8 bytes; the body's name in the hash is the member, then these
+    random  8 bytes; the field of the hash is the member followed by these bytes
 
-The twin of `lua/lib/records/large_bodies.lua`.
+`lua/lib/records/large_bodies.lua` reads the same format.
 """
 
 from __future__ import annotations
@@ -38,32 +37,33 @@ from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedL
 from rmq.kernel.core.groups import GROUP_MARK
 from rmq.kernel.core.score import PRIORITY_MIN
 
-MIN_BYTES = 4096  # smaller bodies stand in their records
-# So do the large ones of a call that has fewer bytes of them: commands and round trips cost more.
-# Not so in a topic with limits for each key, where takes read many records.
+MIN_BYTES = 4096  # smaller bodies stay in their records
+# A call with fewer bytes of large bodies keeps them in the records as well: the extra commands and
+# round trips would cost more. Topics with limits per key ignore this, since their takes read many
+# records.
 MIN_BYTES_OF_CALL = 32768
-LARGE, KIND = 8, 12  # of the first byte: a flag, and the bits in which no other record has it
+LARGE, KIND = 8, 12  # first byte: a flag, and the bits in which only a large record has that flag
 RANDOM = 8
 REFERENCE = 4 + RANDOM
 
 
 def reference(size: int, random: bytes) -> bytes:
-    """Return what a record has in place of a body of so many bytes; `random`: 8 bytes."""
+    """Return the reference that replaces a body of `size` bytes; `random` has 8 bytes."""
     return size.to_bytes(4, "big") + random
 
 
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
-    """Return the head of a record that refers to its body, and the reference."""
+    """Return the record head with the flag for a large body, and the reference."""
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
 def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return head and rest of a record with its body in place of the reference to it."""
+    """Return head and rest of a record with the body in place of its reference."""
     return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
 
 
 def name_of(member: bytes, record: bytes) -> bytes:
-    """Return the name of the body that a record, or the rest of one, refers to."""
+    """Return the name of the body that a record, or the end of a record, refers to."""
     return member + record[-RANDOM:]
 
 
@@ -73,20 +73,20 @@ def size_of(record: bytes) -> int:
 
 
 def with_body(record: bytes, body: bytes) -> bytes:
-    """Return the record as it would be if its body were small."""
+    """Return a record with its large body inserted."""
     return bytes((record[0] & ~LARGE,)) + record[1:-REFERENCE] + body
 
 
 def positions(records: Sequence[bytes]) -> list[int]:
-    """Return where records that refer to large bodies are."""
+    """Return the positions of records that refer to large bodies."""
     return [at for at, record in enumerate(records) if record and record[0] & KIND == LARGE]
 
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
 SCHEDULE_MARK, SCHEDULE_TIME_MARK = "rmq-schedule", "rmq-schedule-time"  # name; epoch ms
-RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
+RESERVED = "rmq-"  # prefix of the headers that RMQ itself adds
 TYPE_MARK = "rmq-type"  # the header with the type of a message
-_NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
+_NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts before all other headers
 _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
 
@@ -94,16 +94,16 @@ _heads: dict[tuple[int, int, int], bytes] = {}
 
 
 def place_of(record: bytes) -> int:
-    """Return the place of a message that has not failed: its priority or its due time.
+    """Return a message's position in the queue before its first failure: priority or due time.
 
-    A record that is missing has neither: its place is the lowest priority.
+    A missing record gets the lowest priority.
     """
     place = int.from_bytes(record[1:4], "big") or int.from_bytes(record[8:14], "big")
     return place or PRIORITY_MIN
 
 
 def head(codec: int, flags: int, priority: int) -> bytes:
-    """Return the first four bytes; cached, since a producer uses few."""
+    """Return the first four bytes, cached because a producer uses few combinations."""
     four = _heads.get((codec, flags, priority))
     if four is None:
         if len(_heads) > 4096:
@@ -114,7 +114,7 @@ def head(codec: int, flags: int, priority: int) -> bytes:
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Return two bytes of length, then the data."""
+    """Return the data after two bytes with its length."""
     return len(data).to_bytes(2, "big") + data
 
 
@@ -127,15 +127,15 @@ def envelope(
     merge_key: str = "",
     collects: bool = False,
 ) -> tuple[bytes, bytes]:
-    """Return the head of a record, and what stands between its acceptance number and its body.
+    """Return the head of a record, and the bytes between its acceptance number and its body.
 
     Args:
-        codec: the number of the body's codec.
-        priority: 0 only with a due time.
-        due_ms: epoch ms, or below 1e12 a delay; None: at once, by its priority.
-        expires_ms: ms after it is due; 0: never.
-        merge_key: as it is stored; empty: it does not merge.
-        collects: what merges into it is appended.
+        codec: Number of the body's codec.
+        priority: Priority; 0 only with a due time.
+        due_ms: Due time in epoch ms, or a delay below 1e12 ms; None: due at once, by priority.
+        expires_ms: Lifetime after the due time, ms; 0: unlimited.
+        merge_key: Merge key as it is stored; empty: the message does not merge.
+        collects: True to append the bodies of merging messages.
     """
     flags, fields = 0, b""
     if due_ms is not None:
@@ -150,14 +150,14 @@ def envelope(
 
 
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
-    """Return the head and the envelope of a record without headers, with these, a msgpack map."""
+    """Add headers, a msgpack map, to the head and the envelope of a record without headers."""
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
 
 class Record(NamedTuple):
     """The fields of a record.
 
-    `body` is a reference where the body is large and was not fetched: `check_body` checks that.
+    `body` is a reference if the body is large and was not fetched; `check_body` refuses that.
     """
 
     codec: int
@@ -172,10 +172,10 @@ class Record(NamedTuple):
 
 
 def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
-    """Read what stands before a body: due ms, expiry ms, merge key, headers; and where it begins.
+    """Return due ms, expiry ms, merge key, headers, and the position of the body.
 
     Raises:
-        DecodeError: the bytes are cut short or their headers cannot be read.
+        DecodeError: The bytes are cut short, or their headers cannot be read.
     """
     if not data:
         raise DecodeError("its record is missing, or shorter than 8 bytes")
@@ -204,7 +204,7 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
 
 
 def read(data: bytes) -> Record:
-    """Read a record. Raises DecodeError as `fields_of`."""
+    """Read a record; raises DecodeError as `fields_of` does."""
     due, expires, key, headers, at = fields_of(data)
     return Record(
         data[0] >> 5,
@@ -232,7 +232,7 @@ def _without_type(key: str) -> str:
 
 
 def headers_of(data: bytes) -> dict[str, str]:
-    """Return the headers of a record that `read` can read, with those that RMQ added."""
+    """Return all headers of a valid record, including the headers that RMQ added."""
     if not data[0] & HEADERS:
         return {}
     at = _headers_at(data)
@@ -243,31 +243,31 @@ def headers_of(data: bytes) -> dict[str, str]:
 
 
 def _headers_at(data: bytes) -> int:
-    """Return where the length of the headers is, in a record that has some."""
+    """Return the position of the headers' length, in a record that has headers."""
     flags = data[0]
     at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
     return at + 2 + int.from_bytes(data[at : at + 2]) if flags & MERGES else at
 
 
 def type_of(data: bytes) -> str | None:
-    """Return the type of the message of a record that `read` can read; None: it has none."""
+    """Return the message type in a valid record, or None."""
     return headers_of(data).get(TYPE_MARK) if data[0] & HEADERS else None
 
 
 def check_body(flags: int) -> None:
-    """Refuse a record, by its flags, whose large body was not found.
+    """Refuse the flags of a record whose large body was not found.
 
     Raises:
-        DecodeError: it refers to one.
+        DecodeError: The record refers to a large body.
     """
     if flags & KIND == LARGE:
         raise DecodeError("its large body is missing: was it removed from Redis by hand?")
 
 
 def audit_number(data: bytes) -> bytes:
-    """Return the `<producer>.<number>` that `rmq.Audit` put on a message; empty without one.
+    """Return the `<producer>.<number>` that `rmq.Audit` put on a message; empty if it has none.
 
-    The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
+    Like `number_of` in `lua/lib/audit.lua`, it reads the first header only.
     """
     at = _headers_at(data)
     at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
@@ -280,7 +280,7 @@ def collected_bodies(body: bytes) -> list[bytes]:
     """Return the bodies of a collecting message, oldest first.
 
     Raises:
-        DecodeError: the list is cut short.
+        DecodeError: The list is cut short.
     """
     bodies, at = [], 0
     while at < len(body):
@@ -301,12 +301,12 @@ def offset_of(offset_low: int, newest: int) -> int:
 
 
 def shown_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers without the type and the group, which are shown beside them."""
+    """Return the headers except type and group, which are shown in their own fields."""
     return {name: text for name, text in headers.items() if name not in (TYPE_MARK, GROUP_MARK)}
 
 
 def user_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers that the sender gave."""
+    """Return the headers given by the sender."""
     return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
 
 
@@ -316,7 +316,7 @@ def marks(headers: dict[str, str]) -> dict[str, str]:
 
 
 def is_bare(first: int) -> bool:
-    """Return whether a record that begins with this byte is BARE bytes and an uncompressed body."""
+    """Return whether records with this first byte are BARE bytes and an uncompressed body."""
     return not first & 31 and first >> 5 != Compressed.number
 
 
@@ -327,7 +327,7 @@ def value_of(data: bytes | Record) -> bytes:
     in msgpack.
 
     Raises:
-        DecodeError: the record is cut short, or cannot be decompressed.
+        DecodeError: The record is cut short, or cannot be decompressed.
     """
     if isinstance(data, bytes) and is_bare(data[0]):
         return data[BARE:]
@@ -344,22 +344,22 @@ def value_of(data: bytes | Record) -> bytes:
 
 
 def bodies_of(record: Record) -> list[bytes]:
-    """Return the bodies of a collecting message, or the one of any other.
+    """Return the bodies of a collecting message, or the single body of any other message.
 
     Raises:
-        DecodeError: they are not there, or cut short.
+        DecodeError: A body is missing or cut short.
     """
     check_body(record.flags)
     return collected_bodies(record.body) if record.flags & COLLECTS else [record.body]
 
 
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
-    """Return the bodies of a record decompressed, with the number of the codec that wrote each.
+    """Return the decompressed bodies of a record, each with the number of its codec.
 
-    At most so many bytes of them are decompressed and returned; False: there are more.
+    Decompresses at most `most` bytes. The second value is False if there are more bytes.
 
     Raises:
-        DecodeError: they are not there, cut short, or damaged so far.
+        DecodeError: A body is missing, cut short, or damaged within these bytes.
     """
     found, left = [], most
     for body in bodies_of(record):

@@ -1,14 +1,14 @@
 """Retry policies: how long a failed message waits before it may be taken again.
 
-A policy becomes a ladder, the longest wait in ms before each retry, and a jitter, the share of a
-wait that is drawn at random. Ladder and jitter are stored with the slot, and
-`lua/lib/settle/retry.lua` draws the wait of a message that nack or rollback gives back.
-`draw_wait_ms` draws in the same way for a policy of a handler or a message, whose wait a worker
-sends with its nack.
+A policy becomes a ladder and a jitter. The ladder has the longest wait in ms before each retry. The
+jitter is the share of a wait that is drawn at random. Both are stored with the slot, and
+`lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. For the policy of
+a handler or a message, `draw_wait_ms` draws in the same way, and the worker sends the wait with its
+nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/; the default levels are
-those of RocketMQ (https://rocketmq.apache.org), 10 s to 2 h.
+RocketMQ's (https://rocketmq.apache.org), 10 s to 2 h.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Exponential:
     """Waits that double: base, 2 base, 4 base, ... up to cap.
 
     Args:
-        base: the first wait, seconds or timedelta.
-        cap: the longest wait.
-        jitter: the share of each wait that is drawn at random; 1 is "full jitter".
+        base: First wait, seconds or timedelta.
+        cap: Longest wait, seconds or timedelta.
+        jitter: Share of each wait that is drawn at random, 0 to 1; 1 is "full jitter".
     """
 
     base: Duration = 1.0
@@ -63,10 +63,11 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Waits from a list, one for each retry; the last one repeats.
+    """Waits from a list, one for each retry; the last wait repeats.
 
     Args:
-        waits: seconds or timedeltas.
+        waits: 1 to 16 waits, seconds or timedeltas.
+        jitter: Share of each wait that is drawn at random, 0 to 1.
     """
 
     waits: tuple[Duration, ...] = ROCKETMQ_LEVELS_S
@@ -95,8 +96,8 @@ class Levels:
 class Immediate:
     """No wait: the message may be taken again at once. The word "immediate" means the same.
 
-    It loses its priority for that time: it goes behind all messages with a priority, except that
-    one take in five begins with such retries. A retry that waits, if only for 1 ms, keeps it.
+    An immediate retry loses its priority and sorts after all prioritized messages; one take in five
+    starts with such retries. A retry that waits at least 1 ms keeps its priority.
     """
 
     jitter: float = 0.0
@@ -111,7 +112,7 @@ class Immediate:
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw the wait after this attempt (1 is the first delivery), as the scripts do."""
+    """Draw the wait after an attempt (1 is the first delivery), as the scripts do."""
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 
@@ -127,9 +128,10 @@ _WORDS: dict[str, Policy] = {
 
 
 def parse_policy(value: object) -> Policy:
-    """Return a policy from itself, from its word, or from text such as "exponential:1s:10m:1".
+    """Return the retry policy for its word or its text, such as "exponential:1s:10m:1".
 
-    Durations in text are seconds, or have a unit: 500ms, 30s, 5m, 2h, 1d.
+    A policy is returned unchanged. Durations in text are seconds, or have a unit: 500ms, 30s, 5m,
+    2h, 1d.
     """
     if isinstance(value, Exponential | Levels | Immediate):
         return value
@@ -160,7 +162,7 @@ def parse_policy(value: object) -> Policy:
 
 
 def describe(policy: Policy) -> str:
-    """Return a policy as a person writes it: the inverse of `parse_policy`."""
+    """Return the text of a policy that `parse_policy` reads."""
     if isinstance(policy, Exponential):
         base, cap = format_duration(policy.base), format_duration(policy.cap)
         return f"exponential:{base}:{cap}:{policy.jitter:g}"
@@ -171,7 +173,7 @@ def describe(policy: Policy) -> str:
 
 
 def from_redis(text: str) -> Policy:
-    """Read a policy from its text in Redis: durations in ms, jitter in percent."""
+    """Read a policy from its text in Redis, with durations in ms and jitter in percent."""
     kind, *rest = text.split(":")
     if kind in _WORDS and not rest:
         return _WORDS[kind]

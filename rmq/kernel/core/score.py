@@ -1,9 +1,9 @@
 """Scores: the family of a StoreQueue member, and the fields of a receipt.
 
-The twin of `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
-`lua/lib/leases/receipt.lua`, which make the scores; `lua/README.md`, "Scores", describes them. The
-families follow a design published by Alibaba's Taobao team in 2021; here the fraction has the order
-of arrival and the state of a retry besides.
+`lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
+`lua/lib/leases/receipt.lua` make the scores; `lua/README.md`, "Scores", describes them. The
+families follow a design published by Alibaba's Taobao team in 2021. In RMQ the fraction also has
+the order of arrival and the state of a retry.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def moment(epoch_ms: int) -> datetime:
 
 PRIORITY_MIN = 17
 PRIORITY_MAX = 1_048_575
-PRIORITY_END = PRIORITY_MAX + 1  # scores of timed messages begin here: first those given back
-TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
+PRIORITY_END = PRIORITY_MAX + 1  # first score of timed messages, used for messages given back
+TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, before every due time of RMQ
 DELIVERY_CYCLE = 2048
-HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
-SHARED_MIN = 3_000_000_000_000  # 2065; a receipt from here on is of the shared lease of that number
+HELD_MIN = 4_000_000_000_000  # epoch ms, the year 2096; larger receipts mean: held by a query
+SHARED_MIN = 3_000_000_000_000  # the year 2065; plus 1000 * the number of a shared lease
 
 Family = Literal["held", "retry", "priority", "timed"]
 
@@ -32,14 +32,14 @@ Family = Literal["held", "retry", "priority", "timed"]
 def family(score: float) -> Family:
     """Return the family of a StoreQueue score."""
     if score < 0:
-        return "held"  # behind others of its group, in a lane: lua/lib/groups/groups.lua
+        return "held"  # waits in its group's lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
         return "retry"
     return "priority" if score < PRIORITY_END else "timed"
 
 
 def lane_of(score: float) -> int:
-    """Return the lane of a message that is held: the twin of `lane_score` in lua/lib."""
+    """Return the lane of a held message, as `lane_score` in lua/lib encodes it."""
     part, exponent = math.frexp(-score)
     return (exponent - 1) * 2048 + int((2 * part - 1) * 2048)
 
@@ -52,31 +52,31 @@ def lane_range(lane: int) -> tuple[str, str]:
 
 
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
-    """Return the PrepareQueue score of a delivery, by which its lease is known."""
+    """Return the PrepareQueue score of a delivery, which identifies its lease."""
     return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
 
 
 def receipt_deadline_ms(score: float) -> int:
-    """Return when the lease ends, epoch ms by the server's clock."""
+    """Return the time when the lease ends, epoch ms by the server's clock."""
     return int(score // 1000) * 1000
 
 
 def shared_lease(score: float) -> int:
-    """Return the number of the shared lease that a receipt is of; 0 for one with its own deadline.
+    """Return the number of a receipt's shared lease; 0 if the receipt has its own deadline.
 
-    Also 0 for a message that a query holds.
+    Also returns 0 for a message that a query holds.
     """
     return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
 
 def lease_range(number: int) -> tuple[str, str]:
-    """Return the range of receipts of a shared lease, as Redis reads it."""
+    """Return the range of scores of a shared lease, as Redis reads a range."""
     low = SHARED_MIN + number * 1000
     return str(low), f"({low + 1000}"
 
 
 def receipt_retries_left(score: float) -> int:
-    """Return how many retries the message has after this delivery."""
+    """Return the number of retries left after this delivery."""
     return int(math.fmod(score, 1000))
 
 

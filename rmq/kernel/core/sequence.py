@@ -1,8 +1,9 @@
 """Sequence numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
-A producer is one client in one process; after a fork or a restart it is new. The sequence of a slot
-keeps the numbers under way, the number up to which all are complete (their messages were
-accepted, or no message has them), and the part of that which was reported to Redis.
+A producer is one client in one process; after a fork or a restart it is a new producer. The
+sequence of a slot keeps the numbers in use, and the number up to which all are complete. A number
+is complete when its message was accepted or when no message has it. The sequence also keeps how far
+it has reported to Redis.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.validation import Ranges
 
 HEADER = "rmq-audit"  # the header with a message's number; the scripts read it
-REPORT_S = 1.0  # the longest that a complete number stays unreported
-RESTART_S = 3600.0  # a producer silent for longer reports first; Redis deletes it after a day
-NUMBERS_MAX = 1000  # unused numbers that one report carries
+REPORT_S = 1.0  # longest time before a complete number is reported
+RESTART_S = 3600.0  # a producer idle for longer reports first; Redis deletes it after a day
+NUMBERS_MAX = 1000  # largest number of unused numbers in a report
 
 _MAP_OF_ONE = b"\x81"  # msgpack
 _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
@@ -30,10 +31,10 @@ class Report(NamedTuple):
     """A report to Redis about a slot.
 
     Attributes:
-        old: the number up to which the last report went.
-        sent: all numbers up to here are complete.
-        ranges: numbers that no message has.
-        unused: the same numbers, one by one.
+        old: Number up to which the previous report went.
+        sent: Number up to which all numbers are complete.
+        ranges: Ranges of numbers that no message has.
+        unused: The same numbers as a list.
     """
 
     old: int
@@ -46,9 +47,9 @@ class SlotSequence:
     """The sequence numbers of one producer in one slot.
 
     Attributes:
-        complete: all numbers up to here are complete.
-        reported: all numbers up to here were reported to Redis.
-        reported_at: the time of the last report, by the monotonic clock; None: never.
+        complete: Number up to which all numbers are complete.
+        reported: Number up to which all numbers were reported to Redis.
+        reported_at: Time of the last report, by the monotonic clock; None: never.
     """
 
     __slots__ = (
@@ -64,7 +65,7 @@ class SlotSequence:
         self.reported = 0
         self._next = 1
         self._above: set[int] = set()  # complete numbers above `complete`
-        self._unused: set[int] = set()  # no message has these, and Redis does not know it
+        self._unused: set[int] = set()  # numbers without a message, not reported yet
         self._lock = threading.Lock()
 
     def take(self) -> int:
@@ -75,7 +76,7 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Mark numbers as complete; no accepted message has those in `unused`."""
+        """Mark numbers as complete; no accepted message has the numbers in `unused`."""
         with self._lock:
             self._unused.update(unused)
             self._above.update(numbers)
@@ -87,21 +88,22 @@ class SlotSequence:
 
     @property
     def must_register(self) -> bool:
-        """Whether Redis has to know of this producer before its next message."""
+        """Whether this producer must report to Redis before its next message."""
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """Return a report of all that Redis does not know, as much as one call carries."""
+        """Return the next report, limited to one call, or None if all is reported."""
         with self._lock:
             if self.complete == self.reported and not self._unused:
                 return None
             unused = sorted(self._unused)[:NUMBERS_MAX]
-            # Unused numbers are reported first: otherwise they would be open for a moment.
+            # Report unused numbers first; otherwise an audit would count them as missing for a
+            # moment.
             sent = self.complete if len(unused) == len(self._unused) else self.reported
             return Report(self.reported, sent, validation.from_numbers(unused), unused)
 
     def confirm(self, report: Report) -> None:
-        """Take note that Redis has a report."""
+        """Record that Redis has a report."""
         with self._lock:
             self.reported = max(self.reported, report.sent)
             self._unused.difference_update(report.unused)
@@ -112,7 +114,7 @@ class ProducerSequence:
     """The sequence numbers of one client, in all slots."""
 
     def __init__(self) -> None:
-        self.is_denied = False  # whether the log says that Redis does not let it report
+        self.is_denied = False  # whether it was logged that Redis denies its reports
         self._lock = threading.Lock()
         self._start()
 
@@ -123,7 +125,7 @@ class ProducerSequence:
         self._is_scheduled = False
 
     def _check_fork(self) -> None:
-        """Start anew in a forked child: it is another producer."""
+        """Start again in a forked child, which is another producer."""
         if self._process is not ids.process_bytes():
             self._lock = threading.Lock()
             self._start()
@@ -140,25 +142,25 @@ class ProducerSequence:
         return sequence
 
     def slot_sequences(self) -> list[SlotSequence]:
-        """Return the sequences of all slots that were sent to."""
+        """Return the sequences of all slots that this client has sent to."""
         self._check_fork()
         with self._lock:
             return list(self._slots.values())
 
     def schedule_report(self) -> bool:
-        """Return whether the caller has to report to Redis, REPORT_S from now."""
+        """Return whether the caller must report to Redis after REPORT_S."""
         with self._lock:
             was_scheduled, self._is_scheduled = self._is_scheduled, True
         return not was_scheduled
 
     def report_started(self) -> None:
-        """Take note that a report is on its way: messages sent from now on need another one."""
+        """Record that a report has started; later messages need another report."""
         with self._lock:
             self._is_scheduled = False
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """Return a msgpack map of headers: the number first, then those of `others` (a map, or b"")."""
+    """Return a msgpack map of headers: the number, and the headers in `others` (a map or b"")."""
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text
     if not others:

@@ -1,8 +1,8 @@
 """The settings of a topic: names, defaults, units, limits, and their text in Redis.
 
-The client that creates a topic decides its settings. A client that opens it later names only those
-that it depends on; a difference is an error, never a silent change. `Admin.topic_set` changes
-settings while producers and consumers run.
+The client that creates a topic decides its settings. A client that opens the topic later names only
+the settings that it depends on. A difference is an error, never a silent change. `Admin.topic_set`
+changes settings while producers and consumers run.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from rmq.kernel.core.validation import (
 FORMAT = 6
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
-GROUPED_MAX = 250  # messages of a topic with groups in one call: as much work as 1000 others
+GROUPED_MAX = 250  # messages per call in a topic with groups: as much work as 1000 without groups
 BODY_CEILING = 16 * 1024 * 1024
-COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
-CALL_BYTES = 4 * 1024 * 1024  # of bodies in one call of several: Redis stands still for it
+COLLECT_MAX = 256 * 1024  # bytes of a list that may still grow: every merge rewrites the whole list
+CALL_BYTES = 4 * 1024 * 1024  # of bodies in one call of several: Redis serves nothing else then
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability: `n` replicas have the write in memory before the send is answered (WAIT).
+    """Durability: a send returns when `n` replicas have the write in memory (WAIT).
 
     Args:
-        n: how many replicas.
-        timeout: how long to wait for them, seconds or timedelta.
+        n: Number of replicas, 1 to 100.
+        timeout: Longest wait for the replicas, seconds or timedelta, at most 60 s.
     """
 
     n: int = 1
@@ -65,11 +65,13 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability: the server, and `n` replicas, have the write on disk (WAITAOF, Redis 7.2).
+    """Durability: a send returns when server and `n` replicas have written it to disk (WAITAOF).
+
+    Needs Redis 7.2.
 
     Args:
-        n: how many replicas besides the server itself.
-        timeout: how long to wait, seconds or timedelta.
+        n: Number of replicas in addition to the server, 0 to 100.
+        timeout: Longest wait, seconds or timedelta, at most 60 s.
     """
 
     n: int = 0
@@ -89,9 +91,9 @@ _LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync
 
 
 def parse_durability(value: object) -> Durability:
-    """Return a durability from itself, from "memory", or from text such as "replicated:1:500ms".
+    """Return the durability for "memory" or a text such as "replicated:1:500ms".
 
-    The duration in text is seconds, or has a unit.
+    A durability is returned unchanged. The duration in a text is in seconds, or has a unit.
     """
     if value is None or value == "memory":
         return None
@@ -113,7 +115,7 @@ def parse_durability(value: object) -> Durability:
 
 
 def describe_durability(value: Durability) -> str:
-    """Return a durability as a person writes it: the inverse of `parse_durability`."""
+    """Return the text of a durability that `parse_durability` reads."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
@@ -121,7 +123,7 @@ def describe_durability(value: Durability) -> str:
 
 
 def _read_durability(text: str) -> Durability:
-    """Read a durability from its text in Redis; the timeout is in ms."""
+    """Read a durability from its text in Redis, with a timeout in ms."""
     if text == "memory":
         return None
     try:
@@ -134,7 +136,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Return the priority that timed messages join; 0 for "first". Text may hold the number."""
+    """Return the priority of due timed messages, an int or its digits; 0 for "first"."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -158,9 +160,9 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic as a caller names them; `Settings` describes each one.
+    """The settings of a topic as a caller names them; `Settings` describes each setting.
 
-    Durations are seconds or timedelta; None turns a setting off that can be off.
+    Durations are seconds or timedelta; None turns a setting off if the setting can be off.
     """
 
     slots: int
@@ -188,36 +190,37 @@ class Settings:
     """The settings of a topic. Durations are in ms here; callers give seconds or timedelta.
 
     Attributes:
-        slots: the number of slots, 1 to 1024; order is promised inside a slot.
-        default_priority: the priority of a message that names none, 17 to 1 048 575.
-        timed_priority: the priority that a message with a time and without a priority joins when
-            it is due, a merged one too, 17 to 1 048 575; 0: such messages go before all priorities.
-        lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
-        max_retries: deliveries after the first one, 0 to 16; then it is a dead letter.
-        retry: how long a failed message waits; one that does not goes behind all priorities.
-        dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
-            message was settled is stored again, and a repeated merge may be collected twice.
-        max_length: the most that may wait, shared by the slots; 0 is off.
-        overflow: what a send does at max_length: reject, block, or drop_lowest, which drops waiting
-            messages of lower priorities than that of the new one, never timed ones that are not due
-            or retries; a slot that is above its share then shrinks by up to 1000 with each send.
-        max_body: the largest encoded body, bytes.
-        expires_ms: how long after it is due a message may still be taken; 0 is off.
-        on_expire: what happens to it then: dead (a dead letter) or drop.
-        durability: the copies that a send waits for.
-        dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
-            dropped, and counted, when another message becomes a dead letter, by consumers once a
-            minute, and by commands that read dead letters.
-        unhandled_ms: how long after it is due a message waits whose type no handler of its worker
-            has; then it is a dead letter; 0: it waits for ever.
-        limit: how many messages are delivered in a time, and how many are in flight; each slot has
-            a share.
-        slo: how late messages may be delivered, as "p99<2s"; "off": not said. Nothing is delivered
-            sooner for it: doctor, console, metrics and alerts say when it is missed.
-        groups: how messages with a group are delivered; None: a group is only a label.
-        paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
-        sends_paused: the same for sends.
-        layout: what `Admin.topic_resize` has done to the slots; None: nothing.
+        slots: Number of slots, 1 to 1024; messages are in order within a slot only.
+        default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
+        timed_priority: Priority of a timed message without a priority once it is due, merged
+            messages included, 17 to 1 048 575; 0: due messages go before all priorities.
+        lease_ms: Longest work on a delivery before it is rolled back, 1 s to 12 h.
+        max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
+        retry: Wait before a retry; an immediate retry sorts after all prioritized messages.
+        dedup_window_ms: Time in which a settled id is remembered; 0: off. When it is off, a send
+            repeated after its message was settled is stored again, and a repeated merge may be
+            collected twice.
+        max_length: Largest number of waiting messages, shared by the slots; 0: unlimited.
+        overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
+            "drop_lowest" drops waiting messages of lower priority than the new message. It never
+            drops retries, or timed messages before they are due. A slot above its share shrinks
+            by up to 1000 messages with each send.
+        max_body: Largest encoded body, bytes.
+        expires_ms: How long after its due time a message may still be taken; 0: unlimited.
+        on_expire: How an expired message ends: "dead" (a dead letter) or "drop".
+        durability: Copies of the write that a send waits for.
+        dead_retention_ms: How long a dead letter is stored; 0: until it is redriven or purged.
+            Older dead letters are dropped and counted by the next message that becomes a dead
+            letter, by consumers once a minute, and by commands that read dead letters.
+        unhandled_ms: How long after its due time a message waits if its worker has no handler for
+            its type; then it is a dead letter; 0: unlimited.
+        limit: Largest number of messages delivered in a time, and in flight; divided among slots.
+        slo: Objective for the lateness of deliveries, such as "p99<2s"; "off": none. It does not
+            change the order of delivery. Doctor, console, metrics and alerts show a miss.
+        groups: How messages with a group are delivered; None: a group is only a label.
+        paused: Pause of all receives, set by `Admin.topic_pause`; None: not paused.
+        sends_paused: Pause of all sends; None: not paused.
+        layout: Effects of `Admin.topic_resize` on the slots; None: never resized.
     """
 
     slots: int = 1
@@ -243,7 +246,7 @@ class Settings:
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
-        """Check what settings must have of each other."""
+        """Check that settings fit each other."""
         self.limit.check_slots(self.all_slots)
         if self.groups and self.overflow == "drop_lowest":
             raise InvalidValue(
@@ -258,14 +261,14 @@ class Settings:
 
     @property
     def objective(self) -> Slo | None:
-        """How late messages may be delivered; None: not said."""
+        """The objective for the lateness of deliveries, or None."""
         return slos.parse(self.slo)
 
     def in_slot_order(self, ordered: bool) -> bool:
-        """Whether `ordered` means the order of a slot: where there are groups, it is theirs.
+        """Return whether `ordered` means the order of a slot; with groups, it means their order.
 
         Raises:
-            InvalidValue: messages of a group go several at a time.
+            InvalidValue: Several messages of a group may be in flight at a time.
         """
         if not ordered or self.groups is None:
             return ordered
@@ -278,27 +281,27 @@ class Settings:
 
     @property
     def call_max(self) -> int:
-        """How many messages one call stores or settles."""
+        """The largest number of messages that one call stores or settles."""
         return GROUPED_MAX if self.groups else BATCH_MAX
 
     @property
     def all_slots(self) -> int:
-        """The number of slots that may hold messages: of all that the topic has had."""
+        """The number of slots that may hold messages: the largest number the topic ever had."""
         return max(self.slots, self.layout.most) if self.layout else self.slots
 
     @property
     def first_slots(self) -> int:
-        """The number of slots with which the topic was created: keys keep their slots by it."""
+        """The number of slots at the topic's creation, by which keys choose their slots."""
         return self.layout.first if self.layout else self.slots
 
     @property
     def slot_numbers(self) -> tuple[int, ...]:
-        """Every number of slots that the topic has had, the present one first."""
+        """Every number of slots that the topic has had, the current number first."""
         past = (self.layout.first, self.layout.most, *self.layout.numbers) if self.layout else ()
         return tuple(dict.fromkeys((self.slots, *past)))
 
     def slot_stamp(self, created: bytes) -> bytes:
-        """Return the stamp of the slots: that of the topic, and 1 us more for each resize."""
+        """Return the stamp of the slots: the topic's stamp, plus 1 us for each resize."""
         resizes = self.layout.resizes if self.layout else 0
         return str(int(created) + resizes).encode() if resizes else created
 
@@ -338,7 +341,7 @@ class Settings:
         }
 
     def shown(self) -> dict[str, Any]:
-        """Return the settings by public name, durations in seconds, for people and for JSON."""
+        """Return the settings by public name for people and JSON, with durations in seconds."""
         settings: dict[str, Any] = {}
         for public, (name, _) in _CHECKS.items():
             value = getattr(self, name)
@@ -387,7 +390,7 @@ _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 # Settings that `topic_set` cannot change, and why.
 FIXED = {
     "slots": "messages with one slot_basis share a slot, and must keep their order",
-    "groups": "what waits was put behind others of its group, or was not",
+    "groups": "waiting messages are already queued with or without groups",
 }
 
 CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
@@ -413,11 +416,11 @@ def _describe(name: str, value: Any) -> Any:
 
 
 def check(requested: Mapping[str, object]) -> dict[str, Any]:
-    """Check the settings that a caller names; return them by field.
+    """Check the settings that a caller gives, and return them by field.
 
     Raises:
-        InvalidValue: a value is out of range.
-        InvalidType: a value has the wrong type, or no setting has that name.
+        InvalidValue: A value is out of range.
+        InvalidType: A value has the wrong type, or a setting does not exist.
     """
     checked = {}
     for name, value in requested.items():
@@ -432,7 +435,7 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
     """Read the settings of a topic from its hash.
 
     Raises:
-        FormatMismatch: the topic was created by an RMQ that writes another format.
+        FormatMismatch: The topic was created by an RMQ that writes another format.
     """
     if stored.get("format") != str(FORMAT):
         raise FormatMismatch(
@@ -480,11 +483,11 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
 
 
 def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
-    """Check changes of settings; return them by field.
+    """Check changes of settings, and return them by field.
 
     Raises:
-        InvalidValue: no setting is named, one cannot be changed, or a value is out of range.
-        InvalidType: a value has the wrong type, or no setting has that name.
+        InvalidValue: No setting is given, a setting is fixed, or a value is out of range.
+        InvalidType: A value has the wrong type, or a setting does not exist.
     """
     if not requested:
         raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
@@ -505,10 +508,10 @@ def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
-    """Refuse a topic that has other settings than the caller named.
+    """Refuse a topic whose settings differ from the settings that the caller named.
 
     Raises:
-        SettingsMismatch: names each setting, with the value in Redis and the requested value.
+        SettingsMismatch: Settings differ; the error shows both values of each.
     """
     differences = {
         name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "

@@ -1,9 +1,9 @@
-"""The setting `slo` of a topic: how late its messages may be delivered, and whether that holds.
+"""The setting `slo` of a topic: how late its messages may be delivered, and whether they are.
 
 A service-level objective such as "p99<2s": 99 of 100 messages are taken less than 2 s after they
-were due. Compared with it are the messages that were taken in the last minutes (`WINDOW_MS`), as
-`telemetry` counts them; they are known to within a factor of 2. While none is taken, how long the
-oldest message waits is compared: it will be at least so late.
+were due. It is compared with the messages taken in the last minutes (`WINDOW_MS`), as
+`telemetry` counts them, to within a factor of 2. If none was taken, it is compared with the wait of
+the oldest message, whose lateness will be at least that long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmq.kernel.core.telemetry import Counts, percentile_s
 from rmq.kernel.core.validation import duration_ms, format_duration, parse_duration
 
 OFF = "off"
-WINDOW_MS = 300_000  # messages that were taken within it are compared: ten alone would be chance
+WINDOW_MS = 300_000  # messages taken within this time are compared; few messages would be chance
 PERCENTILES = (50, 90, 95, 99)
 LONGEST_MS = 86_400_000
 _TEXT = re.compile(r"p(\d{1,3})\s*<\s*([^<>=\s]+)")
@@ -26,27 +26,27 @@ class Slo(NamedTuple):
     """How late messages may be delivered.
 
     Attributes:
-        percentile: of so many of 100 messages: 50, 90, 95 or 99.
-        within_s: they are taken sooner after they were due.
+        percentile: Number of messages of 100 that must be on time: 50, 90, 95 or 99.
+        within_s: Longest time between due time and delivery, s.
     """
 
     percentile: int
     within_s: float
 
     def __str__(self) -> str:
-        """Return it as a person writes it."""
+        """Return the objective as a person writes it."""
         return f"p{self.percentile}<{format_duration(self.within_s)}"
 
     def is_missed(self, lateness_s: float | None) -> bool:
-        """Whether messages were that late; None: not known, so it is not missed."""
+        """Return whether messages were that late; False if their lateness is unknown (None)."""
         return lateness_s is not None and lateness_s >= self.within_s
 
     def lateness_s(self, taken: Counts, late_ms: int) -> float | None:
-        """Return what is compared with it; None where nothing was taken, and nothing waits.
+        """Return the lateness to compare with; None if no message was taken and none waits.
 
         Args:
-            taken: how many messages were taken how late in the last minutes.
-            late_ms: how long the oldest message that may be taken waits; 0: there is none.
+            taken: Number of messages taken in the last minutes, by lateness.
+            late_ms: How long the oldest message that may be taken has waited; 0: no such message.
         """
         found = percentile_s(taken, self.percentile / 100)
         return late_ms / 1000 if found is None and late_ms > 0 else found
@@ -56,8 +56,8 @@ def parse(value: object) -> Slo | None:
     """Read an objective from text such as "p99<2s"; None for None and "off".
 
     Raises:
-        InvalidType: it is no text.
-        InvalidValue: it is no objective, or one of another percentile or duration.
+        InvalidType: The value is not text.
+        InvalidValue: The text is not an objective, or its percentile or duration is not allowed.
     """
     if value is None or value == OFF:
         return None
@@ -76,9 +76,9 @@ def parse(value: object) -> Slo | None:
 
 
 def check(value: object) -> str:
-    """Return an objective as its text in Redis: "off" without one.
+    """Return an objective as its text in Redis; "off" if there is no objective.
 
     Raises:
-        InvalidType, InvalidValue: as `parse`.
+        InvalidType, InvalidValue: See `parse`.
     """
     return str(parse(value) or OFF)

@@ -1,11 +1,11 @@
 """The catalogue of telemetry: every metric and every log event of RMQ.
 
-The interceptors in `rmq.interceptors` emit them. Labels have few values; a message id is never one.
+The interceptors in `rmq.interceptors` emit them. A label has few values, and never a message id.
 
-Lateness, how long after its due time a message was taken, is counted in buckets. Each consumer
-counts its own deliveries, and adds the counts to those of the topic every few seconds. Only first
-attempts count, because a message does not store when its retry was due. `lateness_s` differs in the
-end: it is when the handler began, not the take.
+The lateness of a message is the time from its due time to its delivery, and is counted in buckets.
+Each consumer counts its own deliveries and adds its counts to the topic's every few seconds. Only
+first attempts count, because a message does not store the due time of its retry. `lateness_s` ends
+later: when the handler began.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Literal, NamedTuple
 from rmq.kernel.core.record import TIMED
 
 BUCKETS = 24
-# Upper bounds of all buckets but the last, which is open: powers of 2 from 1 ms to 70 minutes.
+# Upper bounds of all buckets except the last: powers of 2 from 1 ms to 70 minutes.
 BOUNDS_MS = tuple(1 << power for power in range(BUCKETS - 1))
-REPORT_S = 5.0  # a delivery is reported so long after it was counted, if its consumer is called
-PER_BATCH = 8  # messages of a batch that are looked at, evenly spaced; each stands for others
+REPORT_S = 5.0  # time from counting a delivery to reporting it, at the consumer's next call
+PER_BATCH = 8  # messages counted per batch, evenly spaced; each represents its neighbours
 
 NEVER = float("inf")
 # The first 6 bytes of an id are the epoch ms at which it was made, with the marks of `ids`.
 _KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
-Counts = tuple[int, ...]  # of each bucket; empty: not known
+Counts = tuple[int, ...]  # of each bucket; empty: unknown
 NONE: Counts = (0,) * BUCKETS
 
 
 def bucket_of(late_ms: int) -> int:
-    """Return the bucket of a lateness; below 0 it counts as 0."""
+    """Return the bucket of a lateness; a lateness below 0 counts as 0."""
     return min(late_ms.bit_length(), BUCKETS - 1) if late_ms > 0 else 0
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Return the counts of several slots, added up; fewer buckets are filled up with 0."""
+    """Add up the counts of several slots; missing buckets count as 0."""
     return tuple(map(sum, zip(*(_filled(each) for each in counts), strict=True))) or NONE
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return how many were counted between two readings; empty where one of them is not known.
+    """Return the increase between two readings; empty if a reading is unknown.
 
-    Counters that began anew meanwhile have grown by nothing.
+    The increase is 0 if the counters were reset between the readings.
     """
     if not now or not before:
         return ()
@@ -53,15 +53,15 @@ def growth(now: Counts, before: Counts) -> Counts:
 def percentile_s(counts: Counts, share: float) -> float | None:
     """Return the lateness that a share of the deliveries did not exceed, in seconds.
 
-    It lies in the bucket of the true value, and is interpolated there; in the last bucket it is the
-    lower bound of that.
+    The result is interpolated within the bucket of the true value. In the last bucket it is the
+    bucket's lower bound.
 
     Args:
-        counts: of the buckets.
-        share: above 0, at most 1.
+        counts: Deliveries per bucket.
+        share: Share of the deliveries, above 0 and at most 1.
 
     Returns:
-        None where there is no delivery.
+        None if there are no deliveries.
     """
     rank, below = sum(counts) * share, 0
     for bucket, count in enumerate(counts):
@@ -74,7 +74,7 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 
 
 def read(stored: bytes) -> Counts:
-    """Read the counts that a slot stores as text; fewer than BUCKETS where it has none."""
+    """Read the counts that a slot stores as text; fewer than BUCKETS if the slot has no counts."""
     return tuple(map(int, stored.split()))[:BUCKETS]
 
 
@@ -83,10 +83,10 @@ def _filled(counts: Counts) -> Counts:
 
 
 class LatenessCounter:
-    """The lateness of deliveries of one consumer that were not reported yet.
+    """Counts the lateness of a consumer's deliveries until they are reported.
 
     Attributes:
-        report_at: when to report, by the monotonic clock; infinity where there is nothing.
+        report_at: Time of the next report, by the monotonic clock; infinity if there is none.
     """
 
     __slots__ = ("_counts", "report_at")
@@ -109,16 +109,16 @@ class LatenessCounter:
         now_ms: int,
         by_test: bool = False,
     ) -> None:
-        """Count the messages of a batch that are first attempts and whose due time is known.
+        """Count the messages of a batch that are first attempts and have a due time.
 
         Args:
-            ids: of the messages.
-            records: of the messages; empty: it is not held any more.
-            lefts: retries left of each, a byte each; empty: all are first attempts.
-            max_retries: of a first attempt.
-            now_ms: epoch ms by this machine's clock.
-            by_test: it is a test's time; then only messages with a due time count, as others were
-                made by another clock.
+            ids: Message ids.
+            records: Message records; empty bytes for a message that is no longer held.
+            lefts: Retries left of each message, one byte each; empty: all are first attempts.
+            max_retries: Retries left of a first attempt.
+            now_ms: Current time, epoch ms by this machine's clock.
+            by_test: True if `now_ms` is a test's time. Then only timed messages count, because
+                other messages have the time of the real clock.
         """
         counts, bucket, size = self._counts, -1, len(ids)
         step = size // PER_BATCH or 1
@@ -140,18 +140,18 @@ class LatenessCounter:
             bucket = bucket_of(now_ms - due_ms)
             counts[bucket] += step
         if bucket >= 0:
-            counts[bucket] += size - step * len(looked_at)  # the last one stands for the rest
+            counts[bucket] += size - step * len(looked_at)  # the last bucket gets the remainder
             if self.report_at == NEVER:
                 self.report_at = time.monotonic() + REPORT_S
 
     def take(self) -> Counts:
-        """Return the counts, and begin anew."""
+        """Return the counts and reset them."""
         counts, self._counts = tuple(self._counts), [0] * BUCKETS
         self.report_at = NEVER
         return counts
 
     def put_back(self, counts: Counts) -> None:
-        """Add counts that could not be reported; they are reported later."""
+        """Add counts that could not be reported, for the next report."""
         self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
         self.report_at = time.monotonic() + REPORT_S
 
@@ -175,12 +175,12 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        name: the name under which it is exposed.
-        kind: a counter only grows, a gauge goes up and down, a histogram counts into buckets.
-        unit: of its value.
-        labels: keys of LABELS.
-        help: one line.
-        buckets: upper bounds of a histogram, in its unit.
+        name: Name under which the metric is exposed.
+        kind: "counter" (only grows), "gauge" (goes up and down) or "histogram" (has buckets).
+        unit: Unit of the value.
+        labels: Keys of LABELS.
+        help: Explanation in one line.
+        buckets: Upper bounds of a histogram's buckets, in its unit.
     """
 
     name: str
@@ -195,10 +195,10 @@ class Event(NamedTuple):
     """A log event, on the logger `rmq.messages`.
 
     Attributes:
-        name: in the field `event` of its record.
-        level: of `logging`, by name.
-        fields: the other fields of its record.
-        help: one line.
+        name: Value of the field `event` of the log record.
+        level: Name of the level in `logging`.
+        fields: The other fields of the log record.
+        help: Explanation in one line.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Event(NamedTuple):
 
 # --- metrics -------------------------------------------------------------------------------------
 
-# A due message is in a handler within a millisecond or two; a day late is a backlog.
+# A due message is usually in a handler within 2 ms; a message that is a day late is in a backlog.
 LATE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 3600, 86_400)
 RUN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 
@@ -264,7 +264,7 @@ METRICS = (
     DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
 )  # fmt: skip
 
-# --- metrics of rmq server, which reads them in Redis ---------------------------------------------
+# --- metrics of rmq server, read from Redis -------------------------------------------------------
 
 MESSAGES = Metric(
     "rmq_messages", "gauge", "messages", ("topic", "queue"),
@@ -415,14 +415,14 @@ EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
 
 
 def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
-    """Return how late a handler starts, in seconds; None for a retry, whose due time is not kept.
+    """Return how late a handler starts, in seconds; None for a retry: its due time is not stored.
 
     Args:
-        attempt: 1 for the first.
-        due_ms: when the message was due, epoch ms by the server's clock; 0: at once.
-        made_ms: when it was sent, epoch ms by the sender's clock; it counts where `due_ms` is 0.
-        now_ms: epoch ms by this machine's clock. Where clocks differ the result is off by that,
-            and never below 0.
+        attempt: Number of the attempt, from 1.
+        due_ms: Due time, epoch ms by the server's clock; 0: due when sent.
+        made_ms: Time of the send, epoch ms by the sender's clock; used if `due_ms` is 0.
+        now_ms: Current time, epoch ms by this machine's clock. A difference of clocks shifts the
+            result, which is never below 0.
     """
     if attempt != 1:
         return None

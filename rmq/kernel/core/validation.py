@@ -1,14 +1,13 @@
 """Checks of arguments: whole numbers, ranges of them, durations, times, unseen characters.
 
-Each check raises an error that names the field, the value and what to give instead. Durations have
-their only home here: `duration_ms` checks a value, `parse_duration` and `format_duration` read and
-write the text of one.
+Each check raises an error that names the field, the value and what to give instead. All code for
+durations is here: `duration_ms` checks a value, `parse_duration` reads a text, and
+`format_duration` writes a text.
 
-A set of ranges is a growing list of (first, last) pairs that do not touch. Unseen characters are
-those that a reader cannot see, or that change the direction of the text around them: bodies,
-errors, headers and names come from others: the command line and the console write these characters
-as their codes. Control characters of ASCII are not among them: which of those may stay is for the
-terminal, or the page, to say.
+Ranges are a growing list of (first, last) pairs that do not touch. Unseen characters are invisible,
+or change the direction of the text around them. Bodies, errors, headers and names come from other
+people, so the command line and the console show unseen characters as codes. ASCII control
+characters are not included: the terminal and the page each decide which of them may stay.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
 
 Ranges = list[tuple[int, int]]
 
-EXACT_MOST = 2**53  # larger whole numbers are not exact in Lua, nor in JSON
-MOMENT_MOST_MS = 100_000_000_000_000  # of a moment in Redis, epoch ms: the year 5138
+EXACT_MOST = 2**53  # larger whole numbers are not exact in Lua and JSON
+MOMENT_MOST_MS = 100_000_000_000_000  # largest epoch ms accepted from Redis: the year 5138
 
 # Errors that Python raises while RMQ reads a value from Redis that RMQ did not write.
 UNREADABLE = (
@@ -39,7 +38,7 @@ def from_numbers(numbers: Iterable[int]) -> Ranges:
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges that came in any order, sorted and merged."""
+    """Return ranges sorted and merged; they may be given in any order."""
     result: Ranges = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -85,7 +84,7 @@ def count(ranges: Iterable[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
-UNSEEN = (  # the inside of a character class of a regular expression
+UNSEEN = (  # for a character class of a regular expression
     "\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f"
 )
@@ -102,7 +101,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration that a person wrote, in seconds; the ValueError shows the accepted forms."""
+    """Return the seconds in a duration's text; raises ValueError that shows the accepted forms."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
@@ -110,7 +109,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(value: Duration) -> str:
-    """Return a duration as a person writes it: the inverse of `parse_duration`."""
+    """Return the text of a duration that `parse_duration` reads."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
         return f"{value * 1000:g}ms" if value else "0s"
@@ -124,9 +123,9 @@ def span(ms: float, gap: str = "", minute: str = "m") -> str:
     """Return a length of time for people, in at most two units.
 
     Args:
-        ms: how long.
-        gap: between a number and its unit.
-        minute: how that unit is written.
+        ms: Length of time, ms.
+        gap: Text between a number and its unit.
+        minute: Name of the unit "minute".
     """
     if ms < 1000:
         return f"{ms:.0f}{gap}ms"
@@ -141,7 +140,7 @@ def span(ms: float, gap: str = "", minute: str = "m") -> str:
 
 
 def utf8(text: str, field: str) -> bytes:
-    """Return a text as UTF-8, if it can be."""
+    """Return a text as UTF-8; raises InvalidValue if it contains a surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -149,7 +148,7 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def check_int(value: object, field: str, low: int, high: int) -> int:
-    """Return a whole number if it is in [low, high]; True is not a number here."""
+    """Return a whole number if it is in [low, high]; True and False are refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
         raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
@@ -162,7 +161,7 @@ _TYPE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 def check_message_type(value: object) -> str:
-    """Return the type of a message if it is 1 to 128 of A-Z a-z 0-9 . _ - : /."""
+    """Return a message type if it is 1 to 128 of A-Z a-z 0-9 . _ - : /."""
     if not isinstance(value, str):
         raise InvalidType(f"type: {value!r}; give a str")
     if not _TYPE.fullmatch(value):
@@ -176,7 +175,7 @@ def check_priority(value: object) -> int:
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate that is not more than 0 and at most a billion; None: as fast as it goes."""
+    """Refuse a rate unless it is above 0 and at most a billion; None: unlimited."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
@@ -188,18 +187,18 @@ def duration_ms(
     """Return a duration, given in seconds or as a timedelta, in whole ms, rounded up.
 
     Args:
-        value: seconds or a timedelta.
-        field: its name, for the error.
-        low_ms: the least.
-        high_ms: the most.
-        zero: whether 0 is accepted too (as "off" or "at once").
+        value: Seconds or a timedelta.
+        field: Name of the field, for the error.
+        low_ms: Smallest accepted duration, ms.
+        high_ms: Largest accepted duration, ms.
+        zero: Whether 0 is accepted as well (as "off" or "at once").
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{field}: {value!r} is not a duration; give seconds or a timedelta")
     else:
-        seconds = float(value) if abs(value) < 1e300 else math.inf  # an int may be larger than any
+        seconds = float(value) if abs(value) < 1e300 else math.inf  # float() of a huge int raises
     if not math.isfinite(seconds):
         raise InvalidValue(f"{field}: {value!r}; give a finite number of seconds")
     if zero and seconds == 0:
@@ -220,7 +219,7 @@ def _longest(ms: int) -> str:
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
     """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up.
 
-    `allow_past`: return the earliest time that a score can have for a time before it (2001).
+    `allow_past`: a time before 2001 becomes the earliest time that a score can have.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
@@ -248,10 +247,10 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
-    """Return a due time in epoch ms; a message with a time that has passed is due at once.
+    """Return a due time in epoch ms; a message with a past time is due at once.
 
-    Only a time more than a year ago is refused, as a mistake. The limit is so wide because `now_ms`
-    is a client's clock, which may be wrong, and the call may reach Redis late.
+    Only a time more than a year ago is refused, as a mistake. The limit is wide because `now_ms` is
+    a client's clock, which may be wrong, and because the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:
@@ -263,7 +262,7 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question for an error message, as `, did you mean 'x'?`; '' if no name is near."""
+    """Return a question for an error, such as `, did you mean 'x'?`; '' if no name is similar."""
     import difflib  # only errors need it
 
     matches = difflib.get_close_matches(name, list(names), 1)
