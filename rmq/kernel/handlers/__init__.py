@@ -1,1 +1,1 @@
-"""Handlers: functions registered for the messages of a topic, and what they ask for."""
+"""Handlers: functions registered for the messages of a topic, and their parameters."""

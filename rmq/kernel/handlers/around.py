@@ -1,7 +1,7 @@
-"""Call a handler inside everything that is around it.
+"""Call a handler inside its wrappers.
 
-From the outside to the inside: the `around_` hooks of interceptors, the handler's middleware, its
-dependencies. A handler that has none of them is called directly by the runner.
+The wrappers are, from the outside to the inside: the `around_` hooks of interceptors, the handler's
+middleware, its dependencies. The runner calls a handler without wrappers directly.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CallAsync = Callable[..., Awaitable[None]]
 
 
 class WrappedRun:
-    """The findings of one run.
+    """State of one run.
 
     Attributes:
-        has_begun: whether the middleware has let the handler be called.
-        misfit: the error of a body that does not fit the handler.
-        was_done: whether the middleware found that the work was done before.
+        has_begun: Whether the middleware has called the handler.
+        misfit: Error of a body that does not fit the handler, or None.
+        was_done: Whether the middleware found that the work was done before.
     """
 
     __slots__ = ("_unfinished", "has_begun", "misfit", "was_done")
@@ -38,12 +38,12 @@ class WrappedRun:
         self._unfinished = 0
 
     def begin(self, call: Callable[..., Any], **filled: Any) -> Any:
-        """Call what the middleware is around."""
+        """Call the innermost function, inside all middleware."""
         self.has_begun = True
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Return a function whose result has to be awaited before the run ends."""
+        """Return a function whose result must be awaited before the run ends."""
 
         async def finish(subject: Any) -> None:
             try:
@@ -58,7 +58,7 @@ class WrappedRun:
         return call_next
 
     def check_awaited(self) -> None:
-        """Refuse to settle a message whose handler was called and not awaited."""
+        """Refuse to settle a message if a hook called the handler without awaiting it."""
         if self._unfinished:
             raise InvalidType(
                 "interceptors: a hook called call_next and did not await it, so the handler has "
@@ -176,10 +176,10 @@ def wrapped_call(
     process_values: Values,
     function: Callable[..., Any],
 ) -> WrappedCall | None:
-    """Return what calls a handler inside all that is around it; None: there is nothing.
+    """Return the call of a handler inside its wrappers, or None if it has no wrappers.
 
     Raises:
-        InvalidType: an interceptor has `around_` hooks, but none for this kind of handler.
+        InvalidType: An interceptor has `around_` hooks for another kind of handler only.
     """
     around = hooks.around(handler)
     if not around and not middleware and not handler.dependencies:

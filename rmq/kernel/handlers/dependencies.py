@@ -1,7 +1,7 @@
-"""Dependencies: values that handlers ask for by annotation, and the functions that make them.
+"""Dependencies: values that a handler's annotations request, and the functions that make them.
 
-`Depends(get_session)` marks a parameter. What it depends on is read when the handler is registered,
-as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.kernel.handlers.scopes`).
+`Depends(get_session)` marks a parameter. When a handler is registered, its dependencies are read
+into a tree of `Node`s. The runner of the handler opens the nodes (`rmq.kernel.handlers.scopes`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmq.kernel.core.delivery import DeliveryData
 
 
 def is_async_function(function: Any) -> bool:
-    """Whether calling a function, a partial or an object gives something to await."""
+    """Return whether calling a function, a partial or an object returns an awaitable."""
     inner = _without_partial(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
@@ -29,15 +29,15 @@ def is_async_function(function: Any) -> bool:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function that a call runs in the end."""
+    """Return the function that a call finally runs, without partials and callable objects."""
     inner = _without_partial(function)
     if inspect.isfunction(inner) or inspect.ismethod(inner):
         return inner
-    return getattr(type(inner), "__call__", inner)  # noqa: B004 - of an object that is called
+    return getattr(type(inner), "__call__", inner)  # noqa: B004 - the method of a callable object
 
 
 def globals_of(function: Any) -> dict[str, Any]:
-    """Return the names that the annotations of a function, a class or an object may use."""
+    """Return the global names that the annotations of a callable may use."""
     inner: Any = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -62,12 +62,12 @@ _EMPTY = inspect.Parameter.empty
 _DECORATORS: tuple[Any, ...] = (contextlib.contextmanager, contextlib.asynccontextmanager)
 _MANAGER_CODES = [decorate(lambda: None).__code__ for decorate in _DECORATORS]
 
-# Functions by those that they replace, for tests (`rmq.testing.overriding`).
+# Replacements in tests, by the replaced function (`rmq.testing.overriding`).
 overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """The mark of a parameter: the function that makes its value, and how long the value lives."""
+    """The mark of a parameter: the function that makes its value, and the value's lifetime."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
         self.function = function
@@ -83,13 +83,13 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
     `db: Annotated[Session, rmq.Depends(get_session)]`, or `db: Session = rmq.Depends(get_session)`.
 
     Args:
-        function: returns the value, or yields it once: the code after the yield runs after the
-            handler, also if it has failed. It may have dependencies of its own.
-        scope: "run": a value for each run, which all that ask for it in this run share; "process":
-            one that is made before the worker receives anything, and lives until it has stopped.
+        function: Function that returns the value, or yields it once. The code after the yield
+            runs after the handler, even if the handler failed. The function may have dependencies.
+        scope: "run": a new value for each run, shared within the run; "process": one value, made
+            before the worker receives anything and kept until the worker has stopped.
 
     Raises:
-        InvalidType, InvalidValue: it is not a function, or there is no such scope.
+        InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
     """
     if not callable(function):
         raise InvalidType(f"Depends: {function!r} is not a function; give it without ()")
@@ -102,12 +102,13 @@ class Node:
     """A function that makes a value, and the nodes whose values it takes.
 
     Attributes:
-        key: what it is known by: the function that was marked, and the scope.
-        make: called with the values; returns the value, an awaitable of it, or a context manager.
-        is_async: whether it needs an event loop.
-        is_manager: whether `make` returns a context manager, whose entered value is meant.
-        parameters: its nodes by the names of its parameters.
-        deliveries: the names of the parameters that get the delivery.
+        key: Identity of the node: the marked function and the scope.
+        make: Function that makes the value: it returns the value, an awaitable or a context
+            manager.
+        is_async: Whether the function needs an event loop.
+        is_manager: Whether `make` returns a context manager; its entered value is the value.
+        parameters: Nodes by parameter name.
+        deliveries: Names of the parameters that get the delivery.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Node:
         self.deliveries = deliveries
         self.is_override = key[0] is not function
         inner = _decorated(function)
-        # Calling a class makes an object, whatever that does when it is called.
+        # Calling a class makes an object, even if calling that object is async.
         is_coroutine = not isinstance(function, type) and is_async_function(function)
         self.is_async = inspect.isasyncgenfunction(inner) or is_coroutine
         self.is_manager = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
@@ -136,17 +137,17 @@ class Node:
 
     @property
     def scope(self) -> Scope:
-        """How long its value lives."""
+        """The lifetime of the value."""
         return self.key[1]
 
 
 class Reader:
-    """Reads what functions depend on.
+    """Reads the dependencies of functions.
 
     Args:
-        owner: whose dependencies they are, for errors.
-        local_names: names that annotations may use beside those of the function's module.
-        replaced: functions by those in whose place they are called.
+        owner: Owner of the dependencies, for errors.
+        local_names: Names that annotations may use in addition to the function's module.
+        replaced: Replacement functions, by the function that they replace.
     """
 
     def __init__(
@@ -162,14 +163,14 @@ class Reader:
         self._open: list[Key] = []
 
     def refused(self, function: Callable[..., Any], why: str) -> InvalidType:
-        """Return the error of a function that cannot be a dependency."""
+        """Return the error for a function that cannot be a dependency."""
         return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
 
     def node(self, dependency: Dependency) -> Node:
         """Return the node of a dependency, with all nodes below it.
 
         Raises:
-            InvalidType: it cannot be called, or depends on itself.
+            InvalidType: The function cannot be called, or depends on itself.
         """
         key = (dependency.function, dependency.scope)
         if key in self._open:
@@ -217,7 +218,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Refuse a node that outlives those below it, or cannot await them."""
+        """Refuse a node that lives longer than the nodes below it, or cannot await them."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(
@@ -236,14 +237,14 @@ class Dependencies:
     """The dependencies of a handler.
 
     Args:
-        name: the handler, for errors.
-        marked: its marked parameters.
-        is_async: whether it is an `async def`.
-        is_batch: whether it gets a list of deliveries.
-        local_names: names that annotations may use where the function is defined inside another.
+        name: Name of the handler, for errors.
+        marked: Marked parameters of the handler.
+        is_async: Whether the handler is an `async def`.
+        is_batch: Whether the handler gets a list of deliveries.
+        local_names: Names of the enclosing function that annotations may use.
 
     Raises:
-        InvalidType: one of them cannot be used by this handler; the error says why.
+        InvalidType: The handler cannot use a dependency; the error says why.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class Dependencies:
         return bool(self._marked)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the nodes by parameter, those that replace others in a test among them."""
+        """Return the nodes by parameter, including a test's replacements."""
         return self._read(overrides) if overrides else self._nodes
 
     def _read(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> dict[str, Node]:
@@ -279,7 +280,7 @@ class Dependencies:
     def _check(self, reader: Reader, node: Node) -> None:
         function = node.key[0]
         if self._is_async:
-            # A test may replace an async dependency with a plain one: nothing waits for its loop.
+            # A test may replace an async dependency with a plain function, which may block.
             if node.scope == "run" and not node.is_async and not node.is_override:
                 raise reader.refused(
                     function, "it is plain, and would block the event loop of an async handler; "
@@ -299,7 +300,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all below them, each once and after those that it depends on."""
+    """Return nodes and all nodes below them, each once and after its own dependencies."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -314,7 +315,7 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
 
 
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
-    """Return the mark of a parameter, by its default or its annotation; None: it has none."""
+    """Return the mark of a parameter in its default or annotation, or None."""
     if isinstance(parameter.default, Dependency):
         return parameter.default
     for mark in getattr(hint, "__metadata__", ()):
@@ -324,14 +325,14 @@ def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
 
 
 def mentions_depends(parameter: inspect.Parameter) -> bool:
-    """Return whether an annotation that cannot be read marks a dependency."""
+    """Return whether an unreadable annotation marks a dependency."""
     return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
 
 
 def read_hint(
     parameter: inspect.Parameter, global_names: dict[str, Any], local_names: Mapping[str, Any]
 ) -> Any:
-    """Return a parameter's annotation as a type, with its `Annotated`; None if it has none."""
+    """Return a parameter's annotation as a type, including `Annotated`; None if it has none."""
     if parameter.annotation is _EMPTY:
         return None
     alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -352,16 +353,16 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def lifespan_node(function: Callable[..., Any]) -> Node:
-    """Return the node of a function that is run around the life of a worker.
+    """Return the node of a function that runs around the life of a worker.
 
     Raises:
-        InvalidType: it depends on something that lives shorter, or on nobody knows what.
+        InvalidType: A parameter has an unknown value, or a value with a shorter life.
     """
     return Reader("lifespan", {}, overrides).node(Dependency(function, "process"))
 
 
 def check_lifespan(function: F) -> F:
-    """Return a lifespan; refuse a function that does not yield, or that nobody could call."""
+    """Return a lifespan; refuse a function that does not yield or cannot be called."""
     if not callable(function) or not lifespan_node(function).is_manager:
         raise InvalidType(
             f"lifespan: {_name(function)} does not yield; write what is to be done at the start, "

@@ -1,7 +1,7 @@
-"""Handlers: functions registered for a topic, and which of them a message goes to.
+"""Handlers: functions registered for a topic, and the choice of a handler for a message.
 
-A registration checks everything that can be known by then: the signature, the annotations, the
-options. The worker decides how the function is run (`rmq.worker`).
+A registration checks everything it can: the signature, the annotations, the options. The worker
+decides how the function is run (`rmq.worker`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmq.features.schedules.declaration import Declaration
 
 
-DEFAULT_THREADS, DEFAULT_TASKS = 8, 100  # concurrency unless the handler names one
+DEFAULT_THREADS, DEFAULT_TASKS = 8, 100  # concurrency unless the handler gives one
 MAX_CONCURRENCY, MAX_PREFETCH = 10_000, 100_000
 
 RetryFunction = Callable[[Any, BaseException], Duration | None]
@@ -38,7 +38,7 @@ Rule = Retry | Reject | Snooze | Policy
 
 
 class Handler:
-    """A function with the topic it serves and its options, checked."""
+    """A function with its topic and its checked options."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Handler:
     ) -> None:
         self.context = context
         self.function = function
-        self.types = _types(type)  # of the messages that it takes; none: it is the default
+        self.types = _types(type)  # types of its messages; empty: the default handler
         self.name = getattr(function, "__qualname__", repr(function))
         if not callable(function):
             raise InvalidType(f"handler: {function!r} is not a function")
@@ -70,7 +70,7 @@ class Handler:
             default if concurrency is None else concurrency, "concurrency", 1, MAX_CONCURRENCY
         )
         self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
-        # How many are held follows the run times (rmq.worker.running.work); this is the most.
+        # `rmq.worker.running.work` fits the number of held messages to run times; this is its limit.
         most = max(BATCH_MAX, 2 * self.concurrency * max(1, self.batch))
         self.prefetch = check_int(
             min(most, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH
@@ -82,7 +82,7 @@ class Handler:
         self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
         if self.linger_s and not self.batch:
             raise InvalidValue("linger: it fills batches; give batch too")
-        self.ordered = self.is_ordered = _check_bool(ordered, "ordered")  # for `follow` to change
+        self.ordered = self.is_ordered = _check_bool(ordered, "ordered")  # `follow` may change it
         if self.ordered and self.batch:
             raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
         self.lease_ms = (
@@ -114,7 +114,7 @@ class Handler:
         return f"<handler {self.name} of {self.context.name!r}>"
 
     def _read_middleware(self) -> None:
-        """Check the middleware around the function; claims among it are taken first of all."""
+        """Check the middleware around the function; a claim is taken before all of it."""
         attached = interceptor.middleware_of(self.function)
         claiming = [each for each in attached if isinstance(each, Idempotent)]
         if len(claiming) > 1:
@@ -131,19 +131,20 @@ class Handler:
         interceptor.mark_registered(self.function)
 
     def follow(self, settings: Settings) -> None:
-        """Follow the settings of the topic, once they are known.
+        """Adapt to the settings of the topic, after they were read.
 
         Raises:
-            InvalidValue: `ordered`, or the lease with a middleware, cannot work with them.
+            InvalidValue: The settings do not allow `ordered`, or the lease does not fit the
+                middleware.
         """
         self.ordered = settings.in_slot_order(self.ordered)
         for each in self.middleware:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Refuse to start where a store of the middleware lacks something.
+        """Refuse to start if a store of the middleware lacks something.
 
-        `loop`: of async handlers; it runs in another thread.
+        `loop`: event loop of async handlers, which runs in another thread.
         """
         for each in self.middleware:
             if self.is_async:
@@ -153,22 +154,22 @@ class Handler:
                 each.check_store()
 
     def convert_body(self, delivery: HeldDelivery) -> Any:
-        """Convert a delivery's body to its type, unless it was converted before; return it.
+        """Convert a delivery's body to its annotated type once, and return it.
 
         Raises:
-            DecodeError: the body does not fit.
+            DecodeError: The body does not fit.
         """
         if self.body_converter is not None and delivery.claim is None:
             delivery.body = self.body_converter(delivery.body)
         return delivery.body
 
     def arguments(self, delivery: HeldDelivery, shown: DeliveryData) -> tuple[Any, ...]:
-        """Return the arguments that the function is called with.
+        """Return the arguments for the function.
 
-        `shown`: what it sees of the delivery.
+        `shown`: the delivery as the function sees it.
 
         Raises:
-            DecodeError: the body does not fit.
+            DecodeError: The body does not fit.
         """
         body = delivery.body
         if self.body_converter is not None:
@@ -182,9 +183,9 @@ class Handler:
     def rule_for(
         self, error: BaseException, delivery: DeliveryData
     ) -> BaseException | Policy | None:
-        """Return what an error means for its delivery.
+        """Return how to settle a delivery after an error.
 
-        Snooze, Reject, Retry or a retry policy; None: the topic's policy.
+        The result is Snooze, Reject, Retry or a retry policy; None: the topic's policy.
         """
         if isinstance(error, Snooze | Reject | Retry):
             return error
@@ -201,7 +202,7 @@ class Handler:
         return None if wait is None else Retry(wait)
 
     def runtime_of(self, delivery: HeldDelivery) -> float | None:
-        """Return how long one run may take, seconds; None: for ever."""
+        """Return the longest run for a delivery in seconds; None: unlimited."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
@@ -267,16 +268,16 @@ def caller_locals(depth: int) -> Mapping[str, Any]:
 
 
 class TopicHandlers:
-    """The handlers of one topic: some for the messages of certain types, and a default.
+    """The handlers of one topic: handlers for message types, and a default handler.
 
-    It does not change: a further handler makes another one.
+    The object is immutable: adding a handler makes a new object.
 
     Attributes:
-        context: of the topic.
-        default: the handler of all messages that `by_type` has none for, or None.
-        by_type: the handlers of messages that were sent with a type.
-        lease_ms: as all handlers have it: it is of the topic, not of a message.
-        has_claims: whether one of them claims a key for each of its messages.
+        context: The topic.
+        default: Handler of all messages that have no handler in `by_type`, or None.
+        by_type: Handlers by message type.
+        lease_ms: Lease, ms; the same for all handlers, because it belongs to the topic.
+        has_claims: Whether a handler claims a key for each of its messages.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
@@ -295,14 +296,14 @@ class TopicHandlers:
 
     @property
     def ordered(self) -> bool:
-        """Whether messages of a slot go one after the other; as all handlers have it."""
+        """Whether messages of a slot are handled one after the other; the same for all handlers."""
         return self._handlers[0].ordered
 
     def __len__(self) -> int:
         return len(self._handlers)
 
     def route(self, message_type: str | None) -> Handler | None:
-        """Return the handler of a message by its type; None: there is none, see `unhandled`."""
+        """Return the handler for a message type; None if there is none, see `unhandled`."""
         return self.by_type.get(message_type, self.default)
 
     @property
@@ -311,11 +312,11 @@ class TopicHandlers:
         return self.default is not None and len(self._handlers) == 1
 
     def including(self, handler: Handler) -> TopicHandlers:
-        """Return these handlers and a further one.
+        """Return these handlers and another handler.
 
         Raises:
-            InvalidValue: it takes messages that another one takes, or differs in an option that all
-                handlers of a topic share.
+            InvalidValue: A handler for these messages exists, or the handler differs in an option
+                that all handlers of a topic share.
         """
         name = self.context.name
         if not handler.types and self.default is not None:
@@ -360,14 +361,14 @@ class Handlers:
 
     def __init__(self) -> None:
         self.by_topic: dict[str, TopicHandlers] = {}
-        self.lifespans: list[Callable[..., Any]] = []  # around the life of each worker
+        self.lifespans: list[Callable[..., Any]] = []  # run around the life of each worker
         self.schedules: dict[tuple[str, str], Declaration] = {}  # by topic and name
 
     def add(self, handler: Handler) -> None:
         """Register a handler.
 
         Raises:
-            InvalidValue: the topic has such a handler, or handlers with other options.
+            InvalidValue: The topic has a handler for these messages, or other shared options.
         """
         known = self.by_topic.get(handler.context.name)
         self.by_topic[handler.context.name] = (

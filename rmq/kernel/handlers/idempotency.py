@@ -1,12 +1,13 @@
 """Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
 
-A claim is CONSUMING while its owner works, and lasts as long as the owner's lease, renewed with it;
-it is CONSUMED once the work is done, and then lasts for `ttl`. A copy that finds it CONSUMED is
-acked and does nothing. A copy that finds it CONSUMING comes back later, which costs no retry, and
-is never acked: the owner may still fail. Only its owner removes the claim of a failed run.
+A claim is CONSUMING while its owner works. It lasts as long as the owner's lease and is renewed
+with it. When the work is done, the claim is CONSUMED and lasts for `ttl`. A copy that finds a
+CONSUMED claim is acked and does nothing. A copy that finds a CONSUMING claim comes back later, at
+no cost of a retry. It is never acked, because the owner may still fail. After a failed run, only
+the owner removes its claim.
 
-Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. Here a claim has
-an owner, and is renewed.
+Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
+an owner and is renewed.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ DAY_S = 86_400.0
 
 
 class Store(Protocol):
-    """The place where `idempotent` records finished work: `rmq.Claims` or `rmq.ledger.Ledger`."""
+    """A store in which `idempotent` records finished work: `rmq.Claims` or `rmq.ledger.Ledger`."""
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """Return the middleware that runs around a handler."""
 
 
 class Claims:
-    """Claims in Redis, beside the topic. For `@rmq.idempotent`, and for consumers without a worker.
+    """Claims in the topic's Redis, for `@rmq.idempotent` and for consumers without a worker.
 
     Args:
-        consumer: the name of the claims' owner; another consumer of the topic has its own.
+        consumer: Name of the claims' owner; other consumers of the topic have their own claims.
 
     Guarantee:
-        While Redis keeps the claim, one run at a time for a key, and none after one that succeeded.
-        A claim that is deleted, or lost with Redis, lets the work be done again; so does a process
-        that is stopped for longer than its lease in the midst of its work.
+        While Redis keeps the claim, runs for a key do not overlap, and no run follows a successful
+        run. The work may be done again after a claim is deleted, or lost with Redis, or after a
+        process is stopped during its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -62,7 +63,7 @@ class Claims:
         return f"Claims({self.consumer!r})"
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """As `Store.guard`."""
+        """Return the middleware that runs around a handler."""
         if check is None:
             return Idempotent(self.consumer, key, ttl_ms)
         return Checked(self.consumer, key, ttl_ms, check)
@@ -70,19 +71,21 @@ class Claims:
     def first(
         self, deliveries: Iterable[Delivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[Delivery]:
-        """Claim the keys of deliveries, all in one call; return the deliveries to work on.
+        """Claim the keys of deliveries in one call, and return the deliveries to work on.
 
-        The others are settled here: acked if their work was done before, handed back for a while if
-        another delivery of the key is being worked on. Settle each returned delivery, as with
-        `with delivery:`: an ack marks its key as done, anything else gives the claim up.
+        This method settles all other deliveries. It acks a delivery if its work was done before,
+        and releases it for a while if another delivery of the key is in progress. Settle each
+        returned delivery, for example by `with delivery:`. An ack marks its key as done; any other
+        verb gives the claim up.
 
         Args:
-            deliveries: of one consumer, as `receive` returned them.
-            key, ttl: as in `idempotent`.
+            deliveries: Deliveries of one consumer, as `receive` returned them. Lost deliveries are
+                left out of the result.
+            key: Business key, as in `idempotent`.
+            ttl: How long a key is remembered, as in `idempotent`.
 
         Raises:
-            InvalidKey: one of them has no usable key; nothing was claimed or settled. A delivery
-                that was lost meanwhile is no error, and is left out.
+            InvalidKey: A delivery has no usable key; nothing was claimed or settled.
         """
         mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:
@@ -94,7 +97,7 @@ class Claims:
     async def first_async(
         self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[AsyncDelivery]:
-        """As `first`, for an async consumer."""
+        """Do the same as `first`, for an async consumer."""
         mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
@@ -111,9 +114,10 @@ class Claims:
                 if won:
                     pay(d.body)
 
-        Leaving acks, or hands the message back if another delivery has it; an exception nacks.
-        Arguments and errors are those of `first`; leaving raises ClaimLost where the claim had gone
-        while the work was done (the message is acked all the same).
+        At the end of the block the message is acked, or released if another delivery has the
+        claim; an exception nacks it. For arguments and errors see `first`. The end of the block
+        raises ClaimLost if the claim was gone before the work was done; the message is acked
+        nevertheless.
         """
         return Claiming(self, delivery, key, ttl)
 
@@ -136,7 +140,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Give deliveries the claims that `first` and `claim` make."""
+    """Give each delivery its claim, not yet taken; return the deliveries."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -159,7 +163,7 @@ def _ttl(ttl: Duration) -> int:
 
 
 class Claiming:
-    """A delivery under a claim; made by `Claims.claim`."""
+    """A delivery and its claim as a context manager; made by `Claims.claim`."""
 
     def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
         self._delivery = delivery
@@ -172,7 +176,7 @@ class Claiming:
         return _state(self._held) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return for how long the message is handed back, as another delivery has its key."""
+        """Return how long to release the message, if another delivery has its key; else None."""
         claim = self._held.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -210,7 +214,7 @@ class Claiming:
 
 
 class Idempotent(Middleware):
-    """Claims in Redis around a handler. The worker takes them when messages come, in one call."""
+    """Claims in Redis around a handler; the worker takes the claims of a batch in one call."""
 
     accepts_batches = True
 
@@ -220,7 +224,7 @@ class Idempotent(Middleware):
         self._ttl_ms = ttl_ms
 
     def check_lease(self, lease_ms: int) -> None:
-        """As `Middleware.check_lease`."""
+        """Refuse a `ttl` that is shorter than the lease."""
         if self._ttl_ms < lease_ms:
             raise InvalidValue(
                 f"ttl: {self._ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message "
@@ -231,19 +235,19 @@ class Idempotent(Middleware):
         """Return the claim of a delivery.
 
         Raises:
-            InvalidKey: it has no usable key.
+            InvalidKey: The delivery has no usable key.
         """
         known = held_of(delivery).claim
-        # A delivery that claims again after an error has the same owner.
+        # A delivery that claims again after an error keeps its owner.
         owner = known.owner if known is not None and known.owner else new_owner(delivery)
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
     def prepare(self, delivery: DeliveryData, fit: Callable[[HeldDelivery], object]) -> None:
-        """Give a delivery its claim; one without a key fails when its turn comes.
+        """Give a delivery its claim; a delivery without a key fails when its turn comes.
 
         Args:
-            delivery: as the handler gets it.
-            fit: makes its body what the handler gets, and the key is a function of.
+            delivery: Delivery as the handler gets it.
+            fit: Function that converts the body for the handler and for the key.
         """
         held = held_of(delivery)
         try:
@@ -255,7 +259,7 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Claims with a check: before the work, a function decides whether it was done before."""
+    """Claims with a check: a function decides before the work whether it was already done."""
 
     accepts_batches = False
 
@@ -264,7 +268,7 @@ class Checked(Idempotent):
         self._check = check
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """As `Middleware.check_handler`."""
+        """Refuse an async check for a plain handler."""
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
@@ -272,14 +276,14 @@ class Checked(Idempotent):
             )
 
     def run(self, delivery: DeliveryData, inner: Next) -> bool:
-        """As `Middleware.run`."""
+        """Run the handler unless the check finds that the work was done."""
         if not self._check(delivery):
             return False
         inner()
         return True
 
     async def run_async(self, delivery: DeliveryData, inner: NextAsync) -> bool:
-        """As `Middleware.run_async`."""
+        """Do the same as `run`, for an async handler."""
         fresh = self._check(delivery)
         if not (await fresh if inspect.isawaitable(fresh) else fresh):
             return False
@@ -290,26 +294,26 @@ class Checked(Idempotent):
 def idempotent(
     store: Store, *, key: Key = None, ttl: Duration = DAY_S, check: Check | None = None
 ) -> Callable[[F], F]:
-    """Run a handler once for each business key. Stands below `@topic.handler`.
+    """Run a handler once for each business key. Write it below `@topic.handler`.
 
-    The function stays a function: called directly, it runs. A worker runs it only for a delivery
-    that has the claim on its key. A copy of finished work is acked; a copy of work in progress
-    comes back later, which costs no retry; if the run fails, the claim is given up.
+    You can still call the function directly. A worker runs it only for a delivery that has the
+    claim on its key. A copy of finished work is acked. A copy of work in progress comes back later,
+    at no cost of a retry. If the run fails, the claim is given up.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
-        key: the business key of a message: None, the message's id (without its slot, so that it
-            is `rmq.outbox.stub_id` of a message from an outbox; with a dedup key also its slot and
-            acceptance number); "header:NAME"; or a function of the body, as the handler gets it. 1
-            to 200 bytes of UTF-8, or an int.
-        ttl: how long a key is remembered once its work is done, seconds or timedelta; not less than
+        key: Business key of a message, 1 to 200 bytes of UTF-8 or an int: "header:NAME", or a
+            function of the body as the handler gets it. None: the message's id without its slot,
+            which equals `rmq.outbox.stub_id` of a message from an outbox. With a dedup key, the
+            slot and the acceptance number are added.
+        ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
             the lease.
-        check: asked with the delivery once the claim is ours, whether the work is still to be done;
-            False: it was done before. An error in it counts as a failure of the handler.
+        check: Function of the delivery, called after the claim was taken. It returns whether the
+            work must be done; False: it was done before. An exception fails the handler.
 
     Raises:
-        InvalidType, InvalidValue: an argument cannot work. At run time a message without a usable
-            key fails with `rmq.InvalidKey`, and is not run.
+        InvalidType, InvalidValue: An argument is not valid. At run time, a message without a
+            usable key fails with `rmq.InvalidKey`, and the handler is not run.
     """
     if not callable(getattr(store, "guard", None)):
         raise InvalidType(

@@ -1,7 +1,7 @@
 """Open the dependencies of handlers around each run.
 
-A dependency sees the error of the run that it was opened for, and cannot hide it: the error decides
-how the message is settled. An error of the clean-up itself replaces it.
+A dependency sees an error of its run but cannot hide it, because the error decides how the message
+is settled. An error of the dependency's own clean-up replaces that error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_node(
         value = manager.__enter__()
 
         def leave(*raised: Any) -> None:
-            manager.__exit__(*raised)  # what it returns would hide the error
+            manager.__exit__(*raised)  # its result is ignored, because True would hide the error
 
         stack.push(leave)
     values[node.key] = value
@@ -50,7 +50,7 @@ def open_node(
 async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
-    """Do as `open_node`, in an event loop."""
+    """Do the same as `open_node`, in an event loop."""
     if not node.is_async:  # a test has replaced an async function with a plain function
         open_node(stack, node, values, delivery)
         return
@@ -85,7 +85,7 @@ class RunScope:
     def call(
         self, function: Callable[..., None], delivery: DeliveryData | None, /, **filled: Any
     ) -> None:
-        """Call a plain function with the values by name; clean up when it has ended."""
+        """Call a plain function with the values as keywords, and clean up after it."""
         values = self._process_values.copy()
         with ExitStack() as stack:
             for node in self._nodes:
@@ -99,7 +99,7 @@ class RunScope:
         /,
         **filled: Any,
     ) -> None:
-        """Do as `call`, with an async function."""
+        """Do the same as `call`, with an async function."""
         values = self._process_values.copy()
         async with AsyncExitStack() as stack:
             for node in self._nodes:

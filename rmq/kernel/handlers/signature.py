@@ -1,6 +1,6 @@
-"""The signature of a handler: which parameters are the body, the delivery and dependencies.
+"""The signature of a handler: the parameters for body, delivery and dependencies.
 
-Everything that cannot work is refused when the handler is registered.
+A signature that cannot work is refused when the handler is registered.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _EMPTY = inspect.Parameter.empty
 
 
 class Signature:
-    """A handler's function, read.
+    """The parameters of a handler's function.
 
     Attributes:
-        arguments: the arguments it is called with: "b" (the body), "bd" (body, delivery), "db", "d"
-            or "list" (the deliveries of a batch).
-        body_type: the annotation of the body, or None.
-        dependencies: the parameters that are marked with `Depends`; they are passed by name.
+        arguments: Positional arguments of the call: "b" (the body), "bd" (body, delivery), "db",
+            "d" or "list" (the deliveries of a batch).
+        body_type: Annotation of the body, or None.
+        dependencies: Parameters that are marked with `Depends` and passed by name.
 
     Args:
-        name: the handler, for errors.
-        function: its function.
-        is_async: whether that is an `async def`.
-        is_batch: whether it gets a list of deliveries.
-        filled: the names of parameters that its middleware fills.
-        body: the type of the body where an annotation cannot say it, or None.
-        local_names: names that annotations may use where the function is defined inside another.
+        name: Name of the handler, for errors.
+        function: Function of the handler.
+        is_async: Whether the function is an `async def`.
+        is_batch: Whether the function gets a list of deliveries.
+        filled: Names of parameters that its middleware fills.
+        body: Type of the body if an annotation cannot express it, or None.
+        local_names: Names of the enclosing function that annotations may use.
 
     Raises:
-        InvalidType: the function cannot be a handler; the error says why.
+        InvalidType: The function cannot be a handler; the error says why.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Signature:
         )
         own = [parameter for parameter in own if parameter.name not in marked]
         taken = self._taken(own, hints)
-        for by_name in (*filled, *marked):  # the others are passed by position
+        for by_name in (*filled, *marked):  # all other parameters are passed by position
             if any(names.index(by_name) < names.index(parameter.name) for parameter in taken):
                 filler = "its middleware fills" if by_name in filled else "a dependency fills"
-                raise self._refused(f"{filler} {by_name!r} by name; put that one last")
+                raise self._refused(f"{filler} {by_name!r} by name; put {by_name!r} last")
         for parameter in every:
             if parameter.name in marked and parameter.kind is parameter.POSITIONAL_ONLY:
                 raise self._refused(f"a dependency fills {parameter.name!r} by name; move the /")
@@ -97,7 +97,7 @@ class Signature:
         self.body_type = body if body is not None else (body_types[0] if body_types else None)
         if is_batch:
             self.arguments = "list"
-            self.body_type = body  # an annotation is list[rmq.Delivery], which says nothing of it
+            self.body_type = body  # the annotation list[rmq.Delivery] does not give a body type
 
     def _refused(self, why: str) -> InvalidType:
         return InvalidType(
@@ -131,7 +131,7 @@ class Signature:
         return taken
 
     def _delivery_index(self, taken: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the place of the delivery: where it is annotated, else the second of two."""
+        """Return the position of the annotated delivery, else of the second of two parameters."""
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
             n for n, parameter in enumerate(taken) if _is_delivery(hints.get(parameter.name))
@@ -158,7 +158,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types. `lenient`: leave out those that cannot be read."""
+        """Return the annotations as types; `lenient`: skip unreadable annotations."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:
@@ -176,7 +176,7 @@ class Signature:
 
 
 def _may_be(kind: type, annotation: Any) -> bool:
-    """Return whether a parameter that is annotated so may get an object of this class."""
+    """Return whether a parameter with this annotation may get an object of this class."""
     if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
         return any(_may_be(kind, each) for each in get_args(annotation))
     plain = get_origin(annotation) or annotation

@@ -471,7 +471,7 @@ def test_a_parameter_that_a_guard_fills_stands_last() -> None:
     def wrong(body: dict, connection: Any, d: rmq.Delivery) -> None: ...
     def absent(body: dict) -> None: ...
 
-    with pytest.raises(rmq.InvalidType, match="'connection' by name; put that one last"):
+    with pytest.raises(rmq.InvalidType, match="'connection' by name; put 'connection' last"):
         filled(wrong)
     with pytest.raises(rmq.InvalidType, match="fills 'connection', which it does not take"):
         filled(absent)
