@@ -1,1 +1,1 @@
-"""Send: from a message to the call of a script, and to its result."""
+"""Send: turn messages into calls of scripts, and replies into results."""

@@ -17,8 +17,8 @@ from rmq.kernel.core.validation import check_priority
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
-ALIKE_MIN = 16  # fewer messages are grouped faster one by one
-MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # messages with merge keys of one call, and their bytes
+ALIKE_MIN = 16  # with fewer messages, grouping one by one is faster
+MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # largest call of messages with merge keys
 
 
 class Group:
@@ -41,20 +41,20 @@ class Group:
 
     def __init__(self, slot: int, merging: EncodedMessage | None) -> None:
         self.slot = slot
-        self.merging = merging  # the first message, where all have merge keys; else none has one
-        self.options: tuple[bytes, str, int] | None = None  # of the last such message
-        self.done = 0  # so many of its first messages have results
+        self.merging = merging  # the first message if all have merge keys; else none has a key
+        self.options: tuple[bytes, str, int] | None = None  # of the last merging message
+        self.done = 0  # number of first messages that have results
         self.ids: Sequence[MessageId] = []
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
-        self.parts: list[bytes] = []  # head and rest of each record, or as scripts.merge
-        self.indexes: list[int] = []  # of the messages, and so of their results
-        self.large: dict[int, bytes] = {}  # by position: bodies that may stand beside their records
+        self.parts: list[bytes] = []  # head and rest of each record, or arguments of scripts.merge
+        self.indexes: list[int] = []  # positions of the messages and results in the send
+        self.large: dict[int, bytes] = {}  # by position: bodies large enough to be set apart
         self.bytes = 0
-        self.numbers: list[int] = []  # of each, where the client has rmq.Audit
+        self.numbers: list[int] = []  # audit number of each message, if the client has rmq.Audit
         self.sequence: SlotSequence | None = None
 
     def set_apart(self, worth: int) -> None:
-        """Let records refer to large bodies, where these have so many bytes together."""
+        """Replace large bodies by references if together they have at least `worth` bytes."""
         if sum(map(len, self.large.values())) < worth:
             self.large.clear()
             return
@@ -65,7 +65,7 @@ class Group:
             self.parts[2 * at : 2 * at + 2] = head, rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
-        """Whether its messages are new, and differ in nothing but their bodies and headers."""
+        """Return whether its messages are new and differ only in bodies and headers."""
         if self.merging is not None or self.given_ids:
             return False
         heads = self.parts[::2]
@@ -82,12 +82,13 @@ def group_messages(
     kept: bool = False,
     staged: bool = False,
 ) -> None:
-    """Check, encode and name all messages; append groups of at most so many to `groups`.
+    """Check and encode all messages and make their ids; append groups to `groups`.
 
-    `kept`: the caller learns the new ids in order to send them again. `staged`: the messages go to
-    a stage, where large bodies stay in their records, and a message with a merge key is alone.
+    `group_max`: largest number of messages in a group. `kept`: the caller may send the new ids
+    again. `staged`: the messages go to a stage, where large bodies stay in their records and each
+    message with a merge key has its own group.
     """
-    # Other iterables are read one message at a time, so that a caller sees where a faulty one was.
+    # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
     if outs is None or not _group_alike(context, outs, groups, group_max):
         merge_max = 1 if staged else min(group_max, MERGE_MAX)
@@ -102,7 +103,7 @@ def group_messages(
 
 
 class Outdated(Exception):
-    """Messages were encoded by settings that have been read again since, with other slots maybe."""
+    """The settings were read again after messages were encoded, and slots may have changed."""
 
 
 def _group_alike(
@@ -111,9 +112,10 @@ def _group_alike(
     groups: list[Group],
     group_max: int,
 ) -> bool:
-    """Group messages that are bodies of one priority; if some are not, do nothing: return False.
+    """Group messages that are bodies of one priority; return False if some are not.
 
-    Each pass does one thing for the whole batch, which is faster than `_group_each`.
+    Each pass does one step for the whole batch, which is faster than `_group_each`. If the result
+    is False, nothing was grouped.
     """
     settings = context.settings
     if settings.expires_ms or context.hooks.producer_sequence is not None:
@@ -144,7 +146,7 @@ def _group_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the head and the bodies of messages that are encoded; None: they are not alike."""
+    """Return the common head and the bodies of encoded messages; None if heads differ."""
     first = outs[0]
     if type(first) is not EncodedMessage:
         return None
@@ -155,7 +157,7 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages; return their head and bodies. None: they are not alike."""
+    """Encode messages and return their common head and bodies; None if heads differ."""
     for out in outs:
         if type(out) is not Outgoing or not is_plain(out):
             return None
@@ -177,7 +179,7 @@ def _group_each(
     merge_max: int,
     allow_past: bool,
 ) -> None:
-    """Check and encode messages, one after the other."""
+    """Check, encode and group messages one by one."""
     settings, codec, producer_sequence = (
         context.settings,
         context.codec,
@@ -201,7 +203,7 @@ def _group_each(
             head, envelope, headers, body = made.head, made.envelope, made.headers, made.body
             given_id, slot = made.id, made.slot
             merging = made if made.merge_key else None
-        if slot < 0:  # any slot will do
+        if slot < 0:  # no slot was chosen
             if not run_left:
                 run_slot, run_left = context.spread.next(), RUN_LENGTH
             slot, run_left = run_slot, run_left - 1
@@ -218,7 +220,7 @@ def _group_each(
         group = filling.get(slot)
         if (
             group is None
-            or (group.merging is not None) is not merges  # what comes later stays after it
+            or (group.merging is not None) is not merges  # keeps the order of the messages
             or len(group.indexes) >= most
             or group.bytes + size > most_size
         ):

@@ -1,4 +1,4 @@
-"""Check a message and encode it, before it has an id: for every way in. No Redis here."""
+"""Check and encode a message before it has an id, for all ways of sending. No Redis here."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext, slot_of
 
 MERGE_KEY_BYTES = 1024
-RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
-RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
+RECORD_BYTES = 64  # most bytes of a call per message, without body and headers
+RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: a policy's text; ms
 
 
 class EncodedMessage:
-    """A message that is checked and encoded, by some settings; its record lacks the headers."""
+    """A message that was checked and encoded by certain settings; its record lacks the headers."""
 
     settings: Settings
     head: bytes
@@ -43,16 +43,16 @@ class EncodedMessage:
     envelope = b""
     headers = b""
     basis: str | bytes | None = None
-    slot = -1  # where it goes; -1: any slot will do
+    slot = -1  # -1: no slot was chosen
     id: MessageId | None = None
     merge_key = ""
     mode = ""
     max_wait_ms = 0
-    is_plain = False  # a body and perhaps a priority
+    is_plain = False  # whether it has no option but a priority
 
     @classmethod
     def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
-        """Make one of what `encode_plain` returns."""
+        """Make a message from the result of `encode_plain`."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
         message.is_plain = True
@@ -60,17 +60,17 @@ class EncodedMessage:
 
     @property
     def size(self) -> int:
-        """How many bytes of a call it takes, at most."""
+        """The most bytes that the message takes in a call."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
 def encode(
     context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
 ) -> EncodedMessage:
-    """Check and encode a message. `allow_past`: its time may have passed years ago.
+    """Check and encode a message; `allow_past`: accept a due time of any age.
 
     Raises:
-        InvalidValue, InvalidType, EncodeError, PayloadTooLarge: it cannot be sent as it is.
+        InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The message cannot be sent.
     """
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
@@ -79,7 +79,7 @@ def encode(
     message = EncodedMessage()
     message.settings = settings
     due = _check_merge(out, message) or _check_due(out, allow_past)
-    # Whatever waits for its time in a topic with groups joins a priority then.
+    # In a topic with groups, timed messages get a priority when they become due.
     priority = 0 if due and settings.groups is None else settings.default_priority
     if out.priority is not None:
         priority = check_priority(out.priority)
@@ -130,10 +130,10 @@ def encode(
 
 
 def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
-    """Return what chooses the slot of a message: its group, where it has one.
+    """Return the basis that chooses the slot of a message: its group, or else its slot_basis.
 
     Raises:
-        InvalidValue: the other one is given, too, and says something else.
+        InvalidValue: Both are given and differ.
     """
     if group is None:
         return slot_basis
@@ -146,7 +146,7 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
-    """Check and encode a message that is a body and perhaps a priority; return head and body."""
+    """Check and encode a message without options except a priority; return head and body."""
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
     if len(body) > settings.max_body:
@@ -174,7 +174,7 @@ def _encode_type(message_type: str) -> bytes:
 
 
 def encode_headers(out: Outgoing, group: str = "") -> bytes:
-    """Encode the sender's headers, and RMQ's own marks, the group's first."""
+    """Encode the group's mark, the sender's headers, and RMQ's other marks, in this order."""
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
         raise InvalidType(f"headers: {type(headers).__name__}; give a mapping of str to str")
@@ -196,11 +196,11 @@ def encode_headers(out: Outgoing, group: str = "") -> bytes:
 
 
 def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message; return the value of its header, empty without a group."""
+    """Check the group of a message and return its header value; empty without a group."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
             name = "weight" if out.share_key is None else "share_key"
-            raise InvalidValue(f"{name}: given without group; give that, too")
+            raise InvalidValue(f"{name}: given without group; give group as well")
         return ""
     group = check_group(out.group)
     if settings.groups is None:
@@ -230,7 +230,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Return when a message is due: epoch ms, a delay in ms, or 0 for at once."""
+    """Return a message's due time in epoch ms, or its delay in ms; 0: due at once."""
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:
@@ -244,13 +244,13 @@ def _due_ms(at: Any) -> int:
     return check_due_ms(at, "at", topic_context.now_ms())
 
 
-@lru_cache(4096, typed=True)  # most messages have it in common
+@lru_cache(4096, typed=True)  # most messages have the same range
 def _range_ms(time_range: object) -> int:
     return duration_ms(time_range, "time_range")
 
 
 def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
-    """Check the merge options; return the time range in ms, 0 for a message that does not merge."""
+    """Check the merge options; return the time range in ms; 0 if the message does not merge."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
             raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")
@@ -274,7 +274,7 @@ def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
         raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
     if type(out.time_range) in (float, int, timedelta):
         time_range = _range_ms(out.time_range)
-    else:  # it may have no hash
+    else:  # the value may not be hashable
         time_range = duration_ms(out.time_range, "time_range")
     if out.extend:
         if out.max_wait is None:

@@ -1,4 +1,4 @@
-"""Write large bodies to a store before their messages are sent; for codecs that are `Offloaded`."""
+"""Write large bodies to a store before their messages are sent, for codecs of `Offloaded`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def send(
 ) -> Stored:
     """Send messages by `store`, with references in place of large bodies.
 
-    All is checked before the first object is written. What Redis then refused has no object any
-    more; where that is not certain, the object stays until a sweep.
+    All messages are checked before the first object is written. If Redis refuses a message, its
+    object is removed. If the outcome of a message is unknown, its object stays until a sweep.
     """
     if not context.is_current():
         yield from opening.ensure_open(context)
@@ -66,10 +66,10 @@ def _unused(
     objects: Mapping[int, tuple[Reference, bytes]],
     results: Sequence[SendResult],
 ) -> Flow[list[Reference]]:
-    """Return the objects of duplicates: no record refers to them.
+    """Return the objects of duplicates, which no record refers to.
 
-    A duplicate may be of this very send, repeated after its reply was lost. If that message is
-    settled already, its object is removed twice, which does no harm.
+    A duplicate may be this send itself, repeated after a lost reply. If its message is already
+    settled, the object is removed twice, which is harmless.
     """
     unused = []
     for at, (reference, _) in objects.items():

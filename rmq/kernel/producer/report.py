@@ -1,4 +1,4 @@
-"""Report a producer's numbers for the audit: which are accepted, which no message has."""
+"""Report a producer's numbers for the audit: numbers that were accepted, and unused numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS_MAX = 100  # calls in one round trip
 
 
 def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
-    """Tell Redis where the numbers of new sequences begin, before their first message."""
+    """Register the first numbers of new sequences in Redis, before their first message."""
     new = [sequence for sequence in sequences if sequence.must_register]
     if new:
         yield from pipeline(
@@ -30,15 +30,15 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
 
 
 def settle(groups: list[Group], results: Sequence[SendResult | None]) -> None:
-    """Note which numbers accepted messages have, and which no message has."""
+    """Record which numbers belong to accepted messages, and which numbers are unused."""
     for group in groups:
         void = []
         for position, number in enumerate(group.numbers):
             index = group.indexes[position]
             status = getattr(results[index], "status", "") if index < len(results) else ""
-            # A duplicate of an id that we made ourselves is this very message: the reply to it was
-            # lost. A duplicate of a dedup key may be another message, with its own number. A
-            # merging message may have merged, which the reply does not tell.
+            # A duplicate of an id that we made is this very message, whose reply was lost. A
+            # duplicate of a dedup key may be another message with its own number. A merging message
+            # may have merged, which the reply does not show.
             made_here = position not in group.given_ids and group.merging is None
             if status != "stored" and not (made_here and status == "duplicate"):
                 void.append(number)
@@ -47,13 +47,13 @@ def settle(groups: list[Group], results: Sequence[SendResult | None]) -> None:
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:
-    """Report in the background, a second from now at the latest."""
+    """Report in the background within a second."""
     if producer.schedule_report():
         yield InBackground(REPORT_S, lambda: report(producer))
 
 
 def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
-    """Report all that Redis does not know yet. `again`: retry in a second if Redis is away."""
+    """Report all unreported numbers; `again`: retry in a second if Redis is away."""
     producer.report_started()
     while True:
         reports = [

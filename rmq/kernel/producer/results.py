@@ -1,4 +1,4 @@
-"""Results of messages that were sent together, in the order of the messages."""
+"""Results of a send, in the order of its messages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rmq.kernel.core.message import SendResult, SendStatus
 from rmq.kernel.producer.batches import Group
 from rmq.kernel.producer.scripts import SendReply
 
-MEMBER = 13  # bytes of a message's name in Redis
+MEMBER = 13  # bytes of a member
 STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
 def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
-    """Return the id of the nth of some members, which are of the slot of `id`."""
+    """Return the id of the member at a position of `members`, in the slot of `id`."""
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
 
 
 class CallResults(Sequence[SendResult]):
-    """Results of messages of one call, each made when it is asked for.
+    """Results of the messages of one call, made one by one at each access.
 
-    They compare and print as a list of them does.
+    They compare and print like a list of results.
     """
 
     __slots__ = ("_durable", "_ids", "_mixed", "_reply", "_slot")
@@ -78,19 +78,19 @@ class CallResults(Sequence[SendResult]):
     def __eq__(self, other: object) -> bool:
         return list(self) == (list(other) if isinstance(other, CallResults) else other)
 
-    __hash__ = None  # type: ignore[assignment]  # as a list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     def __repr__(self) -> str:
         return repr(list(self))
 
 
 class Results:
-    """Results of messages, in the order of the messages; None where there is none yet.
+    """Results in the order of the messages; None for a message without a result.
 
     Attributes:
-        rows: of each message.
-        refusal: why those without a result were refused, if the topic was resized.
-        unfinished: groups whose last messages are to be sent in another call.
+        rows: Result of each message.
+        refusal: Why messages without a result were refused, if the topic was resized.
+        unfinished: Groups whose last messages must be sent in another call.
     """
 
     __slots__ = ("refusal", "rows", "unfinished")
@@ -103,21 +103,21 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return the results, with those of the messages at these indexes."""
+        """Return a copy of the rows with other results at these indexes."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result
         return rows
 
     def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
-        """Note the results of the messages with these indexes."""
+        """Set the results of the messages at these indexes."""
         if len(results) == len(self.rows):
-            self.rows = results  # as they are: nobody may ever ask for the result of each message
+            self.rows = results  # keep the lazy sequence: the results may never be read
             return
         assert isinstance(self.rows, list)
         for index, result in zip(indexes, results, strict=True):
             self.rows[index] = result
 
     def complete(self) -> Sequence[SendResult]:
-        """Return them; there is one for each message."""
+        """Return the results; call it only if each message has one."""
         return cast(Sequence[SendResult], self.rows)

@@ -15,15 +15,15 @@ from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
-MERGE_PARTS = 3  # arguments of a message that merges
+MERGE_PARTS = 3  # arguments for each merging message
 
 
 def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
-    """Report numbers up to `sent` as accepted, and account for those that no message has.
+    """Report numbers up to `sent` as accepted, and `ranges` of numbers that no message has.
 
-    `old`: the number reported before, 0 at first.
+    `old`: `sent` of the previous report; 0 at first.
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
@@ -39,11 +39,11 @@ class SendReply(NamedTuple):
 
     offset: int  # acceptance number of the last message stored
     letters: str  # s stored, m merged, d duplicate; "": all stored; F full, P paused
-    into: bytes = b""  # members of the messages into which those were merged
+    into: bytes = b""  # members of the messages that merged messages went into
 
     @property
     def is_paused(self) -> bool:
-        """Whether sends are paused, and nothing was done."""
+        """Whether sends are paused and nothing was done."""
         return self.letters == "P"
 
 
@@ -61,8 +61,8 @@ def send(
 ) -> Command[SendReply]:
     """Accept messages into one slot.
 
-    `parts`: head and rest of each record, in the order of ids. `bodies`: the large bodies, by the
-    positions of records that refer to them.
+    `parts`: head and rest of each record, in the order of ids. `bodies`: large bodies, by position
+    of the record that refers to them.
     """
     members = (b"", *members_of(ids))
 
@@ -85,9 +85,9 @@ def send_one(
     body: bytes,
     apart: int,
 ) -> Command[SendReply]:
-    """Accept one message that is a body and perhaps a priority.
+    """Accept one message without options except a priority.
 
-    `apart`: a body of so many bytes stands beside its record.
+    `apart`: smallest body that is written apart from its record, bytes.
     """
     whole = (head, member_of(id), body)
     if len(body) < apart:
@@ -106,10 +106,10 @@ def send_uniform(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None = None,
 ) -> Command[SendReply]:
-    """Accept messages that differ in their bodies alone and have no times.
+    """Accept messages without times that differ only in their bodies.
 
-    `ids`: with stamps that follow each other; no other message has one of them. `bodies`: as in
-    `send`; then all records refer to large ones.
+    `ids`: new ids with consecutive stamps. `bodies`: large bodies as in `send`; if given, all
+    records refer to large bodies.
     """
     first = member_of(ids[0])
 
@@ -127,12 +127,12 @@ def _write_bodies(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None,
 ) -> tuple[Any, ...]:
-    """Return the command that writes large bodies; nothing where there are none."""
+    """Return the command that writes large bodies, or an empty tuple."""
     if not bodies:
         return ()
     named: dict[bytes, bytes] = {}
     for at, body in bodies.items():
-        # An id that is given twice in one call has one name; the first message is the one stored.
+        # An id that is given twice in a call keeps its first body, like its first message.
         named.setdefault(record.name_of(member_of(ids[at]), rests[at]), body)
     return ("HSET", keys.bodies, *chain.from_iterable(named.items()))
 
@@ -146,10 +146,11 @@ def _send(
     write: tuple[Any, ...] = (),
     in_records: Callable[[], tuple[bytes, ...]] | None = None,
 ) -> Command[SendReply]:
-    """Return the call of the script.
+    """Return the call of the script `send`.
 
-    `write` writes large bodies beside the records; `in_records` returns the messages with these in
-    their records, for a server that does not write both in one transaction.
+    `write`: command that writes large bodies apart from the records. `in_records`: returns the
+    messages with large bodies in their records, for a server that cannot write both in one
+    transaction.
     """
     before = [
         topic_context.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
@@ -176,26 +177,26 @@ def merge(
     parts: Sequence[bytes],
     done: int = 0,
 ) -> Command[SendReply]:
-    """Accept messages with merge keys, or merge each into the one that waits under its key.
+    """Accept messages with merge keys, or merge each into the waiting message of its key.
 
-    The reply may have fewer letters than messages: the last ones, which have none, are to be sent
-    in another call.
+    The reply may have fewer letters than messages. Messages without a letter must be sent in
+    another call.
 
     Args:
-        context: of the topic.
-        keys: of the slot.
-        session: of the call.
-        ids: of the messages.
-        parts: options, envelope and body of each; options are head and `<mode> <max_wait_ms>
-            <most bytes of a list that it joins> `, or nothing where they are those of the message
-            before.
-        done: leave out so many of the first messages.
+        context: The topic.
+        keys: Keys of the slot.
+        session: Replay session of the call.
+        ids: Ids of the messages.
+        parts: Options, envelope and body of each message. Options are head and `<mode>
+            <max_wait_ms> <largest list that it may join, bytes> `, or empty if they equal the
+            previous message's options.
+        done: Number of first messages to leave out.
     """
     each, options = list(parts), b""
     if done:
         each[MERGE_PARTS * done] = next(filter(None, parts[MERGE_PARTS * done :: -MERGE_PARTS]))
         each, ids = each[MERGE_PARTS * done :], ids[done:]
-    if isinstance(ids, IdRun):  # the others follow the first
+    if isinstance(ids, IdRun):  # the script counts from the first id
         each[0] += member_of(ids[0])
     else:
         for at, member in enumerate(members_of(ids)):

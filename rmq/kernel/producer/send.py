@@ -45,11 +45,11 @@ from rmq.kernel.transport.steps import (
 Stored = Flow[Sequence[SendResult]]
 Store = Callable[[Iterable[Outgoing]], Stored]
 
-BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
+BLOCK_S = 30.0  # how long a send waits for room if the topic's overflow is "block"
 
 
 class DurabilityOverride(NamedTuple):
-    """The durability of one send, whatever its topic says; a level of None is "memory"."""
+    """The durability of one send, in place of the topic's durability; None is "memory"."""
 
     level: Durability
 
@@ -65,11 +65,11 @@ def send(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[SendResult]:
-    """Send one message; `durability` and `timeout` as of `Topic.send`.
+    """Send one message; for `durability` and `timeout` see `Topic.send`.
 
-    A plain one needs nothing of what a batch does. Where its call is refused (the topic is full,
-    paused, resized or was created anew), nothing was stored, and it is sent as a batch of one.
-    What comes while other sends are on their way goes in one call with all that does.
+    A plain message takes a short way. If the topic is full, paused, resized or was created again,
+    its call is refused and nothing is stored. The message is then sent again as a batch of one.
+    Messages that arrive while other sends are in progress share the next call.
     """
     if (
         durability is None
@@ -109,7 +109,7 @@ def send(
 
 
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
-    """Send a message that is a body and perhaps a priority. APART: it was refused."""
+    """Send a message without options except a priority; return APART if it was refused."""
     slot = context.spread.next()
     id = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
@@ -117,8 +117,8 @@ def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendRes
     try:
         reply = yield scripts.send_one(context, keys, session, head, id, body, apart_bytes)
     except OutcomeUnknown:
-        raise  # a copy may still be on its way, so nothing else may go under this number
-    except RMQError as error:  # an interruption, as a time limit, leaves the outcome unknown
+        raise  # a copy may still arrive, so no other call may use this session number
+    except RMQError as error:  # other exceptions, such as a time limit, leave the outcome unknown
         context.sessions.give(session)
         if not isinstance(error, TopicVanished):
             raise
@@ -133,12 +133,12 @@ def send_many(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages; return one result for each, in order. Interceptors are called around it.
+    """Send messages and return their results in order; calls the interceptors.
 
-    `durability` and `timeout` as of `Topic.send`.
+    For `durability` and `timeout` see `Topic.send`.
 
-    Everything is checked and encoded before the first call. Messages of one slot that do not merge
-    go in one call, which is all or nothing; calls share a round trip.
+    All messages are checked and encoded before the first call. Messages of one slot without a merge
+    key go in one call, which is all or nothing. Calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -146,7 +146,7 @@ def send_many(
 
 
 def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) -> Flow[MessageId]:
-    """Make an id for a send that may have to be repeated."""
+    """Make an id for a send that may be repeated."""
     yield from opening.ensure_open(context)
     basis = basis_of(group, basis)
     slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
@@ -154,7 +154,7 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages by `store`; where there are interceptors, copies, which they may change."""
+    """Send messages by `store`; if there are interceptors, send copies that they may change."""
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
         store = partial(offload.send, context, context.codec, store)
@@ -191,7 +191,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the coalescer of sends of one durability; None: the topic's."""
+    """Return the coalescer of sends with one durability; None: the topic's durability."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -202,7 +202,7 @@ def _shared_sends(context: TopicContext, override: DurabilityOverride | None) ->
 def _send_shared(
     context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
 ) -> Stored:
-    """Send one message, together with those that are sent at the same time."""
+    """Send one message, in one call with other messages that are sent at the same time."""
     (out,) = messages
     if not context.is_current():
         yield from opening.ensure_open(context)
@@ -220,10 +220,10 @@ def _send_shared(
 def _send_together(
     context: TopicContext, override: DurabilityOverride | None, items: list[EncodedMessage]
 ) -> Flow[list[Any]]:
-    """Send messages of several callers; return the outcome of each.
+    """Send messages of several callers; return the outcome of each message.
 
-    What is refused (the topic is full, paused, or was resized) goes apart: each caller gets the
-    answer to its own message.
+    A refused message (the topic is full, paused, or was resized) gets the outcome APART: its caller
+    sends it separately and gets its own answer.
     """
     outcomes: list[Any] = [None] * len(items)
     call = partial(_call_together, outcomes=outcomes)
@@ -246,7 +246,7 @@ def _send(
     override: DurabilityOverride | None,
     wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages; send those again that were refused because the topic was resized meanwhile."""
+    """Send messages; send messages again that were refused because the topic was resized."""
     given: Sequence[Outgoing]
     if isinstance(messages, list | tuple):
         given = messages
@@ -284,7 +284,7 @@ def _send_once(
     override: DurabilityOverride | None,
     call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages by the slots that this client knows.
+    """Send messages by the number of slots that this client last read.
 
     `call`: `_call` or `_call_together`.
     """
@@ -294,7 +294,7 @@ def _send_once(
     results = Results()
     producer_sequence = context.hooks.producer_sequence
     try:
-        # A send that may raise NotDurable names ids that its caller may send again.
+        # The caller may repeat a send that raises NotDurable, so its ids must be kept.
         level = context.settings.durability if override is None else override.level
         group_messages(context, messages, groups, context.settings.call_max, kept=level is not None)
         if not groups:
@@ -312,7 +312,7 @@ def _send_once(
             try:
                 yield from call(context, calls, now, results, override)
             except OutcomeUnknown:
-                raise  # a copy may still be on its way, so nothing else may go under these numbers
+                raise  # a copy may still arrive, so no other call may use these session numbers
             except RMQError as error:
                 context.sessions.give(*sessions)
                 if not isinstance(error, TopicVanished):
@@ -333,10 +333,10 @@ def _send_once(
 
 
 def _next_round(groups: list[Group]) -> tuple[list[Group], list[Group]]:
-    """Split groups: those to send now, and the later ones.
+    """Split groups into groups to send now and groups to send later.
 
-    A call that merges several messages may leave the last ones to another call. So what comes
-    after it in its slot is not sent together with it.
+    A call that merges several messages may leave the last messages to another call. A later group
+    of the same slot must therefore wait for another round.
     """
     if len(groups) == 1:
         return groups, []
@@ -364,7 +364,7 @@ def _command(context: TopicContext, group: Group, session: ReplaySession) -> Com
 def _replies(
     context: TopicContext, calls: list[Command[Any]], override: DurabilityOverride | None
 ) -> Flow[tuple[list[Any], str, str]]:
-    """Make calls; return replies or errors, what copies lack ('': nothing), and the level."""
+    """Make calls; return replies or errors, missing copies as text or '', and the level."""
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
         return [(yield calls[0])], "", "memory"
@@ -382,9 +382,9 @@ def _call(
     override: DurabilityOverride | None,
     until: float,
 ) -> Flow[None]:
-    """Make the calls; where a topic blocks when full, repeat the refused ones.
+    """Make the calls; if a topic blocks when it is full, repeat refused calls.
 
-    `until`: by the monotonic clock.
+    `until`: end of the repetitions, by the monotonic clock.
     """
     pause = 0.01
     while True:
@@ -394,7 +394,7 @@ def _call(
         failed: RMQError | None = None
         for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
             if isinstance(reply, RMQError):
-                # What was refused by a resize alone is sent again; another error is the caller's.
+                # A refusal by a resize is sent again later; another error goes to the caller.
                 if failed is None or isinstance(failed, TopicVanished):
                     failed = reply
             elif reply.is_paused:
@@ -441,7 +441,7 @@ def _call_together(
     override: DurabilityOverride | None,
     outcomes: list[Any],
 ) -> Flow[None]:
-    """Make the calls for several callers; note the outcome of each. None: it was refused."""
+    """Make the calls for several callers, and set the outcome of each message; None: refused."""
     replies, short, level = yield from _replies(context, calls, override)
     unknown: OutcomeUnknown | None = None
     for group, reply in zip(groups, replies, strict=True):
@@ -460,19 +460,19 @@ def _call_together(
         for index, outcome in enumerate(outcomes):
             if outcome is None:
                 outcomes[index] = APART
-        raise unknown  # so that nothing else goes under these numbers
+        raise unknown  # so that no other call uses these session numbers
 
 
 def _not_durable(
     context: TopicContext, short: str, rows: Sequence[SendResult | None]
 ) -> NotDurable:
-    """Return the error for messages that are stored, but not as durably as asked."""
+    """Return the error for messages that are stored with less durability than requested."""
     described = _describe_stored(rows, context.settings.dedup_window_ms)
     return NotDurable(f"{short}. {described}", list(rows))
 
 
 def _write_results(group: Group, reply: SendReply, results: Results, level: str) -> bool:
-    """Write the results of one call; return False if it was refused as full."""
+    """Write the results of one call; return False if the slot was full."""
     if reply.letters == "F":
         return False
     ids, indexes = group.ids, group.indexes
@@ -491,7 +491,7 @@ def _write_results(group: Group, reply: SendReply, results: Results, level: str)
 
 
 def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
-    """Say how to send again messages that are less durable than asked."""
+    """Return a text that says how to repeat a send with less durability than requested."""
     stored = [result.id for result in results if result is not None]
     adds = "adds nothing while the message is there" + (
         f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""
