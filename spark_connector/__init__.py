@@ -4,8 +4,8 @@
 
     spark.dataSource.register(RmqDataSource)
 
-Stands on RMQ's public API. Needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow. What the options
-mean, and what is guaranteed, is in docs/spark.md.
+It uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow. Options and
+guarantees are in docs/spark.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RmqDataSource", "nack", "reject"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load PySpark when a name is asked for, and not before."""
+    """Import PySpark when a name is first used."""
     if name == "RmqDataSource":
         from spark_connector.source import RmqDataSource
 

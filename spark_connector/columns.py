@@ -35,7 +35,7 @@ WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Column(NamedTuple):
-    """A column of a write: the field of a message it fills, and the types it may have."""
+    """A column of a write: the field of a message that it fills, and its possible types."""
 
     field: str
     types: tuple[type[DataType], ...]
@@ -62,7 +62,7 @@ COLUMNS = {
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
-SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024  # encoded at a time; more make longer entries
+SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024  # encoded together; more make longer entries
 
 
 _FIELDS = tuple(field.name for field in fields(Outgoing))
@@ -70,7 +70,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Outgoing)}
 
 
 class Encoded:
-    """A codec for bodies that are encoded already; it checks them by decoding."""
+    """A codec for bodies that are already encoded, which it checks by decoding them."""
 
     passes_bytes = True
 
@@ -90,19 +90,19 @@ class Encoded:
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:
-        """Decode with the codec."""
+        """Decode the bytes with the codec."""
         return self._codec.decode(data)
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return by name how some columns are spelled in the schema; others are ignored.
+    """Return the spelling of known columns in the schema; other columns are ignored.
 
     Args:
-        schema: of the rows.
-        types: by name, in lower case, which types a column may have; the last one is advised.
+        schema: Schema of the rows.
+        types: Possible types of each column, by name in lower case; errors suggest the last type.
 
     Raises:
-        InvalidValue: a column is of another type, or given twice.
+        InvalidValue: A column has another type, or is given twice.
     """
     found: dict[str, str] = {}
     for field in schema:
@@ -121,10 +121,10 @@ def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]])
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns of a write; return column names by field of a message.
+    """Check the columns of a write; return column names by message field.
 
     Raises:
-        InvalidValue: a column is missing, unknown, of another type, or given twice.
+        InvalidValue: A column is missing, unknown, of another type, or given twice.
     """
     columns: dict[str, str] = {}
     for given in schema:
@@ -164,13 +164,14 @@ def _spans(array: pa.Array) -> list[Any]:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # of a datetime: years 1 to 9999
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # range of datetime: years 1 to 9999
 
 
 def _times(array: pa.Array) -> list[Any]:
     """Return epoch ms, rounded up so that no message is early.
 
-    A time that epoch ms may not have is a datetime: it is no mistaken unit.
+    A time outside the range that RMQ accepts as epoch ms becomes a datetime, because its unit is
+    certain.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -183,7 +184,7 @@ def _time(ms: int) -> int | datetime:
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    """Return mappings; a null value is an entry that is not given."""
+    """Return mappings without the entries whose value is null."""
     if not array.items.null_count:
         return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
     return [
@@ -202,7 +203,7 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 }  # fmt: skip
 
 
-# The columns that `Stage.push_bodies` takes as they are, and its names for them.
+# Columns that `Stage.push_bodies` takes whole, and its names for them.
 _WHOLE_COLUMNS = {
     "priority": "priorities", "slot_basis": "slot_bases", "headers": "headers", "type": "types",
     "group": "groups",
@@ -210,7 +211,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """The bodies of a slice; it knows how many the last reader of it has read."""
+    """The bodies of a slice, with the number of bodies that its last reader has read."""
 
     left: Iterator[Any] = iter(())
 
@@ -224,9 +225,9 @@ class _Bodies(list[Any]):
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches in as many as are encoded at a time, where the batches are small.
+    """Yield the rows of small batches joined into batches of the size that is encoded together.
 
-    Spark makes batches of 10 000 rows at most.
+    Spark makes batches of at most 10 000 rows.
     """
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
@@ -247,7 +248,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Rows:
-    """Convert record batches to messages; keep the current row, for errors."""
+    """Converts record batches to messages, and keeps the number of the current row for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge) -> None:
         self._columns = columns
@@ -256,7 +257,7 @@ class Rows:
         self._fields_of = columns
         self._merge = merge
         self._before = 0  # rows of the partition before the current batch
-        self._rows: Sequence[int] = range(1)  # of the batch: those of the current slice
+        self._rows: Sequence[int] = range(1)  # rows of the current slice, by position in the batch
         self._bodies = _Bodies()
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
@@ -265,11 +266,11 @@ class Rows:
 
     @property
     def row(self) -> int:
-        """The last row that was read, counted from 1 in its partition."""
+        """The number of the last row that was read, from 1 in its partition."""
         return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
     def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
-        """Put the messages of a batch into the stages of their topics, some thousands at a time."""
+        """Put the messages of a batch into the stages of their topics, in slices."""
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
         for topic, rows in self._by_topic(batch).items():
@@ -281,7 +282,7 @@ class Rows:
         self._rows, self._bodies = range(1), _Bodies()
 
     def _by_topic(self, batch: pa.RecordBatch) -> dict[str | None, Sequence[int]]:
-        """Return the rows of each topic."""
+        """Return the positions of each topic's rows."""
         if self._topic is None:
             return {None: range(batch.num_rows)}
         rows: dict[str | None, list[int]] = defaultdict(list)
@@ -295,12 +296,12 @@ class Rows:
             columns = {_WHOLE_COLUMNS[field]: values[field] for field in values}
             stage.push_bodies(self._bodies, **columns)
         else:
-            # Column by column, with `repeat` for constants: no row object is ever made.
+            # Work column by column, with `repeat` for constants, so that no row object is made.
             outs = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
             stage.push(map(Outgoing, self._bodies, *outs))
 
     def _values(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """Read the rows of a slice; return their fields but the bodies."""
+        """Return the fields of a slice's messages, except the bodies."""
         read = _READ | ({"slot_basis": _binary} if self._is_simple else {})
         values = {
             field: read.get(field, _plain)(batch.column(name))
@@ -317,7 +318,7 @@ class Rows:
         return values
 
     def explain(self, error: RMQError, partition: int) -> None:
-        """Name the columns in an error of a message, instead of its fields."""
+        """Rewrite an error about a message so that it names columns instead of fields."""
         head, colon, rest = str(error).partition(":")
         words = [self._columns.get(word.rstrip(","), word) for word in head.split(" ")]
         error.args = (" ".join(words) + colon + rest, *error.args[1:])

@@ -13,12 +13,12 @@ from spark_connector.options import Connection
 
 T = TypeVar("T")
 PAUSE_S, PAUSE_MAX_S = 0.1, 5.0
-RETRY_S = 300.0  # Redis may be away for so long without ending a query
-COMMIT_RETRY_S = 60.0  # the same in the commit of a write, which fails the batch at its end
+RETRY_S = 300.0  # Redis may be away for that time without ending a query
+COMMIT_RETRY_S = 60.0  # the same for the commit of a write; after it the batch fails
 
 
 def connect(at: Connection) -> rmq.Client:
-    """Return a client for these options; it connects at the first call."""
+    """Return a client for these options, which connects at its first call."""
     return rmq.Client(at.url, prefix=at.prefix, retry_for=5.0)
 
 
@@ -26,11 +26,11 @@ def retry_while_away(call: Callable[[], T], for_s: float) -> T:
     """Repeat a call until Redis answers; every call of RMQ is safe to repeat.
 
     Args:
-        call: the call.
-        for_s: for how long; minutes, because Spark ends a query whose source raises.
+        call: Function to call.
+        for_s: How long to repeat, s; use minutes, because Spark ends a query whose source raises.
 
     Raises:
-        Unavailable, OutcomeUnknown: Redis did not answer in time. Other errors of the call.
+        Unavailable, OutcomeUnknown: Redis did not answer in time. Also the call's other errors.
     """
     until, pause = time.monotonic() + for_s, PAUSE_S
     while True:

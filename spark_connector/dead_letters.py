@@ -1,8 +1,8 @@
-"""A write with `action`: dead letters that Spark has chosen are redriven or purged, as jobs.
+"""A write with `action`: redrive or purge dead letters that Spark has chosen, as jobs.
 
-Tasks check their rows and change nothing. The commit gets the ids, starts jobs and runs them, each
-under a key of this write: a commit that is repeated finds the same jobs, and those that a driver
-left half-way go on in any runner of jobs.
+Tasks check their rows and change nothing. The commit gets the ids, and starts and runs jobs. Each
+job has a key of this write, so a repeated commit finds the same jobs. If a driver dies, any other
+process that runs jobs finishes them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from spark_connector.options import DeadLetterOptions
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-JOB_IDS = 10_000  # of one job, which has them in its conditions
+JOB_IDS = 10_000  # per job, which stores them in its conditions
 SHOWN = 10  # jobs in the driver's log
-_ROW = struct.Struct("<16sq")  # an id, and when it died in epoch ms
+_ROW = struct.Struct("<16sq")  # an id, and its time of death in epoch ms
 _ANY_TIME = -1
 
 _TYPES = {
@@ -44,16 +44,16 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Chosen(WriterCommitMessage):
-    """The dead letters that a task was given, by topic: 24 bytes each."""
+    """The dead letters in a task's rows, by topic: 24 bytes each."""
 
     letters: dict[str, bytes]
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns; return by name how they are spelled in the schema. Others are ignored.
+    """Check the columns; return their spelling in the schema. Other columns are ignored.
 
     Raises:
-        InvalidValue: `message_id` is missing, or a column is of another type.
+        InvalidValue: `message_id` is missing, or a column has another type.
     """
     found = spelled(schema, _TYPES)
     if "message_id" not in found:
@@ -62,12 +62,12 @@ def checked(schema: StructType) -> dict[str, str]:
 
 
 class DeadLetterWriter(DataSourceArrowWriter):
-    """`df.write` with `action`. Pickled to the tasks, so it has no connection."""
+    """`df.write` with `action`; pickled to the tasks, so it has no connection."""
 
     def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
         self._options = options
         self._fields = checked(schema)
-        self._write = uuid.uuid4().hex  # the name of this write, in the keys of its jobs
+        self._write = uuid.uuid4().hex  # name of this write, part of the keys of its jobs
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         """Check the rows of a task."""
@@ -106,9 +106,9 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return zip(ids.to_pylist(), topics, times, strict=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Start the jobs and run them, one after another: so the rate is that of all.
+        """Start the jobs and run them one after another, so that the rate applies to all of them.
 
-        A crash half-way leaves letters that no job has dead; write the rows again.
+        After a crash, letters without a job are still dead letters; write the rows again.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:
@@ -144,14 +144,14 @@ class DeadLetterWriter(DataSourceArrowWriter):
         )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: tasks have changed nothing, and jobs go on."""
+        """Do nothing: tasks have changed nothing, and started jobs continue."""
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return what ids of a topic have in common, and the number of its slots.
+    """Return the check value in a topic's ids, and its number of slots.
 
     Raises:
-        TopicNotFound: there is no such topic.
+        TopicNotFound: There is no such topic.
     """
     topic.open(create=False)
     return topic.new_id().check, topic.settings.slots

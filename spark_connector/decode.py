@@ -1,8 +1,8 @@
-"""Columns from stored messages: by column, without an object for each message.
+"""Convert stored messages to columns, column by column, without an object for each message.
 
-A record without fields before its body, as most are, is read by Arrow alone. For the others a loop
-reads the fields of all records at once. Columns are made as they are asked for: one that a schema
-lacks costs nothing.
+Most records have no fields before the body; Arrow alone reads these. For other records, one loop
+reads all their fields. A column is made when it is first used, so a column that the schema lacks
+costs nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rmq.errors import DecodeError
 
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
 _TYPE = "rmq-type"  # the header with the type
-_GROUP = "rmq-group"  # the one with the group, behind the last \1
-_RESERVED = "rmq-"  # names of headers that RMQ adds begin so
-_DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
-# The first octet of an id without the mark of ids that are kept to be sent again.
+_GROUP = "rmq-group"  # the header with the group, after the last \1
+_RESERVED = "rmq-"  # prefix of headers that RMQ adds
+_DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and has no time
+# Clears the mark of kept ids in the first octet of an id.
 _NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _BIGINT_MAX = (1 << 63) - 1
-_NOT_BARE = b"\xff" * BARE  # no bare record begins so
-_END = (1 << 31) - 1  # of a slice; Arrow 26 fails at an empty body if a slice has no end
-_LOW = (1 << 32) - 1  # the bits of an acceptance number that a record has
-_EMPTY: list[Any] = []  # the headers of messages that have none
+_NOT_BARE = b"\xff" * BARE  # no bare record begins with these bytes
+_END = (1 << 31) - 1  # end of a slice; Arrow 26 fails at an empty body if a slice has no end
+_LOW = (1 << 32) - 1  # the bits of an acceptance number that a record stores
+_EMPTY: list[Any] = []  # headers of messages without headers
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
 
 
@@ -52,29 +52,29 @@ def fingerprint(error: str) -> str | None:
 
 
 class _Fields(NamedTuple):
-    """Fields before the bodies, by column; None where a record lacks it."""
+    """Fields before the bodies, by column; a field that a record lacks is None."""
 
     due_ms: list[int | None]
     expires_ms: list[int | None]
     merge_keys: list[str | None]
     headers: list[dict[str, str] | None]
-    starts: list[int]  # of the bodies
-    errors: dict[int, str]  # row -> why its record cannot be read
+    starts: list[int]  # positions of the bodies
+    errors: dict[int, str]  # by row: why its record cannot be read
 
 
 class Stored:
-    """Messages as they are stored.
+    """Messages in their stored form.
 
     Args:
-        ids: 16 bytes each, one after another.
-        records: envelopes and bodies.
+        ids: Concatenated ids of 16 bytes each.
+        records: Records, in the order of the ids.
     """
 
     def __init__(self, ids: bytes, records: Sequence[bytes]) -> None:
         self._ids, self._records, self._count = ids, records, len(records)
 
     def columns(self) -> dict[str, Callable[[], Any]]:
-        """Return what makes each column that every read has."""
+        """Return a function for each column that every read has; the function makes the column."""
         return {
             "message_id": self._message_ids,
             "timestamp": self._made_at,
@@ -92,9 +92,10 @@ class Stored:
         }
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
-        """Yield ranges of rows, and what is stored there, each with about so many bytes of bodies.
+        """Yield ranges of rows and their messages, each with about `most` bytes of bodies.
 
-        Stored bodies are taken to be small; those that are decompressed or put together count.
+        Bodies are counted after they were decompressed or joined; plain stored bodies are small
+        and are not counted.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -120,7 +121,7 @@ class Stored:
         return fixed.cast(pa.binary()).cast(pa.string())
 
     def _made_at(self) -> pa.Array:
-        """Return the times at which ids were made; null for an id derived from a dedup key."""
+        """Return the times of the ids; null for an id derived from a dedup key."""
         ids = self._ids
         stamps = bytearray(8 * self._count)
         for index in range(6):  # big-endian ms in the id, little-endian here
@@ -139,7 +140,7 @@ class Stored:
 
     @cached_property
     def _heads(self) -> bytes:
-        """The first BARE bytes of each record; _NOT_BARE of one that is shorter."""
+        """The first BARE bytes of each record; _NOT_BARE for a shorter record."""
         if not self._count:
             return b""
         heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()
@@ -150,7 +151,7 @@ class Stored:
         return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return numbers that stand at one place of all heads; 0 where a record is not readable."""
+        """Return the number at one position of each head; 0 for an unreadable record."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]
@@ -163,7 +164,7 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return acceptance numbers, where `newest` is that of the slot's newest message."""
+        """Return acceptance numbers; `newest`: the number of the slot's newest message."""
         behind = pc.bit_wise_and(pc.subtract(newest, self._head_numbers(4, 8)), _LOW)
         offsets = pc.subtract(newest, behind)
         if self._enveloped and self._fields.errors:
@@ -171,11 +172,11 @@ class Stored:
             offsets = pc.if_else(pa.array(is_read), offsets, 0)
         return offsets
 
-    # --- what stands before a body -------------------------------------------------------------
+    # --- fields before a body ------------------------------------------------------------------
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows whose records Arrow alone cannot read."""
+        """The rows whose records Arrow cannot read alone."""
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):
@@ -194,7 +195,7 @@ class Stored:
                 if not record:
                     raise DecodeError("its record is missing")
                 due_ms, expires_ms, key, found, start = fields_of(record)
-                if found and set(map(type, found.values())) != {str}:  # of another client
+                if found and set(map(type, found.values())) != {str}:  # from another client
                     raise DecodeError("its headers are not text")
             except DecodeError as error:
                 errors[row] = str(error)
@@ -206,7 +207,7 @@ class Stored:
         return fields
 
     def header(self, name: str) -> list[str | None] | None:
-        """Return a header of each message; None where none has any."""
+        """Return a header of each message, or None if all messages lack it."""
         if not self._enveloped:
             return None
         return [each.get(name) if each else None for each in self._fields.headers]
@@ -216,7 +217,7 @@ class Stored:
         return marks and [mark and mark.rpartition("\1")[2] for mark in marks]
 
     def due_ms(self) -> list[int | None] | None:
-        """Return the times that records have; None where none has one."""
+        """Return the due times in the records, or None if no record has one."""
         return self._fields.due_ms if self._enveloped else None
 
     @cached_property
@@ -249,7 +250,7 @@ class Stored:
 
     @cached_property
     def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
-        """The bodies, and by row why the whole record is there instead."""
+        """The bodies; for an unreadable row, the whole record and the error in `errors`."""
         errors: dict[int, str] = {}
         if not self._enveloped:
             return pc.binary_slice(self._array, BARE, _END), errors
@@ -259,12 +260,12 @@ class Stored:
         return values, errors
 
     def _is_packed(self, row: int) -> bool:
-        """Whether a body is compressed, a list of bodies, or missing."""
+        """Return whether a body is compressed, a list of bodies, or missing."""
         first = self._records[row][:1]
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row, or the whole record and why, at its place in `errors`."""
+        """Return the body of a row; if it is unreadable, the record, with the error in `errors`."""
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -282,7 +283,7 @@ class Stored:
 
 
 def _int64(octets: bytearray) -> pa.Array:
-    """Return little-endian numbers of 8 octets as an array."""
+    """Return little-endian numbers of 8 octets as an Arrow array."""
     return pa.Array.from_buffers(pa.int64(), len(octets) // 8, [None, pa.py_buffer(bytes(octets))])
 
 
@@ -292,7 +293,7 @@ def times(values: Sequence[int | None] | None) -> pa.Array | None:
 
 
 def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
-    """Return what makes each column of a page of a queue."""
+    """Return values, or functions that make values, for each column of a page of a queue."""
     queue, failures = block.queue, _Failures(block)
 
     def deliver_at() -> pa.Array | None:
@@ -324,7 +325,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failures of the messages of a page; nothing where none has failed."""
+    """The last failures of a page's messages; without values if no message has failed."""
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

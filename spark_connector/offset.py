@@ -1,8 +1,8 @@
-"""The offsets that Spark writes into its checkpoint: the run of the query, and numbers by topic.
+"""The offsets in Spark's checkpoint: the run of the query, and slot numbers by topic.
 
 Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
-returned as it came. `held` is the number of messages of the batch that ends here. It cannot be
-computed from the numbers, which have gaps where a lease has expired.
+returned as it was received. `held` is the number of messages of the batch that ends here. It cannot
+be computed from the numbers, which have gaps if a lease has expired.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 
 from rmq.errors import ConfigurationError
 
-VERSION = 2  # 1 was of one topic
-# A file sink knows batches by number only: it drops batches of a new query whose numbers it knows.
+VERSION = 2  # version 1 had one topic
+# A file sink identifies batches by number only, so it drops a new query's batches with old numbers.
 ANEW = "a new checkpoint together with a new output path"
 
 Numbers = dict[int, int]  # by slot
 
 
 class Position(NamedTuple):
-    """The end of a batch in one topic: by slot its last number, and how many messages it has."""
+    """The end of a batch in one topic: the last number and the number of messages of each slot."""
 
     slots: Numbers
     held: Numbers
 
     @property
     def messages(self) -> int:
-        """How many messages of the topic the batch has."""
+        """The number of messages of this topic in the batch."""
         return sum(self.held.values())
 
 
@@ -39,11 +39,11 @@ class Offset(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many messages the batch has that ends here."""
+        """The number of messages in the batch that ends here."""
         return sum(at.messages for at in self.topics.values())
 
     def slots(self, topic: str) -> Numbers:
-        """Return the numbers of a topic; none where it was not read yet."""
+        """Return the numbers of a topic; empty if the topic was not read yet."""
         return self.topics[topic].slots if topic in self.topics else {}
 
     def spell(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def read(given: Any) -> Offset:
     """Parse an offset from the checkpoint.
 
     Raises:
-        ConfigurationError: it is no offset of this source, or a later RMQ wrote it.
+        ConfigurationError: It is not an offset of this source, or a later RMQ wrote it.
     """
     try:
         version, run = given["v"], given["run"]
@@ -94,10 +94,10 @@ def read(given: Any) -> Offset:
 
 
 def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
-    """Refuse a topic that was created again with fewer slots; a resize never takes slots away.
+    """Refuse a topic that was created again with fewer slots; a resize never removes slots.
 
     Raises:
-        ConfigurationError: it has fewer slots than the checkpoint.
+        ConfigurationError: The topic has fewer slots than the checkpoint.
     """
     if len(slots) > count:
         raise ConfigurationError(
@@ -109,11 +109,11 @@ def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
 def check_age(slots: Mapping[int, int], settled: Sequence[int], topic: str) -> None:
     """Refuse a checkpoint that is older than a settled batch.
 
-    A sink that knows batches by number would take the next ones for replays and drop them, and
-    they would be settled here.
+    A sink that identifies batches by number would drop the next batches as replays, and RMQ would
+    settle them.
 
     Raises:
-        ConfigurationError: the query has settled more than ends with this offset.
+        ConfigurationError: The query has settled messages after this offset.
     """
     ahead = sum(max(0, number - slots.get(slot, 0)) for slot, number in enumerate(settled))
     if ahead:

@@ -1,7 +1,7 @@
 """The options of the data source: names, units, defaults and limits, each checked once.
 
-Spark passes options as text, with names in lower case. They are parsed in the driver, so that an
-invalid one fails the query before it starts. This module does not need PySpark.
+Spark passes options as text, with names in lower case. The driver parses them, so that an invalid
+option fails the query before it starts. This module does not need PySpark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Option(NamedTuple):
 
 
 def text(name: str, given: str) -> str:
-    """Parse a text that is not empty."""
+    """Parse a non-empty text."""
     if not given.strip():
         raise InvalidValue(f"{name}: it is empty; give a value or leave the option out")
     return given.strip()
@@ -57,7 +57,7 @@ def flag(name: str, given: str) -> bool:
 
 
 def count(low: int, high: int) -> Callable[[str, str], int]:
-    """Return a parser of whole numbers from low to high."""
+    """Return a parser of whole numbers from `low` to `high`."""
 
     def read(name: str, given: str) -> int:
         try:
@@ -165,7 +165,7 @@ def _prefix(name: str, given: str) -> str:
 
 
 def _queue(name: str, given: str) -> QueueName | Literal["all"]:
-    """Parse the name of a queue, or all; "in flight" may have - or _ for the space."""
+    """Parse the name of a queue, or all; "in flight" may have - or _ instead of the space."""
     if given.lower() == "all":
         return "all"
     try:
@@ -188,9 +188,9 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
 
 
 def _headers(name: str, given: str) -> bool | tuple[str, ...]:
-    """Parse true or false, or names of headers that become columns."""
+    """Parse true or false, or the names of headers that become columns."""
     if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-        return flag(name, given)  # no header is named so by intent
+        return flag(name, given)  # such a header name would be a mistake
     headers = tuple(header.strip() for header in given.split(","))
     for header in headers:
         if not header or header.startswith("rmq-"):
@@ -244,7 +244,7 @@ STREAM = (
     Option("pollWaitMs", count(0, 60_000), 200),
     Option("includeQuery", flag, False),
 )
-# Of a call that names its topics by rows.
+# Address options of a call whose rows name the topics.
 ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
@@ -267,7 +267,7 @@ SINK = (
     Option("batchId", count(0, 2**53)),
 )
 
-# Of a write with `action`.
+# Options of a write with `action`.
 DEAD_LETTERS = (
     Option("url", _url),
     Option("topic", _topic, alias="subscribe"),
@@ -306,16 +306,16 @@ _NO_SINK = {
 def checked(
     given: Mapping[str, str], table: tuple[Option, ...], where: str, passed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Parse options; return the value or default of every option of a table by its name.
+    """Parse options; return the value or default of every option in the table, by option name.
 
     Args:
-        given: texts by name, in any case.
-        table: the options that exist.
-        where: the operation that has these options, for errors.
-        passed: names of other options to ignore, in lower case.
+        given: Texts by name, in any case.
+        table: Possible options.
+        where: Operation that has these options, for errors.
+        passed: Names of other options to ignore, in lower case.
 
     Raises:
-        ConfigurationError: a value cannot work, an option is given twice, or is unknown.
+        ConfigurationError: A value is not valid, or an option is unknown or given twice.
     """
     names = {n: option for option in table for n in (option.name, option.alias) if n}
     known = {name.lower(): name for name in names}
@@ -358,9 +358,9 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 
 @dataclass(frozen=True)
 class Connection:
-    """The address of a topic. No repr shows the URL, which may have a password.
+    """The address of a topic; its repr hides the URL, which may contain a password.
 
-    The topic is empty for a write whose rows name theirs.
+    The topic is empty for a write whose rows name their topics.
     """
 
     url: str = field(repr=False)
@@ -369,10 +369,10 @@ class Connection:
 
 
 def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connection:
-    """Return the address of the topic; the URL may come from RMQ_URL in the driver instead.
+    """Return the address of the topic; the driver's RMQ_URL may replace the option url.
 
     Raises:
-        ConfigurationError: it is missing, or cannot work.
+        ConfigurationError: The address is missing or not valid.
     """
     url = values["url"]
     if url is None:
@@ -390,7 +390,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a streaming read; `at` names its topics for people."""
+    """The options of a streaming read; `at` describes its topics for people."""
 
     at: Connection
     topics: tuple[str, ...]
@@ -414,7 +414,7 @@ class StreamOptions:
 
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of `readStream`. Raises ConfigurationError."""
+    """Parse the options of `readStream`; raises ConfigurationError."""
     values = checked(given, STREAM, "a streaming read")
     lease_s, owner_s = values["leaseSeconds"], values["ownerLeaseSeconds"]
     if owner_s > lease_s:
@@ -443,7 +443,7 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
 
 
 def of_batch(given: Mapping[str, str]) -> bool:
-    """Whether one of the options is of a batch read only."""
+    """Return whether an option exists for batch reads only."""
     streams = {name.lower() for option in STREAM for name in (option.name, option.alias)}
     batches = {option.name.lower() for option in SNAPSHOT}
     return any(key.lower() in batches - streams for key in given)
@@ -465,7 +465,7 @@ class SnapshotOptions:
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
-    """Parse the options of `read`. Raises ConfigurationError."""
+    """Parse the options of `read`; raises ConfigurationError."""
     values = checked(given, SNAPSHOT, "a batch read")
     if values["queue"] is None:
         raise ConfigurationError(
@@ -489,15 +489,15 @@ class SinkOptions:
     merge: Merge
     late: bool
     query: str | None = None
-    batch: int | None = None  # of the query: with it, a write that is repeated adds nothing
+    batch: int | None = None  # of the query; if given, a repeated write adds nothing
 
 
 def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
-    """Parse the options of `write` and `writeStream`. Raises ConfigurationError.
+    """Parse the options of `write` and `writeStream`; raises ConfigurationError.
 
     Args:
-        given: texts by name, in any case.
-        columns: the columns of the rows; with one named `topic`, the option may be missing.
+        given: Texts by name, in any case.
+        columns: Columns of the rows; with a column `topic`, the option may be missing.
     """
     values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
     if values["topic"] is None and "topic" in map(str.lower, columns):
@@ -522,12 +522,12 @@ class DeadLetterOptions:
 
 
 def of_dead_letters(given: Mapping[str, str]) -> bool:
-    """Whether a write is of dead letters that are there, instead of new messages."""
+    """Return whether a write acts on existing dead letters, instead of sending messages."""
     return any(key.lower() == "action" for key in given)
 
 
 def dead_letters(given: Mapping[str, str], columns: Collection[str] = ()) -> DeadLetterOptions:
-    """Parse the options of a write with `action`, as `sink`. Raises ConfigurationError."""
+    """Parse the options of a write with `action`, as `sink` does; raises ConfigurationError."""
     values = checked(given, DEAD_LETTERS, "a write with action")
     if values["topic"] is None and "topic" in map(str.lower, columns):
         values["topic"] = ""

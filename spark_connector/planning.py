@@ -1,6 +1,6 @@
-"""The tasks of a batch: how many, and which messages each of them reads.
+"""The tasks of a batch: their number, and the messages that each task reads.
 
-A task reads parts of several slots. Spark needs some 20 ms for a task, so a small batch has few.
+A task reads parts of several slots. A task takes Spark about 20 ms, so a small batch has few tasks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from spark_connector.offset import Numbers
 
 
 class Share(NamedTuple):
-    """A part of one slot's part of a batch.
+    """A part of a batch's messages in one slot.
 
     Attributes:
-        topic: its name.
-        slot: its index.
-        after: the number before its first message.
-        upto: the number of its last message.
-        held: the number of its messages.
+        topic: Name of the topic.
+        slot: Index of the slot.
+        after: Number before the part's first message.
+        upto: Number of the part's last message.
+        held: Number of messages in the part.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class Share(NamedTuple):
 
 
 def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Share]:
-    """Return the parts of a topic's slots in a batch."""
+    """Return a part for each slot of a topic in a batch."""
     return [
         Share(topic, slot, after.get(slot, 0), upto[slot], count)
         for slot, count in sorted(held.items())
@@ -42,18 +42,19 @@ def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Sha
 
 
 def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
-    """Divide a batch among so many tasks, if it has as many messages.
+    """Divide a batch among `count` tasks, or fewer if it has fewer messages.
 
-    A slot whose numbers have gaps stays in one part, because it is unknown where its messages are.
+    A slot whose numbers have gaps is not divided, because the positions of its messages are
+    unknown.
     """
     total = sum(part.held for part in parts)
     count = max(1, min(count, total))
     planned: list[list[Share]] = []
     task: list[Share] = []
-    done = 0  # messages of the parts before
+    done = 0  # messages of the previous parts
     for part in parts:
         while part.held:
-            left = total * (len(planned) + 1) // count - done  # until this task is full
+            left = total * (len(planned) + 1) // count - done  # number that fills this task
             taken = min(part.held, left)
             if part.upto - part.after != part.held:
                 taken = part.held
@@ -69,13 +70,13 @@ def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
 
 
 def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> int:
-    """Return how many tasks a batch shall have.
+    """Return the number of tasks for a batch.
 
     Args:
-        messages: of the batch.
-        tasks: the option minPartitions.
-        rows: the option rowsPerTask: no task is to have fewer.
-        cores: of the cluster.
+        messages: Number of messages in the batch.
+        tasks: Option minPartitions.
+        rows: Option rowsPerTask, the smallest number of messages per task.
+        cores: Number of tasks that the cluster runs at once.
     """
     most = tasks or cores
     if tasks and rows is None:
@@ -84,18 +85,18 @@ def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> in
 
 
 PROC = Path("/proc")
-ROWS = 10_000  # of a task at least, where more tasks are not asked for
+ROWS = 10_000  # smallest number of messages per task, unless minPartitions asks for more tasks
 _SETTING = re.compile(r"^(spark\.[\w.]+)=(.*)$")
 
 
 def cores_of_cluster(jvm: int | None = None) -> int:
     """Return how many tasks the cluster runs at once, by the settings of Spark's driver.
 
-    Spark does not tell a data source; the command line of its JVM, the parent of this process, has
-    what the user has set. The cores of this machine where it does not say.
+    Spark does not pass them to a data source. The command line of its JVM, the parent of this
+    process, has the user's settings. If it has none, the result is the cores of this machine.
 
     Args:
-        jvm: its process id; None: the parent.
+        jvm: Process id of the JVM; None: the parent of this process.
     """
     here = os.cpu_count() or 1
     try:

@@ -1,4 +1,4 @@
-"""The progress of a query: what Spark shows of it, and what its lease reports to Redis."""
+"""The progress of a query, as Spark shows it and as its lease reports it to Redis."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from spark_connector.query_lease import QueryLease
 
-BACKLOG_S = 5.0  # between two counts of the backlog
+BACKLOG_S = 5.0  # shortest time between two counts of the backlog
 
 
 class Progress:
     """Counts of one run of a query.
 
     Attributes:
-        rows: messages of its batches.
-        batches: how many it has begun.
-        replays: batches of an earlier run, counted in each of their topics.
+        rows: Number of messages in its batches.
+        batches: Number of batches it has begun.
+        replays: Number of batches of an earlier run, counted for each of their topics.
     """
 
     def __init__(self) -> None:
         self.rows = self.batches = self.replays = 0
         self._since_ms = int(time.time() * 1000)
-        self._lag_ms = 0  # as of the last count of the backlog
+        self._lag_ms = 0  # at the last count of the backlog
         self._counted_rows = -1
         self._report: tuple[float, dict[str, Any]] | None = None
 
     def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
-        """Return how many messages wait, by topic and slot, and the figures.
+        """Return the number of waiting messages, by topic and slot, and the figures.
 
-        The backlog is counted after a batch: an idle query has nothing to count.
+        The backlog is counted only after a batch, because an idle query has no backlog.
         """
         now = time.monotonic()
         if self._report is not None and now - self._report[0] <= BACKLOG_S:
@@ -53,7 +53,7 @@ class Progress:
         return found
 
     def figures(self, lease: QueryLease) -> dict[str, int]:
-        """Return the figures of this run. The lease sends them to Redis too: `Admin.queries`."""
+        """Return the figures of this run, which the lease also sends to Redis: `Admin.queries`."""
         return {
             "since_ms": self._since_ms,
             "rows": self.rows,

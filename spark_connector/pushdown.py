@@ -1,6 +1,7 @@
-"""Filters that Spark passes to a batch read: which slots, queues and rows it leaves out.
+"""Filters that Spark passes to a batch read, which skips slots, queues and rows accordingly.
 
-Spark evaluates all of them again, so a read may leave out less than it could, and nothing else.
+Spark evaluates all filters again, so a read may return rows that do not fit. It must not skip rows
+that fit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 _TIME = pa.timestamp("us", "UTC")
-# The columns that are filtered by, and their types here.
+# Columns that a read can filter by, and their types here.
 _TYPES = {
     "slot": pa.int64(),
     "queue": pa.string(),
@@ -32,7 +33,7 @@ _TYPES = {
     "group": pa.string(),
     "error_fingerprint": pa.string(),
 }
-# By the names of Spark's filters, whose classes 4.0 does not have; beside them, In.
+# Names of Spark's filter classes, which 4.0 does not have. `In` is handled separately.
 _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "EqualTo": pc.equal,
     "GreaterThan": pc.greater,
@@ -43,12 +44,12 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Condition(NamedTuple):
-    """A condition on a column, which Spark joins with others by AND.
+    """A condition on a column; Spark joins conditions by AND.
 
     Attributes:
-        column: its name.
-        kind: the name of the class of Spark's filter.
-        values: those that it compares with; one, unless it is In.
+        column: Name of the column.
+        kind: Name of Spark's filter class.
+        values: Operands; exactly one, except for In.
     """
 
     column: str
@@ -56,7 +57,7 @@ class Condition(NamedTuple):
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
-        """Return for each value whether it fits; a null does not."""
+        """Return for each value whether it fits; a null value never fits."""
         if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
@@ -67,19 +68,19 @@ class Condition(NamedTuple):
 class Pushdown:
     """Takes the filters of a read.
 
-    Spark fails every read whose class has a `pushFilters` of its own while
-    spark.sql.python.filterPushdown.enabled is false, which is its default: it compares `__func__`.
-    Here a read without the filters is only slower, so this has that of the base class.
+    If spark.sql.python.filterPushdown.enabled is false, which is its default, Spark fails every
+    read whose class has its own `pushFilters`. Spark compares `__func__`. Without the filters a
+    read is only slower, so this class has the `__func__` of the base class.
     """
 
-    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # 4.0 has none
+    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
 
     def __init__(self, conditions: list[Condition], columns: Iterable[str]) -> None:
         self._conditions = conditions
         self._columns = frozenset(columns)
 
     def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        """Keep the conditions that can be used, and return all: Spark evaluates them again."""
+        """Keep the usable conditions, and return all: Spark evaluates them again."""
         for each in filters:
             condition = self._condition(each)
             if condition is not None:
@@ -104,11 +105,11 @@ class Pushdown:
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
-    """Whether messages with that value of a column, `slot` or `queue`, may fit."""
+    """Return whether messages with this value of `slot` or `queue` may fit."""
     given = pa.array([value], _TYPES[column])
     if not all(each.fits(given)[0].as_py() for each in conditions if each.column == column):
         return False
-    if column == "queue" and value != "dead":  # only dead letters have died
+    if column == "queue" and value != "dead":  # only dead letters have a time of death
         return not any(each.column == "died" for each in conditions)
     if column == "slot":
         return all(
@@ -120,7 +121,7 @@ def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
 
 
 def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
-    """Return from when, and before when, letters that fit have died: epoch ms, by whole ones."""
+    """Return the range of times, in whole epoch ms, in which letters that fit may have died."""
     low, high = -math.inf, math.inf
     for each in conditions:
         if each.column == "died" and len(each.values):
@@ -133,7 +134,7 @@ def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
 
 
 def _slot_of(text: str) -> int | None:
-    """Return the slot that an id names; None: it is no id, so no row has it."""
+    """Return the slot in an id; None for a text that is not an id, which no row has."""
     try:
         return rmq.MessageId.parse(text).slot
     except InvalidValue:
@@ -143,11 +144,11 @@ def _slot_of(text: str) -> int | None:
 def rows_that_fit(
     conditions: Sequence[Condition], columns: Mapping[str, Any], count: int
 ) -> list[int]:
-    """Return the rows of a page of a queue that fit; only columns with conditions are made."""
+    """Return the rows of a queue's page that fit; makes only columns with conditions."""
     masks = []
     for each in conditions:
         if each.column in ("slot", "queue"):
-            continue  # all of a page fit
+            continue  # all rows of the page fit
         values = columns[each.column]()
         if values is None:
             return []

@@ -1,7 +1,7 @@
 """The lease of a streaming query on its messages of one or several topics, renewed while it runs.
 
-Used in Spark's source runner, the only process that lasts as long as the query. A thread renews the
-lease, however long Spark's tasks take. It ends with the JVM: otherwise a runner whose JVM was
+It lives in Spark's source runner, the only process that lasts as long as the query. A thread renews
+the lease while Spark's tasks run. The thread ends with the JVM; otherwise a runner whose JVM was
 killed would keep the query from the next driver.
 """
 
@@ -27,18 +27,18 @@ from spark_connector.connection import RETRY_S, connect, retry_while_away
 from spark_connector.offset import Numbers, Offset, Position
 from spark_connector.options import StreamOptions
 
-_MIN_OWNER_S = 1.0  # the shortest owner lease
-_JVM_CHECK_S = 1.0  # between two checks whether the JVM is alive
+_MIN_OWNER_S = 1.0  # shortest owner lease
+_JVM_CHECK_S = 1.0  # time between two checks whether the JVM is alive
 _log = logging.getLogger("spark_connector")
-_TURN_S = 0.01  # of waiting for the signals of one of several topics
+_TURN_S = 0.01  # longest wait for one topic's signals if there are several topics
 T = TypeVar("T")
 
 
 def owner() -> str:
     """Return the name of the query's owner: the JVM that is the parent of this process.
 
-    A restart of the query inside the JVM has the same owner, because Spark prevents that one JVM
-    runs a query twice. The start time distinguishes JVMs with the same process id.
+    A restart of the query inside the JVM has the same owner, because Spark does not let a JVM run a
+    query twice. The start time distinguishes JVMs with the same process id.
     """
     jvm = os.getppid()
     try:
@@ -54,29 +54,29 @@ def owner() -> str:
 class QueryLease:
     """The lease of one run of a query.
 
-    One thread takes at a time; another one may settle, and a third one renews.
+    One thread takes messages at a time. Other threads may settle and renew meanwhile.
     """
 
     def __init__(
         self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
     ) -> None:
-        """`orphaned`: called in the renewing thread when the JVM is gone."""
+        """`orphaned`: function that the renewing thread calls when the JVM is gone."""
         self._options = options
         self._jvm = os.getppid()
-        self._owner = owner()  # read now: without the JVM, this process has another parent
+        self._owner = owner()  # read now, because without the JVM the parent is another process
         self._orphaned = orphaned
         self.run = run
         self.report: Callable[[], dict[str, int]] | None = None  # figures to send with a renewal
         self._client = connect(options.at)
         self._queries: dict[str, rmq.Query] = {}
         self._retry_s = min(RETRY_S, options.lease_s)
-        self.lost: set[str] = set()  # topics that are gone, and onTopicLoss is `continue`
+        self.lost: set[str] = set()  # topics that are gone, while onTopicLoss is `continue`
         self._ours: set[str] = set()  # topics whose query this process owns
-        self._ended_by: Exception | None = None  # in the renewing thread: ends the query
-        self._holding: dict[str, Numbers] = {}  # by topic and slot, the newest number that it has
-        self._settled: dict[str, Numbers] = {}  # and that was settled
-        self._ended: dict[str, Numbers] = {}  # of batches that were settled whole by this process
-        self.bytes = self.batch_bytes = 0  # that tasks read: of all batches, of the last one
+        self._ended_by: Exception | None = None  # error of the renewing thread, ends the query
+        self._holding: dict[str, Numbers] = {}  # newest number taken, by topic and slot
+        self._settled: dict[str, Numbers] = {}  # newest number settled, by topic and slot
+        self._ended: dict[str, Numbers] = {}  # end of the batches that this process settled whole
+        self.bytes = self.batch_bytes = 0  # bytes that tasks have read: in total, of the last batch
         self._renewed_at = time.monotonic()
         self._lapses = 0
         self._renewer: threading.Thread | None = None
@@ -95,7 +95,7 @@ class QueryLease:
         )
 
     def topics(self) -> list[str]:
-        """Return the topics of the query, as they are now."""
+        """Return the current topics of the query."""
         pattern = self._options.pattern
         if pattern is None:
             return list(self._options.topics)
@@ -106,8 +106,8 @@ class QueryLease:
         """Raise the error that ended the query in the renewing thread.
 
         Raises:
-            QueryOwned: another driver has taken over the query.
-            TopicNotFound, TopicVanished: a topic is gone, and onTopicLoss is `fail`.
+            QueryOwned: Another driver has taken over the query.
+            TopicNotFound, TopicVanished: A topic is gone, and onTopicLoss is `fail`.
         """
         if self._ended_by is not None:
             raise self._ended_by
@@ -116,7 +116,7 @@ class QueryLease:
         """Call until Redis answers; if the topic is gone, return `otherwise`.
 
         Raises:
-            TopicNotFound, TopicVanished: the topic is gone, and onTopicLoss is `fail`.
+            TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
         """
         try:
             return retry_while_away(call, self._retry_s)
@@ -125,7 +125,7 @@ class QueryLease:
             return otherwise
 
     def slots(self, topic: str) -> int:
-        """Return the number of slots of a topic. Raises TopicNotFound."""
+        """Return the number of slots of a topic; raises TopicNotFound."""
         return retry_while_away(self.query(topic).slots, self._retry_s)
 
     def late_ms(self, topics: Iterable[str]) -> int:
@@ -139,18 +139,18 @@ class QueryLease:
         return self._client._transport.commands
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return by topic how many messages of each slot may be taken now."""
+        """Return by topic the number of messages in each slot that may be taken now."""
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease in all slots of a topic; return, by slot, how much of a batch is held.
+        """Renew the lease in all slots of a topic; return how much of a batch each slot holds.
 
-        The first call waits until the owner lease of a former driver has expired. If the topic is
-        gone, return nothing. A lost topic that was created again joins with `after` empty.
+        The first call waits until the owner lease of an earlier driver has expired. If the topic is
+        gone, the result is empty. A lost topic that was created again joins with an empty `after`.
 
         Raises:
-            QueryOwned: another driver is running this query.
-            TopicNotFound, TopicVanished: the topic is gone, and onTopicLoss is `fail`.
+            QueryOwned: Another driver is running this query.
+            TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
         """
         if topic in self.lost and after:
             return []
@@ -168,7 +168,7 @@ class QueryLease:
         if not held:
             return []
         if self._options.on_topic_loss == "continue" and len(held) < len(upto or after):
-            self.leave(topic)  # it was created again with fewer slots
+            self.leave(topic)  # the topic was created again with fewer slots
             return []
         self.lost.discard(topic)
         self._holding.setdefault(topic, {}).update(
@@ -186,8 +186,8 @@ class QueryLease:
     def _renew(self) -> None:
         """Renew until the end, or until another driver owns the query.
 
-        Renew the ownership in one slot of each topic, and less often the lease of what is held. A
-        topic whose renewal fails is tried again, and does not keep the other topics from theirs.
+        Renew the ownership in one slot of each topic, and less often the lease of held messages. If
+        the renewal of a topic fails, it is tried again and does not delay the other topics.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
         lease_pause_s = self._options.lease_s / 3
@@ -214,10 +214,10 @@ class QueryLease:
                 _log.exception("the lease of the query was not renewed, and is tried again")
 
     def _renew_topics(self, renews_lease: bool) -> bool:
-        """Renew the ownership, and the lease if asked; return whether all topics were renewed.
+        """Renew the ownership and, if requested, the lease; return whether all were renewed.
 
         Raises:
-            QueryOwned: another driver owns the query.
+            QueryOwned: Another driver owns the query.
         """
         report = self.report() if self.report is not None else None
         are_renewed = True
@@ -239,7 +239,7 @@ class QueryLease:
         return are_renewed
 
     def lapses(self) -> int:
-        """Return how often the lease may have expired: this process stood still, or Redis did."""
+        """Return how often the lease may have expired, because this process or Redis paused."""
         return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
     def _note_renewal(self) -> None:
@@ -253,7 +253,7 @@ class QueryLease:
         return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
 
     def held(self) -> int:
-        """Return how many messages it holds, as far as this process knows."""
+        """Return the number of messages held, as far as this process can see."""
         return sum(
             max(0, number - self._settled.get(topic, {}).get(slot, 0))
             for topic, numbers in list(self._holding.items())
@@ -263,7 +263,7 @@ class QueryLease:
     def take(
         self, after: Mapping[str, Numbers], most: int | None, most_bytes: int | None = None
     ) -> dict[str, Numbers]:
-        """Take messages beyond these numbers, of each topic the same number as far as it has them.
+        """Take messages after these numbers, the same number from each topic if it has enough.
 
         Returns:
             The newest numbers, by topic.
@@ -299,7 +299,7 @@ class QueryLease:
         return found
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
-        """Sleep until there may be messages to take, at most for so many seconds."""
+        """Sleep until there may be messages to take, at most `seconds`."""
         until, topics = time.monotonic() + seconds, list(topics)
         while (left_s := until - time.monotonic()) > 0:
             present = [topic for topic in topics if topic not in self.lost]
@@ -312,12 +312,12 @@ class QueryLease:
                     return
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Whether a task has read messages of a slot beyond a number."""
+        """Return whether a task has read messages of a slot after a number."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
-        """Settle the batch that ends here; return how many of its messages cannot be settled."""
+        """Settle the batch that ends here; return how many messages could not be settled."""
         missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
@@ -340,16 +340,16 @@ class QueryLease:
         return missing
 
     def again(self, end: Offset) -> None:
-        """Hand out a batch once more, as the next one."""
+        """Deliver a batch again, as the next batch."""
         for topic, at in self._present(end):
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
     def begun(self, topic: str, batch: str, by: str) -> int:
-        """Return how many runs of the query have begun a batch, including this one."""
+        """Return the number of runs that have begun a batch, including this run."""
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
-        """Dead-letter all messages up to these numbers; return how many."""
+        """Make all messages up to these numbers dead letters; return how many."""
         return sum(
             self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
             for topic, at in self._present(end)
@@ -359,7 +359,7 @@ class QueryLease:
         return [(topic, at) for topic, at in end.topics.items() if topic not in self.lost]
 
     def opened(self, topic: str) -> tuple[int, bytes] | None:
-        """Return the retries and the stamp of a topic; None if it is gone."""
+        """Return the retries and the stamp of a topic, or None if it is gone."""
         query = self.query(topic)
         if not self._unless_gone(topic, query.slots, 0):
             return None
@@ -374,7 +374,7 @@ class QueryLease:
         self.leave(topic)
 
     def leave(self, topic: str) -> None:
-        """Have no more to do with a topic that is gone."""
+        """Stop reading a topic that is gone."""
         self._ours.discard(topic)
         self.lost.add(topic)
         for numbers in (self._holding, self._settled, self._ended):
@@ -386,7 +386,7 @@ class QueryLease:
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
         """Stop renewing, so that another driver can continue at once; messages stay held.
 
-        `beyond`: what was taken beyond these numbers is given back: Spark does not know of it.
+        `beyond`: messages after these numbers are released, because Spark has no offset for them.
         """
         self._stopped.set()
         if self._ours and self._renewer is not None:
@@ -409,7 +409,7 @@ class QueryLease:
 
 
 def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
-    """Return the text for a topic of a query that was deleted, and perhaps created again."""
+    """Return the error text for a topic of a query that was deleted and possibly created again."""
     if isinstance(error, TopicVanished) and error.anew:
         return (
             f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "

@@ -1,7 +1,7 @@
 """The batch read: a bounded look at the queues of a topic, which changes nothing.
 
-Each page is consistent, the whole result is not: a message that moves meanwhile may be in two
-queues of the result, or in none.
+Each page is consistent, but the whole result is not. A message that moves during the read may be in
+two queues of the result, or in none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from spark_connector.schema import Batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART_MESSAGES = 100_000  # in one task, where minPartitions asks for no more tasks
-BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # of a batch made of several pages
+PART_MESSAGES = 100_000  # per task, unless minPartitions asks for more tasks
+BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # largest batch that joins several pages
 
 
 @dataclass
@@ -32,8 +32,8 @@ class SnapshotPart(InputPartition):
     """The part of a queue that a task reads.
 
     Attributes:
-        part: of one slot.
-        most: the most messages; None: all.
+        part: Part of one slot.
+        most: Largest number of messages; None: all.
     """
 
     part: QueuePart
@@ -41,7 +41,7 @@ class SnapshotPart(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Read the queues of a topic. Pickled to the tasks, so it has no connection."""
+    """Reads the queues of a topic; pickled to the tasks, so it has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
@@ -50,11 +50,11 @@ class RmqReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Pushdown:
-        """Take what Spark will filter by; called if spark.sql.python.filterPushdown.enabled."""
+        """Take Spark's filters; called if spark.sql.python.filterPushdown.enabled is true."""
         return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
-        """Cut the queues into parts: by slot, and by score where a slot has many messages."""
+        """Cut the queues into parts: by slot, and by score if a slot has many messages."""
         at = self._options.at
         with connect(at) as client:
             stats = client.admin.stats_by_slot(at.topic)
@@ -69,7 +69,7 @@ class RmqReader(DataSourceReader):
                 wanted = -(-self._options.min_partitions * count // total) if count else 1
                 pieces = min(10_000, max(wanted, -(-count // PART_MESSAGES), 1))
                 spans = client.admin.spans(at.topic, queue, slot, pieces)
-                if queue == "dead":  # their scores are the times
+                if queue == "dead":  # its scores are the times of death
                     low, high = died_within(self._conditions)
                     spans = [
                         span._replace(low=max(low, span.low), high=min(high, span.high))
@@ -105,7 +105,7 @@ class RmqReader(DataSourceReader):
         return kept
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part."""
+        """Read one part of a queue."""
         if not isinstance(partition, SnapshotPart):
             return  # Spark reads one part even if there are none
         options = self._options
@@ -120,7 +120,7 @@ class RmqReader(DataSourceReader):
 
 
 def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
-    """Yield pages, of so many messages at most."""
+    """Yield pages with at most `most` messages in total."""
     while block := retry_while_away(read, RETRY_S):
         if most is not None:
             block = block.part(0, most)
@@ -131,9 +131,9 @@ def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[
 
 
 def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
-    """Yield pages as blocks of several: small batches cost the most.
+    """Join pages into larger blocks, because small batches are the most expensive.
 
-    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or one page.
+    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or is one page.
     """
     waiting: list[QueueBlock] = []
     rows = size = 0

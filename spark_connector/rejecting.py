@@ -1,7 +1,8 @@
-"""Rows that fail: `reject` and `nack` take single messages out of a batch, from `foreachBatch`.
+"""Failed rows: `reject` and `nack` take single messages out of a batch, in `foreachBatch`.
 
-Tasks do it, each once: RMQ marks the message in the query's log, so a replay of the batch, a task
-that Spark repeats, and two drivers do nothing twice. The rest of the batch is settled as always.
+Tasks do it, once for each message: RMQ marks the message in the query's log. A replay of the batch,
+a repeated task, or a second driver therefore changes nothing. The rest of the batch is settled as
+usual.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A column of the rows: the types it may have, and where it comes from."""
+    """A required column: its possible types, and where it comes from."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -59,46 +60,48 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
             ...
 
     Args:
-        df: rows of the batch, with the columns `message_id`, `topic`, `slot`, `seq` and `query` as
-            they came, and `reason` (string). Other columns are ignored. `query` comes with the
-            option `includeQuery`.
-        url: where Redis is, for the tasks. None: `RMQ_URL` of the driver.
-        prefix: of the topics. None: `rmq`.
+        df: Rows of the batch with their columns `message_id`, `topic`, `slot`, `seq` and `query`
+            unchanged, and a column `reason` (string). Other columns are ignored. The option
+            `includeQuery` adds `query`.
+        url: Address of Redis for the tasks. None: `RMQ_URL` of the driver.
+        prefix: Prefix of the topics. None: `rmq`.
 
     Returns:
-        How many are dead letters now (`dead`), were taken out of the batch by an earlier call, an
-        earlier run of the batch or another row (`before`), or are no longer held, because the lease
-        ran out (`lost`; others may have them, and nothing was done).
+        `dead`: number of messages that are dead letters now. `before`: number already taken out by
+        an earlier call, an earlier run of the batch, or another row. `lost`: number no longer held,
+        because the lease ran out; nothing was done to them, and others may have them.
 
     Guarantee:
         Each message is rejected once, however often the batch is replayed, and is not settled with
         the rest. A call that fails may have done a part; it is safe to repeat.
 
     Raises:
-        InvalidValue: a column is missing or of another type; raised by Spark for a value that is
-            null, or not as it came.
+        InvalidValue: A column is missing or has another type. Spark raises it for a value that is
+            null or was changed.
     """
     return _fail(df, "reject", REJECT, url, prefix)
 
 
 def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Give messages of a batch back for a retry; call it in `foreachBatch`, as `reject`.
+    """Give messages of a batch back for a retry; call it in `foreachBatch`, like `reject`.
 
-    It costs each a retry, as `Consumer.nack` does; one with none remaining becomes a dead letter.
+    It costs each message a retry, as `Consumer.nack` does. A message without retries left becomes a
+    dead letter.
 
     Args:
-        df: as for `reject`, without `reason`. It may have `delay_ms` (whole number), after which
-            the message is delivered again, to whoever reads the topic; null or no column: as the
-            topic's retry policy says. And `error` (string), for its failure entry.
-        url: as for `reject`.
-        prefix: as for `reject`.
+        df: Rows as for `reject`, without `reason`. A column `delay_ms` (whole number) sets the wait
+            before the message is delivered again, to any reader of the topic. Null, or no column:
+            the topic's retry policy. A column `error` (string) is stored in the failure entry.
+        url: Address of Redis, as for `reject`.
+        prefix: Prefix of the topics, as for `reject`.
 
     Returns:
-        How many are given back now (`retried`), are dead letters now (`dead`), `before` and `lost`.
+        `retried`: number of messages given back now. `dead`: number of dead letters now. `before`
+        and `lost` as for `reject`.
 
     Guarantee:
-        As of `reject`. A replay of the batch has the row again; if the message was settled in the
-        meantime by another reader, its `value` is empty, and `unreadable` says why.
+        The same as for `reject`. A replay of the batch has the row again. If another reader has
+        settled the message since then, its `value` is empty, and `unreadable` says why.
     """
     return _fail(df, "nack", NACK, url, prefix)
 
@@ -123,11 +126,11 @@ def _fail(
 
 
 def connection(url: str | None, prefix: str | None) -> Connection:
-    """Return the address of Redis, checked as options are; it names no topic.
+    """Return the checked address of Redis, without a topic.
 
     Raises:
-        InvalidValue: it cannot work.
-        ConfigurationError: there is none.
+        InvalidValue: The address is not valid.
+        ConfigurationError: There is no address.
     """
     given = {"url": url, "prefix": prefix}
     values = options.checked(
@@ -138,10 +141,10 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns; return by name how they are spelled in the schema.
+    """Check the columns; return their spelling in the schema.
 
     Raises:
-        InvalidValue: a column is missing, of another type, or given twice.
+        InvalidValue: A column is missing, of another type, or given twice.
     """
     found = spelled(schema, {name: column.types for name, column in table.items()})
     for name, column in table.items():
@@ -156,10 +159,10 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 
 
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
-    """Return what a task does with its rows, as a function of a column.
+    """Return a function of a column that rejects or nacks the rows of a task.
 
-    It returns an outcome for each row; only how many there are of each is right. Not by
-    `mapInArrow`, which needs pandas.
+    It returns an outcome for each row. Only the counts of outcomes are right, not their order.
+    `mapInArrow` is not used, because it needs pandas.
     """
 
     def fail(rows: pa.Array) -> pa.Array:
@@ -191,7 +194,7 @@ def _messages(rows: pa.Array) -> dict[tuple[str, str], list[FailedMessage]]:
     """Return the messages of rows, by topic and query.
 
     Raises:
-        InvalidValue: a value is null, or is no id.
+        InvalidValue: A value is null or is not an id.
     """
     names = [field.name for field in rows.type]
     columns = dict(zip(names, (array.to_pylist() for array in rows.flatten()), strict=True))

@@ -1,7 +1,7 @@
-"""The columns of a read, and the record batches that have them.
+"""The columns of a read, and record batches with these columns.
 
-Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
-for the fields of the schema, and no type is guessed from the messages.
+Spark compares the first batch with the schema, including time zones and nulls. Arrays are therefore
+made for the fields of the schema, and no type is guessed from the messages.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ _ATTEMPT: tuple[Field, ...] = (
     ("traceback", StringType(), True),
 )
 _QUERY: tuple[Field, ...] = (("query", StringType(), False),)
-# The columns of a batch read that are known without the record of a message.
+# Columns of a batch read that do not need the records of messages.
 _WITHOUT_RECORDS = frozenset(
     (
         "message_id", "topic", "queue", "slot", "timestamp", "score", "attempt", "lease_until",
         "held_by_query", "died", "reason", "error", "error_fingerprint", "attempts",
     )
 )  # fmt: skip
-VALUES_BYTES = 16 * 1024 * 1024  # of the bodies of one batch of a queue
+VALUES_BYTES = 16 * 1024 * 1024  # bodies in one batch of a queue
 
 
 def _schema(fields: Iterable[Field]) -> StructType:
@@ -114,11 +114,11 @@ def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> Struc
     """Return the columns of a streaming read.
 
     Args:
-        headers: whether they include `headers`; or names of headers, each a column.
-        query: whether they name the query, for `reject` and `nack`.
+        headers: True to include `headers`; or names of headers, each of which becomes a column.
+        query: True to include `query`, for `reject` and `nack`.
 
     Raises:
-        InvalidValue: a header has the name of a column.
+        InvalidValue: A header has the name of a column.
     """
     return _schema(_MESSAGE + _TAKEN + _headers(headers) + (_QUERY if query else ()))
 
@@ -131,12 +131,12 @@ def snapshot_schema(
     """Return the columns of a batch read.
 
     Args:
-        headers: as of `stream_schema`.
-        columns: only these, in this order, in lower case; None: all.
-        attempts: whether they include `attempts`.
+        headers: Headers as for `stream_schema`.
+        columns: Wanted columns in their order, in lower case; None: all.
+        attempts: True to include `attempts`.
 
     Raises:
-        InvalidValue: there is no such column, or a header has the name of one.
+        InvalidValue: A column does not exist, or a header has the name of a column.
     """
     fields = _MESSAGE + _LOOKED_AT + _headers(headers) + (_ATTEMPTS if attempts else ())
     if columns is None:
@@ -151,10 +151,10 @@ def snapshot_schema(
 
 
 def refuse_other_schema(given: StructType, ours: StructType) -> None:
-    """Refuse a schema that the caller has given.
+    """Refuse a schema from the caller that differs from ours.
 
     Raises:
-        InvalidValue: it differs from ours.
+        InvalidValue: The schemas differ.
     """
     if [(f.name, f.dataType) for f in given] != [(f.name, f.dataType) for f in ours]:
         raise InvalidValue(
@@ -164,10 +164,10 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 
 
 class Batches:
-    """Make record batches of one schema; created in the task that uses it.
+    """Makes record batches of one schema; created in the task that uses it.
 
-    `query`: the run of the query that reads them, if it is one. `conditions`: of a queue, which
-    rows to make.
+    `query`: the run of a streaming query, or None. `conditions`: conditions that select the rows
+    of a queue.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Batches:
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch. A single value fills every row; a missing column is null.
 
-        A column may be a function that makes it; it is called if the schema has the column.
+        A column may be a function that makes it, which is called only if the schema has the column.
         """
         arrays = []
         for field in self.schema:
@@ -202,9 +202,9 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def of_blocks(self, blocks: Sequence[Block]) -> pa.RecordBatch:
-        """Return blocks, of any slots and topics, as one batch: small batches cost the most.
+        """Return blocks of any slots and topics as one batch, because small batches are expensive.
 
-        An unreadable record is a row, so that it blocks no others.
+        An unreadable record becomes a row, so that it does not block other messages.
         """
         records = list(chain.from_iterable(block.records for block in blocks))
         counts = [len(block.records) for block in blocks]
@@ -223,7 +223,7 @@ class Batches:
     def of_queue(self, block: QueueBlock) -> Iterator[pa.RecordBatch]:
         """Yield a page of a queue as batches.
 
-        A batch ends where its bodies come to VALUES_BYTES: few stored bytes may decompress to many.
+        A batch ends when its bodies reach VALUES_BYTES: few stored bytes may decompress to many.
         """
         if self._conditions:
             columns = queue_columns(block, Stored(block.ids, block.records))
@@ -247,7 +247,7 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Return a value for each row, of which a block has so many; one value where all are equal."""
+    """Repeat each value by its block's number of rows; return one value if all are equal."""
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

@@ -1,4 +1,4 @@
-"""The data source `rmq`, as Spark knows it.
+"""The data source `rmq` of Spark.
 
 Name:
     rmq
@@ -6,7 +6,7 @@ Schema:
     message_id, topic, slot, value, timestamp, priority, attempt and more, see docs/spark.md; the
     body is `value`, as its producer's codec wrote it.
 Options:
-    url, subscribe, and those of `spark_connector.options`, each with its unit and default.
+    url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
 Guarantee:
     A streaming read settles a batch after Spark has committed it, and replays it exactly until
     then: exactly once, with a sink that recognizes repeated batches. A batch read takes nothing.
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    Has only the options, because Spark pickles it to every process that it starts. Other modules
-    are imported where they are used, because Spark may load this class only for its name.
+    It has only the options, because Spark pickles it to every process that it starts. Other modules
+    are imported where they are used, because Spark may load this class only to read its name.
     """
 
     @classmethod
@@ -51,9 +51,9 @@ class RmqDataSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
-        """Return the columns; a batch read has more of them than a streaming read.
+        """Return the columns; a batch read has more columns than a streaming read.
 
-        Spark does not say which of the two is meant; an option that only a batch read has does.
+        Spark does not say which kind is meant. An option that exists only for batch reads shows it.
         """
         from spark_connector import options, schema
 
@@ -67,7 +67,7 @@ class RmqDataSource(DataSource):
         """Return the streaming read, whose messages are leased until Spark commits.
 
         Raises:
-            ConfigurationError: this is Spark 4.0 or 4.1.
+            ConfigurationError: This is Spark 4.0 or 4.1.
         """
         from rmq.errors import ConfigurationError
         from spark_connector import options

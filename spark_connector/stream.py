@@ -1,15 +1,15 @@
 """The streaming read: micro-batches that are taken once, replayed exactly, and settled at the end.
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
-the batch to its commit log. After a crash it starts again at partitions, with the same offsets. So
-messages are taken only before latestOffset returns. Tasks read held messages and change nothing.
-Messages up to `start` are settled after latestOffset was called with it, because Spark calls it
-only when the batch that ends there is in the commit log; it does not call `commit` for the last
-batch of a run.
+the batch to its commit log. After a crash it starts again at partitions, with the same offsets.
+Messages are therefore taken only before latestOffset returns. Tasks read held messages and change
+nothing. A call of latestOffset settles the messages up to its `start`, because Spark calls it only
+when the batch that ends there is in the commit log. Spark does not call `commit` for the last batch
+of a run.
 
-While the tasks of a batch run, the one before is settled, and the next one is taken if more waits.
-What is taken so far and not yet returned is `ahead`. After a crash it is the next batch; tasks tell
-it from a batch that Spark may know of, since they have read nothing of it.
+While the tasks of a batch run, the previous batch is settled, and the next batch is taken if more
+messages wait. Messages that are taken but not yet returned are `ahead`. After a crash they are the
+next batch. They differ from a batch whose offset Spark may have in that no task has read them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from spark_connector.schema import Batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TOPICS_S = 5.0  # between two looks at which topics match subscribePattern
+TOPICS_S = 5.0  # time between two searches for topics that match subscribePattern
 T = TypeVar("T")
-STOP_S = 2.0  # for what runs in the background when the query ends
+STOP_S = 2.0  # longest wait for background work when the query ends
 
 _log = logging.getLogger("spark_connector")
 
@@ -69,10 +69,10 @@ class Part(InputPartition):
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read topics for one run of a query.
+    """Reads topics for one run of a query.
 
-    Spark creates an object in the source runner, where it lives as long as the query, and pickles
-    another one to the tasks; so it connects only at the first call.
+    Spark creates an object in the source runner, which lives as long as the query, and pickles
+    another object to the tasks. An object therefore connects only at its first call.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -83,20 +83,20 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settling: Future[None] | None = None
         self._settling_end: Offset | None = None
         self._taking: Future[dict[str, Numbers]] | None = None
-        self._begun = False  # the state of the query in Redis is known
+        self._begun = False  # whether the state of the query was read from Redis
         self._announced = False
-        self._left: int | None = None  # for Trigger.AvailableNow: how many may still be taken
-        self._start: Offset | None = None  # that latestOffset was called with last
+        self._left: int | None = None  # for Trigger.AvailableNow: messages that may still be taken
+        self._start: Offset | None = None  # argument of the last call of latestOffset
         self._returned: tuple[Offset, Offset, dict[str, Any]] | None = (
-            None  # start, end; as spelled
+            None  # start, end, and end as it was returned
         )
         self._ahead: dict[str, Numbers] | None = None  # the newest numbers taken, by topic
-        self._first_ahead = 0.0  # when the first message was taken that is ahead
-        self._topics: tuple[float, list[str]] | None = None  # since when; subscribed to
-        self._found: dict[str, Numbers] | None = None  # the batch that a former run left, once
-        self._inherited: dict[str, Numbers] = {}  # up to there a former run has taken
-        self._lapses = 0  # of the lease, that a batch has been counted after
-        self._checked: Offset | None = None  # the last batch that was found to be read
+        self._first_ahead = 0.0  # time when the first message ahead was taken
+        self._topics: tuple[float, list[str]] | None = None  # time of the search, topics
+        self._found: dict[str, Numbers] | None = None  # the batch that an earlier run left, once
+        self._inherited: dict[str, Numbers] = {}  # the newest numbers that an earlier run took
+        self._lapses = 0  # lapses of the lease when a batch was last counted
+        self._checked: Offset | None = None  # the last batch that tasks are certain to have read
         self._progress = Progress()
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
         self._committed: Offset | None = None  # the last commit of Spark
@@ -115,40 +115,40 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Call in a thread that keeps no process alive, unlike those of an executor."""
+        """Run a call in a daemon thread; threads of an executor would keep the process alive."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(call(*args))
-            except BaseException as error:  # it is raised where the result is asked for
+            except BaseException as error:  # raised when the result is read
                 future.set_exception(error)
 
         threading.Thread(target=run, name="rmq-background", daemon=True).start()
         return future
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before any message; after a crash, Spark may call it again."""
+        """Return the offset before any message; Spark may call it again after a crash."""
         lease = self._open(self._new_run)
         start = {topic: _zeros(lease.slots(topic)) for topic in self._subscribed(lease, None)}
         return Offset(self._new_run, start).spell()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a number, so that `ReadAllAvailable` can only mean Trigger.Once."""
+        """Return a number, so that `ReadAllAvailable` always means Trigger.Once."""
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take no more messages than wait now."""
+        """Limit this run to the messages that wait now."""
         lease = self._open(self._new_run)
         waiting = lease.waiting(self._subscribed(lease, None))
         self._left = sum(sum(counts) for counts in waiting.values())
 
     def _subscribed(self, lease: QueryLease, known: Offset | None) -> list[str]:
-        """Return the topics to read: those of the options that are there, and those of `known`.
+        """Return the topics to read: existing topics of the options, and the topics of `known`.
 
         Raises:
-            TopicNotFound: a topic of the checkpoint is gone, and onTopicLoss is `fail`.
-            ConfigurationError: no topic matches the pattern, or the checkpoint has other topics.
+            TopicNotFound: A topic of the checkpoint is gone, and onTopicLoss is `fail`.
+            ConfigurationError: No topic matches the pattern, or the checkpoint has other topics.
         """
         now = time.monotonic()
         if self._topics is None or (self._options.pattern and now - self._topics[0] > TOPICS_S):
@@ -183,7 +183,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease.leave(topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Settle the batch that ends at `start`, and return the next one."""
+        """Settle the batch that ends at `start`, and return the end of the next batch."""
         known = offsets.read(start)
         if self._returned is not None and self._returned[0] == known:
             return self._returned[2]
@@ -215,7 +215,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Learn once what the query holds beyond `known`; later, of topics that are new."""
+        """Read what the query holds after `known`: once for all topics, later for new topics."""
         ahead = self._ahead = _without(lease.lost, self._ahead or {})
         first = not self._begun
         handed: dict[str, Numbers] = {}
@@ -237,7 +237,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first:
             self._begun = True
             self._inherited = {topic: dict(numbers) for topic, numbers in ahead.items()}
-            # What tasks have read was in a batch, of which Spark may have lost the offset.
+            # Messages that tasks have read belong to a batch whose offset Spark may have lost.
             left = handed if _beyond(known, handed) else ahead
             self._found = left if _beyond(known, ahead) else None
 
@@ -253,7 +253,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(
         self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
     ) -> Offset | None:
-        """Return the end of the next batch; None: there is none yet."""
+        """Return the end of the next batch, or None if there is none yet."""
         if self._found is not None:
             found, self._found = self._found, None
             return self._batch(lease, known, found)
@@ -274,7 +274,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if count and (count >= self._options.least or late or is_last):
                 break
             if lease.lost & known.topics.keys():
-                break  # a batch without these topics, so that they can join again
+                break  # end a batch without the lost topics, so that they can join again
             if now >= until or is_last:
                 return None
             lease.wait(topics, until - now)
@@ -289,10 +289,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _batch(
         self, lease: QueryLease, known: Offset, newest: Mapping[str, Numbers]
     ) -> Offset | None:
-        """Return the offset of a batch, with the number of its messages.
+        """Return the offset of a batch, with its number of messages.
 
-        Between two numbers there are as many messages, unless the lease may have expired since they
-        were taken.
+        The difference of two numbers is the number of messages, unless the lease may have expired
+        since they were taken.
         """
         end, newest = _without(lease.lost, known.topics), _without(lease.lost, newest)
         exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
@@ -308,7 +308,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 counts = {slot: state.messages for slot, state in enumerate(states)}
                 self._log_gaps(topic, sum(held.values()) - sum(counts.values()))
                 held = counts
-            # As `spell` writes it, so that `partitions` knows it again.
+            # The same form as `spell` writes, so that `partitions` recognizes the offset.
             end[topic] = Position(dict(numbers), {slot: n for slot, n in held.items() if n})
         for topic in set(end) - set(newest):
             if topic in known.topics and topic in self._known_topics():
@@ -333,19 +333,19 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ahead
 
     def _finish_settling(self) -> None:
-        """Wait for what is settled in the background; raise its error."""
+        """Wait for background settling and raise its error."""
         if self._settling is not None:
             settling, self._settling = self._settling, None
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Whether no task has read any message of a batch that has ended; then it is not settled.
+        """Return whether no task has read a message of an ended batch; such a batch is not settled.
 
-        A file sink drops a batch whose number it knows, and Spark runs no task for it: a new query
-        with the output path of a former query would lose its first batches.
+        A file sink drops a batch if it has seen the batch's number, and Spark then runs no task for
+        it. A new query with the output path of an earlier query would lose its first batches.
 
         Raises:
-            ConfigurationError: no task has, and onClaimLoss is `fail`.
+            ConfigurationError: No task has read the batch, and onClaimLoss is `fail`.
         """
         batch = [
             (topic, slot, at.slots[slot] - count)
@@ -355,7 +355,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         if not batch or end == self._checked:
             return False
-        # Most batches were read in the first of their slots, and one question tells.
+        # Most batches were read in their first slot, so a single call usually decides.
         if any(lease.was_read(*where) for where in batch):
             self._checked = end
             return False
@@ -374,24 +374,24 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settle a batch that is in Spark's commit log.
 
         Raises:
-            LeaseLost: others may have had messages of it, and onClaimLoss is `fail`.
+            LeaseLost: Others may have received messages of it, and onClaimLoss is `fail`.
         """
         missing = lease.settle(end)
         if missing:
             self._raise_or_log(LeaseLost(missed(self._options, end.messages, missing)))
 
     def _raise_or_log(self, error: Exception) -> None:
-        """Raise an error about messages that others may have, unless onClaimLoss is `continue`."""
+        """Raise an error about messages that others may have; with onClaimLoss=continue, log it."""
         if self._options.on_loss == "fail":
             raise error
         _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
-        """Log that messages with numbers of this batch are gone from it.
+        """Log that messages with numbers of this batch are no longer in it.
 
         Such gaps come from a driver that died before Spark wrote their offset, or from a checkpoint
-        that was rolled back. In the second case sinks know the number of the batch and drop it, so
-        no other message may get these numbers.
+        that was rolled back. After a rollback, sinks have seen the number of the batch and drop it,
+        so no other message may get these numbers.
         """
         if gone:
             _log.warning(
@@ -403,11 +403,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )  # fmt: skip
 
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
-        """Whether Spark has to write the run to its log before any message is taken.
+        """Return whether Spark must write the run to its log before any message is taken.
 
         A new query begins with an empty batch, whose offset has the run. Otherwise, after a crash
         between the first take and Spark's log, messages would wait for the end of their lease.
-        Trigger.Once has only one batch, so it takes that risk.
+        Trigger.Once has only one batch, so it accepts that wait.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -415,16 +415,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _most(self, limit: ReadLimit) -> int | None:
-        """Return how many messages may be taken."""
+        """Return the largest number of messages that may be taken, or None."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._left is None:
             return most
         return self._left if most is None else min(most, self._left)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return what Spark shows in the progress of the query as the latest offset.
+        """Return the latest offset that Spark shows in the progress of the query.
 
-        How many messages wait, by topic and slot, and what this run of the query has done so far.
+        It has the number of waiting messages, by topic and slot, and the figures of this run.
         """
         if self._query_lease is None or not self._begun:
             return None
@@ -433,8 +433,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan a batch, which an earlier run may have begun.
 
-        The run is that of `end`: when Spark replays the first batch it calls initialOffset again,
-        so that `start` has a run which was never used.
+        The run is taken from `end`. When Spark replays the first batch, it calls initialOffset
+        again, so `start` has a new run that was never used.
         """
         known, since = offsets.read(end), offsets.read(start)
         if since.run != known.run:
@@ -492,10 +492,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_progress(self, since: Offset) -> None:
         """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
 
-        Between two batches of one run Spark calls `commit`, always, unless it skips its logs.
+        Between two batches of a run, Spark always calls `commit`, unless it skips its logs.
 
         Raises:
-            ConfigurationError: Spark has not committed the batch before.
+            ConfigurationError: Spark has not committed the previous batch.
         """
         if self._planned is not None and since == self._planned and since != self._committed:
             raise ConfigurationError(
@@ -505,7 +505,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """Whether this batch was replayed too often; then its messages are dead-lettered."""
+        """Dead-letter a batch that was replayed too often; return whether that was done."""
         most = self._options.max_replays
         if most is None:
             return False
@@ -527,9 +527,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle a batch, unless `latestOffset` has done so or is about to.
+        """Settle a batch, unless `latestOffset` has settled it or is about to.
 
-        Spark waits for this call before it runs the next tasks, so it does not wait for more.
+        Spark waits for this call before it runs the next tasks, so it must be short.
         """
         known = self._committed = offsets.read(end)
         if self._settling is None or self._settling_end != known:
@@ -539,9 +539,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Let another driver continue at once. Messages stay held, because a restart replays them.
 
-        What was taken ahead is given back: Spark does not know of it. Spark calls this when the
-        driver has crashed or a call has raised. At a clean stop it sends SIGTERM, see
-        `_stop_on_sigterm`.
+        Messages taken ahead are released, because Spark has no offset for them. Spark calls this
+        method when the driver has crashed or a call has raised. At a clean stop Spark sends
+        SIGTERM, see `_stop_on_sigterm`.
         """
         if self._query_lease is None:
             return
@@ -556,7 +556,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of a batch; Spark may repeat it, because nothing changes."""
+        """Read a part of a batch; Spark may repeat it, because it changes nothing."""
         assert isinstance(partition, Part)
         options = self._options
         batches = Batches(self._schema, partition.run)
@@ -580,11 +580,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise LeaseLost(lost(options, partition.held, count))
 
 
-SHARE_OF_PAGE = 4  # a page is there as replies, as records, as columns, and as what Spark reads
+SHARE_OF_PAGE = 4  # copies of a page: replies, records, columns, and Spark's own
 
 
 def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
-    """Return whether one of these topics was deleted since it had this stamp."""
+    """Return whether one of these topics was deleted since it had its stamp."""
     for name, stamp in stamps.items():
         topic = client.topic(name)
         try:
@@ -606,7 +606,7 @@ def _zeros(slots: int) -> Position:
 
 
 def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
-    """Return how many numbers are beyond an offset."""
+    """Return how many numbers are after an offset."""
     return sum(
         max(0, number - known.slots(topic).get(slot, 0))
         for topic, numbers in newest.items()
@@ -615,7 +615,7 @@ def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
 
 
 def _wait(future: Future[Any]) -> None:
-    """Wait a moment for a call in the background, whatever becomes of it."""
+    """Wait briefly for a background call, and ignore its result."""
     try:
         future.result(STOP_S)
     except BaseException as error:
@@ -631,7 +631,8 @@ def _named(options: StreamOptions) -> str:
 def _stop_on_sigterm() -> bool:
     """Make SIGTERM end the process by an exception, so that `stop` is called.
 
-    Only in Spark's source runner, which has no other signal handlers; return whether this is one.
+    It does so only in Spark's source runner, which has no other signal handlers. Return whether
+    this process is a source runner.
     """
     if (
         sys.argv[0].endswith("python_streaming_source_runner.py")
@@ -643,7 +644,7 @@ def _stop_on_sigterm() -> bool:
 
 
 def _terminate() -> None:
-    """End this process as a clean stop does, even in the middle of a call."""
+    """End this process like a clean stop, even in the middle of a call."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -653,7 +654,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def unread(options: StreamOptions, batch: int) -> str:
-    """Return the text for a batch that Spark ended and no task has read."""
+    """Return the error text for a batch that Spark ended and no task has read."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any: a sink that knows its number dropped it, as file sinks do where a new "
@@ -664,7 +665,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the text for an ended batch with messages that others have received."""
+    """Return the error text for an ended batch with messages that others have received."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
@@ -675,7 +676,7 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
 
 
 def lost(options: StreamOptions, batch: int, held: int) -> str:
-    """Return the text for a batch with messages that are no longer held."""
+    """Return the error text for a batch with messages that are no longer held."""
     return (
         f"{_named(options)}: {batch - held} of {batch} messages of this batch are no longer "
         f"held, because its lease of {options.lease_s:g} s ran out or because they were settled "

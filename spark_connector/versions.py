@@ -1,7 +1,7 @@
-"""Stand-ins for what PySpark 4.0 and 4.1 lack, so that other modules need not ask its version.
+"""Replacements for parts that PySpark 4.0 and 4.1 lack, so that other modules ignore versions.
 
-Since 4.2 Spark tells a streaming read where its batch starts; without that, a query that starts
-again after its last batch cannot know what it holds, so streaming reads are refused. 4.0 has no
+Since 4.2 Spark passes the start of a batch to a streaming read. Without it, a restarted query
+cannot know what it holds after its last batch, so streaming reads are refused. 4.0 also has no
 filters for batch reads, and no Arrow batches for streaming writes.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
-    except ImportError:  # Spark 4.0 looks for the other class, for streams too
+    except ImportError:  # Spark 4.0 uses the other class for streams as well
         from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
@@ -28,15 +28,15 @@ else:
 
 
 def has_starts() -> bool:
-    """Return whether this Spark tells a streaming read where its batch starts."""
+    """Return whether this Spark passes the start of a batch to a streaming read."""
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the schema of Arrow batches; their times are in UTC."""
+    """Return the schema of Arrow batches, with times in UTC."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
-    return to_arrow_schema(schema)  # in UTC in any case
+    return to_arrow_schema(schema)  # always in UTC
 
 
 __all__ = [

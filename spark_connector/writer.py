@@ -1,8 +1,8 @@
-"""The sink: tasks stage their rows, and a commit publishes the rows of the tasks that Spark counts.
+"""The sink: tasks stage their rows, and a commit publishes the rows of Spark's successful tasks.
 
-The stage of a task that fails, is repeated, or is overtaken by its speculative copy is never
-published. A batch of a query is published once: RMQ remembers the batches that it has seen, and
-finishes an interrupted batch with the same rows.
+If a task fails, is repeated, or is overtaken by its speculative copy, its stage is never published.
+A batch of a query is published once: RMQ remembers published batches, and finishes an interrupted
+batch with the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-STAGE_TTL_S = 86_400.0  # of a stage that is never committed
+STAGE_TTL_S = 86_400.0  # lifetime of a stage that is never committed
 
 
 @dataclass
@@ -55,7 +55,7 @@ def _sink(
 
 
 class _Sink:
-    """The common part of both writers. Pickled to the tasks, so it has no connection."""
+    """The common part of both writers; pickled to the tasks, so it has no connection."""
 
     def __init__(self, options: SinkOptions, fields: dict[str, str]) -> None:
         self.options = options
@@ -66,15 +66,15 @@ class _Sink:
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
-        """Return the topic that knows which stages are of a batch; None: there are none at all.
+        """Return the topic that stores which stages belong to a batch; None if it has no stage.
 
-        The same at each repetition of the batch: the topic of the option, or the first by name.
+        The topic of the option, or the first by name, so a repeated batch has the same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
-        """Stage the rows of a task, by topics; if it fails, drop them."""
+        """Stage the rows of a task by topic; if the task fails, drop the stages."""
         rows = columns.Rows(self.fields, self.options.merge)
         default, stages = self.options.at.topic, dict[str, rmq.Stage]()
 
@@ -84,7 +84,7 @@ class _Sink:
                 if topic is None and not default:
                     raise InvalidValue("topic: null; name it, or give the option topic")
                 to = self.topic(client, chosen)
-                if chosen != default:  # only the option creates a topic
+                if chosen != default:  # only a topic from the option may be created
                     to.open(create=False)
                 stages[chosen] = to.stage(name, keep=STAGE_TTL_S, late=self.options.late)
             return stages[chosen]
@@ -107,7 +107,7 @@ class _Sink:
     def publish(
         self, written: Sequence[Written], query: str | None = None, batch: int | None = None
     ) -> None:
-        """Publish the stages of tasks; of a batch of a query only once."""
+        """Publish the stages of tasks; a batch of a query is published only once."""
         staged = [content for each in written for content in each.staged]
         with connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -116,7 +116,7 @@ class _Sink:
                 )
 
     def discard(self, written: Sequence[Written], query: str | None) -> None:
-        """Drop the stages of tasks, unless they have begun to be published."""
+        """Drop the stages of tasks, unless their publication has begun."""
         staged = [content for each in written for content in each.staged]
         with contextlib.suppress(RMQError), connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -133,7 +133,7 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
 
 
 class RmqWriter(DataSourceArrowWriter):
-    """`df.write`: the rows of all tasks, published when all have succeeded."""
+    """`df.write`: the rows of all tasks, published after all tasks have succeeded."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -145,13 +145,13 @@ class RmqWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows.
 
-        A crash half-way leaves a part published; the batch of a query is ended when it is repeated.
+        A crash may leave a part published; for a batch of a query, a repetition publishes the rest.
         """
         options = self._sink.options
         self._sink.publish(_written(messages), options.query, options.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows of a job that failed, unless they have begun to be published."""
+        """Drop the staged rows of a failed job, unless their publication has begun."""
         self._sink.discard(_written(messages), self._sink.options.query)
 
 
@@ -164,8 +164,8 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task.
 
-        Spark passes the batch to its writers only at the commit, and the query never; tasks have
-        both as local properties.
+        Spark passes the batch id to its writers only at the commit, and never passes the query.
+        Tasks have both as local properties.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
@@ -174,7 +174,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigurationError(
                 "writeStream: this task is of no streaming query; write with df.write"
             )
-        # A random part, because every run of a driver counts attempts from 0 again.
+        # The random part is needed because every driver counts attempts from 0 again.
         name = f"{query}:{batch}:{uuid.uuid4().hex}"
         return Written(self._sink.stage(iterator, name), query)
 
@@ -185,7 +185,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             self._sink.publish(written, written[0].query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the rows, unless they have begun to be published."""
+        """Drop the rows, unless their publication has begun."""
         written = _written(messages)
         self._sink.discard(written, written[0].query if written else None)
 
@@ -196,7 +196,7 @@ def batch_writer(
     """Return the writer of `df.write`.
 
     Raises:
-        ConfigurationError: an option or a column cannot work.
+        ConfigurationError: An option or a column is not valid.
     """
     if options.of_dead_letters(given):
         _refuse_overwrite(overwrite, "mode", "overwrite")
@@ -208,7 +208,7 @@ def stream_writer(given: dict[str, str], schema: StructType, overwrite: bool) ->
     """Return the writer of `df.writeStream`.
 
     Raises:
-        ConfigurationError: an option or a column cannot work.
+        ConfigurationError: An option or a column is not valid.
     """
     if options.of_dead_letters(given):
         raise InvalidValue("action: it is for df.write; in foreachBatch, write each batch so")

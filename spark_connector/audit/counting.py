@@ -9,15 +9,15 @@ from pyspark.sql import Column, DataFrame, Row, functions as F
 from spark_connector.audit import words
 from spark_connector.audit.findings import Gap, Message, Minute
 
-TOPICS_MAX: Final = 200  # in the report; the totals count all topics
-POINTS_MAX: Final = 240  # of the timeline
+TOPICS_MAX: Final = 200  # topics in the report; the totals count all topics
+POINTS_MAX: Final = 240  # steps of the timeline
 _STEPS_MS: Final = tuple(
     minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200)
 )
 
 
 class Counted(NamedTuple):
-    """Numbers of messages by status, in all topics and in each."""
+    """Numbers of messages by status, in total and in each topic."""
 
     totals: dict[str, int]
     topics: dict[str, dict[str, int]]
@@ -89,7 +89,7 @@ def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     if not counts:
         return step, []
     begin, end = min(counts), max(counts)
-    if (end - begin) // step > 2 * POINTS_MAX:  # some times are wrong: no steps without messages
+    if (end - begin) // step > 2 * POINTS_MAX:  # some times are wrong, so skip empty steps
         return step, [counts[at] for at in sorted(counts)][: 2 * POINTS_MAX]
     return step, [counts.get(at, Minute(at, 0, 0, 0)) for at in range(begin, end + 1, step)]
 

@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A range of numbers that the ledger lacks; `at_ms`: when the next number was produced.
+    """A range of numbers that the ledger lacks; `at_ms`: time of the message after the range.
 
     Topic and slot are None if a producer counts across them.
     """
@@ -59,24 +59,24 @@ class Findings:
     """The findings of an audit.
 
     Attributes:
-        horizon_ms: messages produced later than this are too young to be lost.
-        ledger: the number of readable rows of the ledger (or of the outbox).
-        settled: how many of them are not younger than the horizon.
-        deliveries: the number of readable rows of the delivery log.
-        snapshot: the number of readable rows of the snapshot; None: no snapshot, the queues were
-            given as empty.
-        unreadable: by input, the number of rows without an id, a topic or a time.
-        totals: the number of messages by status.
-        redelivered: the number of messages that were delivered more than once and acked once.
-        topics: by topic, the number of messages by status.
-        gaps: the number of gaps; None: the ledger has no numbers.
-        gap_numbers: how many numbers are missing in them.
-        listed: by status, its first messages.
-        gap_list: the widest gaps.
-        limit: the most entries of a list.
-        step_ms: the length of a step of the timeline.
-        timeline: the steps.
-        faults: the classes that count as faults.
+        horizon_ms: Messages produced later than this time are too young to be lost.
+        ledger: Number of readable rows of the ledger (or of the outbox).
+        settled: Number of these rows that are not younger than the horizon.
+        deliveries: Number of readable rows of the delivery log.
+        snapshot: Number of readable rows of the snapshot; None: no snapshot, because the queues
+            were empty.
+        unreadable: Number of rows without an id, a topic or a time, by input.
+        totals: Number of messages by status.
+        redelivered: Number of messages that were delivered more than once and acked once.
+        topics: Number of messages by status, for each topic.
+        gaps: Number of gaps; None: the ledger has no numbers.
+        gap_numbers: Total of the numbers that are missing in gaps.
+        listed: First messages of each status.
+        gap_list: Widest gaps.
+        limit: Largest number of entries in a list.
+        step_ms: Length of a step of the timeline.
+        timeline: Steps of the timeline.
+        faults: Classes that count as faults.
     """
 
     horizon_ms: int
@@ -128,8 +128,8 @@ class Findings:
     def code(self) -> int:
         """The exit code.
 
-        An empty input decides nothing, because all messages look lost, or none. Unreadable rows
-        prevent only a clean verdict: faults in the other rows are still faults.
+        An empty input allows no verdict, because all messages look lost, or none. Unreadable rows
+        only prevent a clean verdict: faults in the other rows are still faults.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED
@@ -167,7 +167,7 @@ class Findings:
 
 
 def spoken(word: str, count: int = 0) -> str:
-    """Return a status as people say it."""
+    """Return a status in words for people."""
     return "gap" if word == words.GAPS and count == 1 else word.replace("_", " ")
 
 

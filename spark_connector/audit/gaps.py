@@ -1,11 +1,11 @@
 """Find gaps: numbers of a producer that are missing in the ledger.
 
-A producer numbers its messages in each slot. Sorting them would bring all rows of a producer into
-one task, so the numbers are first counted in blocks, by way of runs of 64 numbers. A block has no
-gap if it has every number between its first and last, and begins where the block before it ended.
-Only rows of other blocks are sorted.
+A producer numbers its messages in each slot. Sorting the numbers would bring all rows of a producer
+into one task. Instead the numbers are first combined into runs of 64, and runs into blocks. A block
+has no gap if it has every number between its first and last, and begins where the previous block
+ended. Only rows of other blocks are sorted.
 
-Numbers before the first and after the last number of a ledger are unknown, so a gap there is not
+Numbers before the first and after the last number of a ledger are unknown, so gaps there are not
 found.
 """
 
@@ -24,25 +24,25 @@ SCOPES: Final[tuple[Scope, ...]] = ("slot", "topic", "producer")
 _BLOCK_BITS: Final = 12
 _RUN_BITS: Final = 6
 BLOCK: Final = 1 << _BLOCK_BITS  # numbers
-RUN: Final = 1 << _RUN_BITS  # numbers; those that a run has are the bits of one bigint
-# A number of a run and a time are compared as one bigint, number * _PLACE + ms. Spark's timestamps
-# end before 2^54 ms, and states.py has refused later times.
+RUN: Final = 1 << _RUN_BITS  # numbers; one bigint has a bit for each number that is present
+# Number and time are compared as one bigint, number * _PLACE + ms. Spark's timestamps end before
+# 2^54 ms, and states.py has refused later times.
 _PLACE: Final = 1 << 55
-OVERTAKEN_MS: Final = 1000  # a producer's first message may be noted this much late
+OVERTAKEN_MS: Final = 1000  # a producer's first message may be recorded this much late
 _COUNT: Final = [
     "topic",
     "producer",
     "slot",
     "epoch",
-]  # the key of a count: each has numbers of its own
+]  # identifies a count, which has its own numbers
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a number, with the columns of the count it belongs to.
+    """Return the numbered rows of a ledger, with the columns of the count that they belong to.
 
     Args:
-        ledger: as `inputs.ledger` returns it.
-        scope: whether a producer has a count for each slot, for each topic, or only one.
+        ledger: Ledger as `inputs.ledger` returns it.
+        scope: Whether a producer has a count for each slot, for each topic, or only one.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -63,15 +63,14 @@ def gaps(
 ) -> DataFrame | None:
     """Return ranges of missing numbers: topic, producer, slot, epoch, first, last, missing, at.
 
-    `at` is when the number after the gap was produced; a gap younger than the horizon does not
-    count. In a ledger without epochs a producer has restarted if its lowest number comes again, or
-    comes later than its highest. Its epochs are then "1", "2", ..., and "0" for rows before the
-    first restart.
+    `at` is the time of the message after the gap; a gap younger than the horizon does not count. In
+    a ledger without epochs, a producer has restarted if its lowest number occurs again, or occurs
+    after its highest. Its epochs are then "1", "2", ..., and "0" for rows before the first restart.
 
     Args:
-        rows: as `numbered` returns them.
-        horizon_ms: epoch ms.
-        hold: keeps a small table for as long as the result is read.
+        rows: Rows as `numbered` returns them.
+        horizon_ms: End of the judged time, epoch ms.
+        hold: Function that keeps a small table while the result is read.
 
     Returns:
         None if no row has a number.
@@ -103,9 +102,9 @@ def gaps(
 
 
 def _blocks(rows: DataFrame) -> DataFrame:
-    """Count the numbers in blocks, and note when the lowest and the highest were produced.
+    """Count the numbers in blocks, with the times of the lowest and the highest number.
 
-    The rows of a run are one row before they are shuffled, so memory and shuffle hold few rows.
+    The rows of a run become one row before they are shuffled, so memory and shuffle hold few rows.
     """
     at = F.col("at")
     ahead = F.col("seq").bitwiseAND(RUN - 1) * _PLACE
@@ -151,7 +150,7 @@ def _restarted(blocks: DataFrame) -> DataFrame:
 
 
 def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
-    """Return the rows of restarted counts, each with the epoch in which it was produced."""
+    """Return the rows of restarted counts, each with its epoch."""
     restarted_rows = rows.join(F.broadcast(restarted), _COUNT)
     starts = (
         restarted_rows.filter(F.col("seq") == F.col("base"))
@@ -159,7 +158,7 @@ def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
         .agg(F.sort_array(F.collect_set("at")).alias("starts"))
     )
     starts_before = F.size(F.filter("starts", lambda at: at <= F.col("at")))
-    # Threads race to write the ledger: the second message may be noted before the first.
+    # Threads write the ledger concurrently, so the second message may be recorded before the first.
     has_begun = F.when(F.col("at") >= F.col("starts")[0] - OVERTAKEN_MS, 1).otherwise(0)
     return (
         restarted_rows.join(F.broadcast(starts), _COUNT)

@@ -1,7 +1,7 @@
 """Read the inputs of an audit into known columns and types, with times as epoch ms.
 
 A row without an id, a topic or a time is unreadable and left out. Unreadable rows are counted,
-because one of them may be the ack of a message that looks lost.
+because an unreadable row may be the ack of a message that looks lost.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Summary(NamedTuple):
     """The numbers of rows of an input, and their times.
 
     Attributes:
-        rows: readable rows.
-        unreadable: rows without an id, a topic or a time.
-        settled: readable rows that are not younger than the horizon; 0 without a horizon.
-        first_ms: the oldest time, epoch ms; None if no row has a time.
-        last_ms: the newest time.
-        producers: about how many producers it has, within a few percent.
+        rows: Number of readable rows.
+        unreadable: Number of rows without an id, a topic or a time.
+        settled: Number of readable rows not younger than the horizon; 0 without a horizon.
+        first_ms: Oldest time, epoch ms, or None if no row has a time.
+        last_ms: Newest time, epoch ms, or None.
+        producers: Number of producers, within a few percent.
     """
 
     rows: int
@@ -92,15 +92,15 @@ def summarise(
     """Count the rows of an input, and check the words in one of its columns.
 
     Args:
-        frame: as `ledger`, `deliveries` or `snapshot` returned it.
-        time: the name of its column with the time; None: it has none.
-        column: the name of the column to check; None: no check.
-        allowed: the words that this column may have.
-        option: the name of the input, for the error.
-        horizon_ms: epoch ms.
+        frame: Input as `ledger`, `deliveries` or `snapshot` returned it.
+        time: Name of the column with the time, or None.
+        column: Name of the column to check, or None.
+        allowed: Words that this column may have.
+        option: Name of the input, for the error.
+        horizon_ms: End of the judged time, epoch ms.
 
     Raises:
-        UsageError: the column has another word.
+        UsageError: The column has another word.
     """
     is_readable = readable(frame, time)
     at = F.when(is_readable, F.col(time)) if time else F.lit(None).cast("bigint")

@@ -39,30 +39,30 @@ def audit(
     """Compare the ledger, the delivery log and the queues, and find lost messages.
 
     Args:
-        ledger: the messages that producers sent; columns as in docs/spark.md.
-        deliveries: the deliveries that consumers got, and their outcomes.
-        snapshot: the contents of the queues. It has to be taken before the ledger and the log are
-            closed. None: the queues were empty.
-        as_of_ms: when the snapshot was taken, epoch ms; None: the oldest time in its column
-            `taken_at`.
-        settle_ms: messages sent less than this before the snapshot are not judged.
-        is_outbox: the ledger is the table `rmq_stub`.
-        scope: a producer counts in each "slot", in each "topic", or has one count ("producer").
-        topics: only these.
-        limit: the most messages in a list of the findings.
-        faults: the classes that count as faults, of `words.FAULTS`.
-        keep: called with "messages" and then with "gaps", each with all rows, to store them; it
-            returns the stored rows, which are read instead.
+        ledger: Messages that producers sent; columns as in docs/spark.md.
+        deliveries: Deliveries that consumers got, and their outcomes.
+        snapshot: Contents of the queues, taken before the ledger and the log are closed. None: the
+            queues were empty.
+        as_of_ms: Time of the snapshot, epoch ms; None: the oldest time in its column `taken_at`.
+        settle_ms: Messages sent less than this time before the snapshot are not judged, ms.
+        is_outbox: True if the ledger is the table `rmq_stub`.
+        scope: Whether a producer counts in each "slot", in each "topic", or has one count
+            ("producer").
+        topics: Topics to audit; empty: all.
+        limit: Largest number of messages in a list of the findings.
+        faults: Classes that count as faults, of `words.FAULTS`.
+        keep: Function that stores rows, called with "messages" and later with "gaps". It returns
+            the stored rows, which are read instead.
 
     Raises:
-        UsageError: a column is missing or has a value that is not allowed.
+        UsageError: A column is missing or has a value that is not allowed.
     """
     checked = _checked(ledger, deliveries, snapshot, is_outbox, topics)
     horizon_ms = _as_of_ms(checked.queued, as_of_ms) - settle_ms
     summaries = _summarise(checked, horizon_ms)
 
-    # Spark would use a DataFrame that stays persisted for the same inputs in a later audit of this
-    # session, even if their files have changed.
+    # Spark would reuse a persisted DataFrame for the same inputs in a later audit of this session,
+    # even if their files have changed.
     with contextlib.ExitStack() as stack:
 
         def hold(frame: DataFrame) -> DataFrame:
@@ -111,7 +111,7 @@ def audit(
 
 
 class _Checked(NamedTuple):
-    """The inputs in the columns of `spark_connector.audit.inputs`, of the wanted topics only."""
+    """The wanted topics of the inputs, in the columns of `spark_connector.audit.inputs`."""
 
     ledger_name: str
     sent: DataFrame
@@ -120,7 +120,7 @@ class _Checked(NamedTuple):
 
 
 class _Summaries(NamedTuple):
-    """How many rows the inputs have, and their times."""
+    """The row counts and times of the inputs."""
 
     sent: inputs.Summary
     handed: inputs.Summary
@@ -128,7 +128,7 @@ class _Summaries(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The readable rows of all inputs."""
+        """The number of readable rows of all inputs."""
         queued = 0 if self.queued is None else self.queued.rows
         return self.sent.rows + self.handed.rows + queued
 
@@ -191,14 +191,14 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return how many gaps there are (None: no row has a number), their numbers, and a list."""
+    """Return the number of gaps (None: no row has a number), their numbers, and a list."""
     if jumps is None:
         return None, 0, []
     return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)
 
 
 def _of_topics(frame: DataFrame, topics: Sequence[str]) -> DataFrame:
-    # Rows without a topic stay, to be counted as unreadable.
+    # Rows without a topic are kept, to be counted as unreadable.
     return frame.filter(F.col("topic").isin(*topics) | F.col("topic").isNull())
 
 

@@ -63,7 +63,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     """Read the command line.
 
     Raises:
-        UsageError: an option is missing or wrong.
+        UsageError: An option is missing or wrong.
     """
     args = _parser().parse_args(argv)
     if bool(args.ledger) == bool(args.outbox):

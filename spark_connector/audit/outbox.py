@@ -1,8 +1,8 @@
 """Read the outbox's table as a ledger, and turn message ids into ids of stubs, in plain SQL.
 
-A stub's id is its message's id with slot and check (24 bits, of 64 to 87) set to zero; see
-`rmq.sql.outbox.tables`. In the text form, 5 bits a character: the last bit of character 12,
-all of 13 to 16, and the first three bits of character 17.
+A stub's id is its message's id with slot and check (bits 64 to 87) set to zero; see
+`rmq.sql.outbox.tables`. In the text form with 5 bits per character, these are the last bit of
+character 12, all of 13 to 16, and the first three bits of character 17.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TEXT_SIZE: Final = 26
 
 
 def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
-    """Return rows of `rmq_stub` as a ledger; the id is the stub's.
+    """Return rows of `rmq_stub` as a ledger, with the stub's id.
 
-    A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, a
+    A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, and a
     withdrawn stub is `void`. Without a column `confirm` every stub needs a consumer's confirmation.
     A row whose `sends` is not a number is unreadable.
     """
@@ -35,7 +35,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
     is_broken = F.col("sends").isNotNull() & sends.isNull()  # the columns of a CSV may be shifted
     confirm = F.col("confirm").try_cast("boolean") if "confirm" in frame.columns else F.lit(True)
     produced = inputs.time_ms(frame, "created", option)
-    if "sent_at" in frame.columns:  # it may have been sent long after it was written
+    if "sent_at" in frame.columns:  # a stub may be sent long after it was written
         produced = F.coalesce(inputs.time_ms(frame, "sent_at", option), produced)
     status = F.coalesce(F.col("status"), F.lit(""))
     return frame.select(
@@ -53,7 +53,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """Return the id of a message's stub; a text that is not a message id stays as it is."""
+    """Return the id of a message's stub; a text that is not a message id is unchanged."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

@@ -1,4 +1,4 @@
-"""The two drawings of the report, as SVG text. The classes of the page give the colours."""
+"""The two drawings of the report, as SVG text, coloured by classes of the page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spark_connector.audit.findings import Minute, spoken
 
 WIDTH: Final = 760
 _LEFT, _RIGHT = 56, 12
-_TOP, _HEIGHT = 14, 170  # of the sent and delivered messages
-_LOST_TOP, _LOST_HEIGHT = 218, 54  # with a scale of its own: lost messages are few
+_TOP, _HEIGHT = 14, 170  # sent and delivered messages
+_LOST_TOP, _LOST_HEIGHT = 218, 54  # lost messages, with their own scale because they are few
 _DAY_MS: Final = 86_400_000
 
 
@@ -32,7 +32,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
     parts += _times(begin, end, x(begin), x(end))
     for name in ("sent", "delivered"):
         line = []
-        for step in steps:  # flat inside a step, which has one count
+        for step in steps:  # a step is a flat line, because it has one count
             y = _y(getattr(step, name), most, _TOP, _HEIGHT)
             line += [f"{x(step.at_ms):.1f},{y:.1f}", f"{x(step.at_ms + step_ms):.1f},{y:.1f}"]
         if name == "sent":
@@ -103,7 +103,7 @@ def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
 
 
 def _round(value: float) -> int:
-    """Round down to one of 1, 2, 5, 10, 20, ...; at least 1."""
+    """Round down to 1, 2, 5, 10, 20 and so on; at least 1."""
     size = int("1" + "0" * (len(str(int(value))) - 1))
     return next((first * size for first in (5, 2) if first * size <= value), size)
 

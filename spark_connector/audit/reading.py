@@ -18,13 +18,13 @@ FORMATS: Final = ("parquet", "json", "csv", "table", LIVE)
 _ENDINGS: Final = {
     ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_SAMPLE_LINES: Final = 100  # of JSON, from which the columns are read
+_SAMPLE_LINES: Final = 100  # lines of JSON from which the columns are read
 
 Columns = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Place(NamedTuple):
-    """An input: its format, and where it is."""
+    """An input: its format and its place."""
 
     format: str
     where: str
@@ -34,7 +34,7 @@ def place(option: str, given: str, live: bool = False) -> Place:
     """Parse `FORMAT:PATH`.
 
     Raises:
-        UsageError: the path is missing, or the format is not allowed.
+        UsageError: The path is missing, or the format is not allowed.
     """
     word, colon, rest = given.partition(":")
     formats = FORMATS if live else FORMATS[:-1]
@@ -59,7 +59,7 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
     """Read a stored input; `columns` are the required and the optional columns.
 
     Raises:
-        UsageError: it is not there, or Spark cannot read it.
+        UsageError: The input does not exist, or Spark cannot read it.
     """
     try:
         if at.format == "json":
@@ -83,7 +83,7 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
     """Read lines of JSON as text columns, so that Spark need not read the file to infer types.
 
-    A column that none of the first lines has is left out.
+    A column that is missing in all of the first lines is left out.
     """
     lines = [row[0] for row in spark.read.text(path).limit(_SAMPLE_LINES).collect()]
     present: dict[str, None] = {}
@@ -109,7 +109,7 @@ def live(spark: SparkSession, url: str, prefix: str, topic: str) -> DataFrame:
     """Read the queues of a topic now.
 
     Raises:
-        rmq.RMQError: an option is wrong.
+        rmq.RMQError: An option is wrong.
     """
     from spark_connector import RmqDataSource
 

@@ -1,10 +1,10 @@
 """Find the state of each message from the ledger, the delivery log and the snapshot.
 
-The three are united and grouped once, so every row is shuffled once. Rows are shuffled before they
-are grouped: an input has a message once or twice, so grouping it first would fill the memory, and
-then the disk, with as many rows as it has. Only numbers are aggregated, so that Spark groups by
-hash and need not sort. A message is identified by topic and id; times are epoch ms until the last
-step.
+The inputs are united and grouped once, so every row is shuffled once. Rows are shuffled before
+they are grouped. An input has each message only once or twice, so grouping it first would fill the
+memory, and then the disk, without reducing the rows. Only numbers are aggregated, so that Spark
+groups by hash and does not sort. A message is identified by topic and id; times are epoch ms until
+the last step.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _REJECTED: Final = 16
 _STORE: Final = 32
 _PREPARE: Final = 64
 _DEAD: Final = 128
-_OWN: Final = 256  # its handler settled it by itself
+_OWN: Final = 256  # its handler settled it
 
 # An ack is encoded as one number from its time and attempt, so that two acks differ.
 _ATTEMPTS: Final = 1000
 
-# Of a task. With 125 000 messages its hash tables have about 50 MB, so that several tasks have room
-# in the 1 GB that is Spark's default. A task for fewer rows costs more than it saves.
+# With 125 000 messages, the hash tables of a task have about 50 MB, so several tasks fit into 1 GB,
+# Spark's default. A task for fewer rows costs more than it saves.
 ROWS_PER_TASK: Final = 250_000
 BROADCAST_PRODUCERS: Final = 200_000  # with names of 100 bytes, about 40 MB in each executor
 
@@ -51,17 +51,18 @@ def states(
     """Return one row for each message, with its `status`, one of `words.STATUSES`.
 
     Args:
-        ledger: as `inputs.ledger` or `outbox.ledger` returns it.
-        deliveries: as `inputs.deliveries` returns it.
-        snapshot: as `inputs.snapshot` returns it; None: the queues were empty.
-        horizon_ms: messages produced later than this, and found nowhere, are pending.
-        rows: how many rows the three have; it decides the number of tasks.
-        producers: about how many producers the ledger has; it decides how their names are joined.
+        ledger: Ledger as `inputs.ledger` or `outbox.ledger` returns it.
+        deliveries: Delivery log as `inputs.deliveries` returns it.
+        snapshot: Snapshot as `inputs.snapshot` returns it; None: the queues were empty.
+        horizon_ms: End of the judged time, epoch ms. Later messages that are found nowhere are
+            pending.
+        rows: Number of rows of the three inputs, which decides the number of tasks.
+        producers: Approximate number of producers, which decides how their names are joined.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
         it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
-        acked_at (the first time; null if its handler settled it itself).
+        acked_at (the first time; null if its handler settled it).
     """
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
@@ -82,7 +83,7 @@ def states(
         F.max("acked").alias("last_ack"),
     )
     names = _producers(ledger)
-    if producers <= BROADCAST_PRODUCERS:  # else Spark may shuffle all messages, by producer
+    if producers <= BROADCAST_PRODUCERS:  # else Spark may shuffle all messages by producer
         names = F.broadcast(names)
     named = grouped.join(names, "maker", "left")
     return named.select(
@@ -114,7 +115,7 @@ def _status(horizon_ms: int) -> Column:
         .when(_twice(), words.DUPLICATED)
         .when(settled, words.DELIVERED)
         .when(_has(_REMOVED), words.REMOVED)
-        # The snapshot is checked before the log, because a dead letter may have been redriven.
+        # Check the snapshot before the log, because a dead letter may have been redriven.
         .when(_has(_DEAD), words.DEAD)
         .when(_has(_PREPARE), words.IN_FLIGHT)
         .when(_has(_STORE), words.WAITING)
@@ -126,7 +127,7 @@ def _status(horizon_ms: int) -> Column:
 
 
 def _twice() -> Column:
-    """Return whether it was acked more than once; equal rows mean that a log was read twice."""
+    """Return whether a message was acked more than once; equal rows are a log read twice."""
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
 
@@ -153,7 +154,7 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 def _producers(ledger: DataFrame) -> DataFrame:
     """Return the names of producers by their hashes, which replace them while rows are grouped."""
-    # The hash is aggregated, or Spark would leave out this step, and sort the whole ledger.
+    # Aggregate the hash; otherwise Spark would skip this step and sort the whole ledger.
     names = ledger.groupBy("producer").agg(F.max(F.xxhash64("producer")).alias("maker"))
     return names.groupBy("maker").agg(F.max("producer").alias("producer"))
 

@@ -36,7 +36,7 @@ FAULTS_DEFAULT: Final = (LOST, DUPLICATED, GAPS)
 # --- outcomes in a delivery log ----------------------------------------------------------------
 
 ACK: Final = "ack"
-OWN: Final = "own"  # the handler settled it by itself, with any verb
+OWN: Final = "own"  # settled by the handler, with any verb
 REJECT: Final = "reject"
 TAKEN_OUT: Final = ("cancel", "purge", "expire", "merge")
 OPEN: Final = ("nack", "release", "lost", "")  # it will be delivered again
