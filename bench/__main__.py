@@ -63,13 +63,13 @@ SHOWS = {
     "lone": show_lone,
     "growth": show_growth,
     "peers": show_peers,
-}  # of a part; the others have one table
+}  # by part; all other parts have one table
 ROUNDS = {
     "cost": COST_ROUNDS, "lone": LONE_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS,
     "peers": PEERS_ROUNDS,
-}  # of a part; 9 of the others  # fmt: skip
-QUICK_ROUNDS = {"peers": 1}  # 2 of the others
-# Parts that fill the pages, and their rounds: twenty minutes.
+}  # by part; all other parts have 9  # fmt: skip
+QUICK_ROUNDS = {"peers": 1}  # by part; all other parts have 2
+# Parts that fill the pages, and their rounds; they take twenty minutes.
 PAGE: dict[str, int] = {
     "throughput": 5, "drain": 7, "concurrency": 9, "servers": 5, "memory": 1, "remembered": 1,
     "latency": 5, "due": 2, "idle": 1, "outbox": 2, "cluster": 3, "cost": 15, "lone": 15,
@@ -132,7 +132,7 @@ def _options() -> argparse.Namespace:
 
 
 def _parts(options: argparse.Namespace) -> dict[str, Part]:
-    """Return the parts, with the options that are given for one."""
+    """Return the parts, with the options that apply to each part."""
     parts = dict(PARTS)
     with_cost = options.against and not options.page
     if cost_options.given(options) or with_cost:
@@ -173,7 +173,7 @@ def main() -> None:
         if options.page:
             pages.refuse(
                 pages.doubts(machine, {}), options.anyway
-            )  # before twenty minutes are lost
+            )  # refuse before the run, which takes twenty minutes
         report.begin(machine)
         try:
             while left:
@@ -188,7 +188,7 @@ def main() -> None:
                 SHOWS.get(left[0], report.show)(measured)
                 report.took(left.pop(0), time.monotonic() - began, cores)
                 measurements += measured
-                if options.json:  # after each part, so that nothing is lost
+                if options.json:  # write after each part, so that an interruption loses nothing
                     report.write(options.json, machine, loads, measurements)
         except KeyboardInterrupt:
             report.stopped(left)

@@ -1,7 +1,7 @@
-"""The baseline: the same life of a message in three bare scripts, called through redis-py.
+"""The baseline: three bare scripts that send, take and ack a message, called through redis-py.
 
-Two sorted sets and a hash, as in RMQ; no envelope, receipts, checks, dedup, priorities, retries or
-waiting, and no replay of a lost reply.
+They use two sorted sets and a hash, like RMQ. They have no envelope, receipts, checks, dedup,
+priorities, retries or waiting, and do not replay lost replies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEADLINE = b"1790000000"
 
 
 class Baseline:
-    """A queue made of the three scripts; oldest first."""
+    """A queue made of the three scripts; the oldest message goes first."""
 
     name = "baseline"
 
@@ -58,7 +58,7 @@ class Baseline:
         self.sent = 0
 
     def send(self, bodies: list[bytes]) -> None:
-        """ZADD and HSET."""
+        """Send messages by ZADD and HSET."""
         first, count = self.sent, len(bodies)
         self.sent += count
         numbers = range(first, first + count)
@@ -70,14 +70,14 @@ class Baseline:
         )  # fmt: skip
 
     def receive(self, count: int) -> list[Any]:
-        """ZREVRANGE, ZREM, ZADD and HMGET."""
+        """Take messages by ZREVRANGE, ZREM, ZADD and HMGET."""
         ids, bodies = self.redis.execute_command(
             "EVALSHA", self.take_sha, 3, self.store, self.prepare, self.bodies, count, DEADLINE
         )
         return list(zip(ids, bodies, strict=True))
 
     def ack(self, taken: list[Any]) -> None:
-        """ZREM and HDEL."""
+        """Ack messages by ZREM and HDEL."""
         self.redis.execute_command(
             "EVALSHA", self.ack_sha, 2, self.prepare, self.bodies, *[id for id, _ in taken]
         )

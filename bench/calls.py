@@ -1,7 +1,6 @@
-"""RMQ beside plain streams, called as programs call them: the parts `concurrency` and `servers`.
+"""Compare RMQ with plain streams, called as programs call them: parts `concurrency` and `servers`.
 
-`calls_child` makes the calls. Ways and sides take turns in each round, and the one that goes first
-changes.
+`calls_child` makes the calls. In each round the ways and sides take turns, in a changing order.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from bench.measurement import Measurement, ratios_of
 from tests.faults.partition import NotPermitted
 from tests.servers import Server
 
-SECONDS, QUICK_SECONDS = 0.3, 0.05  # of a way in a round
+SECONDS, QUICK_SECONDS = 0.3, 0.05  # of each way in a round
 AWAY_MS = 0.5
-AOF = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")  # none while it measures
+AOF = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")  # no rewrite during a run
 SERVERS_ROUNDS = 5
 CHILD = str(Path(__file__).with_name("calls_child.py"))
 
 
 class Row(NamedTuple):
-    """A way to call RMQ, and the same with a stream.
+    """A way to call RMQ, and the same way with a stream.
 
     Attributes:
-        title: what is called in RMQ.
-        plain: what is called beside it.
-        target: RMQ's messages/s / the stream's.
-        gain: messages/s / another checkout's.
+        title: Name of the calls of RMQ.
+        plain: Name of the calls of the stream.
+        target: Target of RMQ's messages/s divided by the stream's.
+        gain: Target of messages/s divided by another checkout's.
     """
 
     title: str
@@ -59,8 +58,8 @@ SERVERS = {
     "threads 1": CONCURRENCY["threads 1"],
     "tasks 64": CONCURRENCY["tasks 64"],
 }
-LONE = 1.02  # time of a send that comes alone / another checkout's at most
-# Way -> percentile of a call, and its time / another checkout's at most.
+LONE = 1.02  # largest time of a single send divided by another checkout's
+# Way -> percentile of a call, and its largest time divided by another checkout's.
 LATE: dict[str, dict[str, float | None]] = {
     "tasks 64": {"p50": 0.25, "p99": None},
     "threads 1": {"p50": LONE},
@@ -73,7 +72,7 @@ Answers = dict[str, list[float]]  # by metric, the value of each round
 
 
 class Caller(NamedTuple):
-    """A child and the side of it, "rmq" or "plain", that takes a turn."""
+    """A child and its side, "rmq" or "plain"."""
 
     child: Child
     side: str
@@ -82,7 +81,7 @@ class Caller(NamedTuple):
 def _turns(
     callers: Sequence[Caller], ways: Sequence[str], rounds: int, quick: bool
 ) -> list[dict[str, Answers]]:
-    """Return what each caller measured, by way."""
+    """Return the measurements of each caller, by way."""
     found: list[dict[str, Answers]] = [defaultdict(lambda: defaultdict(list)) for _ in callers]
     seconds = QUICK_SECONDS if quick else SECONDS
     for number in range(rounds + 1):
@@ -91,19 +90,19 @@ def _turns(
                 place = (turn + number) % len(callers)
                 child, side = callers[place]
                 answer = child.ask({"name": side, "way": way, "seconds": seconds})
-                if number:  # the first warms up
+                if number:  # the first round warms up
                     for metric, value in answer.items():
                         found[place][way][metric].append(value)
     return found
 
 
 def _cpu(answers: Answers) -> list[float]:
-    """Return the us of client and Redis for a message, which a busy machine changes least."""
+    """Return the us of client and Redis for a message, the figure least affected by other load."""
     return [sum(pair) for pair in zip(answers["client us"], answers["Redis us"], strict=True)]
 
 
 def _started(url: str, prefix: str, checkout: Path = ROOT) -> Child:
-    # -P: its own directory, which is the bench's, is no place to import from.
+    # -P: do not import from the script's own directory, which is the bench's.
     return Child(checkout, ["-P", CHILD], {"url": url, "prefix": prefix})
 
 
@@ -113,15 +112,15 @@ def concurrency(
     """Send and ack from many tasks or threads at a time, and one at a time.
 
     Args:
-        server: the server.
-        rounds: of all ways.
-        quick: short rounds.
-        against: another checkout, to be measured by turns with this one.
+        server: Server to measure.
+        rounds: Number of rounds of all ways.
+        quick: True for short rounds.
+        against: Another checkout to measure in turn with this checkout, or None.
     """
     with contextlib.ExitStack() as stack:
         with server.raw() as raw:
             settle(raw)
-        # Not `placed`: threads of a program are on all cores, and pass the GIL between them.
+        # Not `placed`: threads of a program run on all cores, and pass the GIL between them.
         child = _started(server.url, "this")
         stack.callback(child.close)
         callers = [Caller(child, "rmq"), Caller(child, "plain")]
@@ -155,7 +154,7 @@ def _row(part: str, way: str, row: Row, ours: Answers, plain: Answers) -> Measur
 def _gains(
     ours: dict[str, Answers], theirs: dict[str, Answers], name: str
 ) -> Iterator[Measurement]:
-    """Compare with another checkout."""
+    """Compare this checkout with another checkout."""
     for way, row in CONCURRENCY.items():
         if row.gain:
             ratios = ratios_of(ours[way]["messages/s"], theirs[way]["messages/s"])
@@ -172,7 +171,7 @@ def _gains(
 
 
 def _fsync_ms() -> float:
-    """Return how long an fsync of 4 KiB takes where the servers write: the median of 20."""
+    """Return the duration of an fsync of 4 KiB where the servers write, the median of 20, ms."""
     took = []
     with tempfile.TemporaryFile() as file:
         for _ in range(20):
@@ -185,7 +184,7 @@ def _fsync_ms() -> float:
 
 
 def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """The main rows on servers as they are run: without and with an AOF, and some time away."""
+    """Measure the main rows on typical servers: without and with an AOF, and some time away."""
     left_out, callers = "", []
     with contextlib.ExitStack() as stack:
         with server.raw() as raw:

@@ -1,8 +1,8 @@
 """A process that calls RMQ and plain streams in one way after the other, for `bench.calls`.
 
-It imports no other module of the bench, so that it measures any checkout: its parent starts it with
-the directory of one in PYTHONPATH. Each line that it reads names what is called, in which way and
-for how long; it answers with what that took. Messages that a way needs are sent before.
+It imports no other module of the bench, so that it can measure any checkout: its parent puts the
+checkout's directory into PYTHONPATH. Each input line names the side, the way and the duration; the
+answer has the measured values. Messages that a way needs are sent before the measurement.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import redis.asyncio
 import rmq
 
 BODY = b"x" * 100
-K = 100  # messages of a call in the ways `bulk` and `drain`
-ACKS, DRAINS = 1000, 100  # calls in the ways `acks` and `drain`, which end before the time
+K = 100  # messages per call in the ways `bulk` and `drain`
+ACKS, DRAINS = 1000, 100  # calls in the ways `acks` and `drain`, which end before the time is up
 REPLY_S = 60.0
 Call = Callable[[], object]
 AsyncCall = Callable[[], Awaitable[object]]
@@ -33,7 +33,7 @@ Late = list[float]  # seconds of each call
 
 
 async def by_tasks(calls: Iterator[AsyncCall], tasks: int, until: float) -> Late:
-    """Make the calls from some tasks of one loop, until a time."""
+    """Make the calls from several tasks of one event loop, until a time."""
     late: Late = []
 
     async def one() -> None:
@@ -48,7 +48,7 @@ async def by_tasks(calls: Iterator[AsyncCall], tasks: int, until: float) -> Late
 
 
 def by_threads(calls: Iterator[Call], threads: int, until: float) -> Late:
-    """Make the calls from some threads, until a time."""
+    """Make the calls from several threads, until a time."""
     late: Late = []
 
     def one() -> None:
@@ -82,23 +82,23 @@ class Rmq:
         self.aio_send: AsyncCall = lambda: aio_topic.send(BODY)
 
     def bulk(self, count: int = K) -> None:
-        """Send many in one call."""
+        """Send `count` messages in one call."""
         self._topic.send_many([rmq.Outgoing(BODY) for _ in range(count)])
 
     def drain(self) -> None:
-        """Take and settle many."""
+        """Take and settle K messages."""
         taken = self._consumer.receive(K)
         assert len(taken) == K
         self._consumer.ack(taken)
 
     async def leased(self, count: int) -> list[AsyncCall]:
-        """Return the ack of each of some messages."""
+        """Return the ack of each of `count` messages."""
         self.bulk(count)
         return [delivery.ack for delivery in await self._aio_consumer.receive(count)]
 
 
 class Plain:
-    """The same by redis-py: a stream and a group; XADD, XREADGROUP and XACK."""
+    """The same operations by redis-py with a stream and a group: XADD, XREADGROUP and XACK."""
 
     GROUP = "workers"
 
@@ -112,7 +112,7 @@ class Plain:
         self.aio_send: AsyncCall = lambda: aio.xadd(key, {"body": BODY})
 
     def bulk(self, count: int = K) -> None:
-        """Send many in one pipeline."""
+        """Send `count` messages in one pipeline."""
         pipe = self._client.pipeline(transaction=False)
         for _ in range(count):
             pipe.xadd(self._key, {"body": BODY})
@@ -125,11 +125,11 @@ class Plain:
         return entries
 
     def drain(self) -> None:
-        """Take and settle many."""
+        """Take and settle K messages."""
         self._client.xack(self._key, self.GROUP, *self._read(K))
 
     async def leased(self, count: int) -> list[AsyncCall]:
-        """Return the XACK of each of some entries."""
+        """Return the XACK of each of `count` entries."""
 
         def ack(entry: Any) -> AsyncCall:
             return lambda: self._aio.xack(self._key, self.GROUP, entry)
@@ -142,11 +142,11 @@ SIDES: dict[str, type[Rmq] | type[Plain]] = {"rmq": Rmq, "plain": Plain}
 
 
 class Caller:
-    """Calls both sides; each way has a topic of its own.
+    """Calls both sides; each way has its own topic.
 
     Args:
-        url: of the server.
-        prefix: of the names of topics and keys.
+        url: URL of the server.
+        prefix: Prefix of the names of topics and keys.
     """
 
     def __init__(self, url: str, prefix: str) -> None:
@@ -175,12 +175,12 @@ class Caller:
         )
 
     def measure(self, name: str, way: str, seconds: float) -> dict[str, float]:
-        """Call a side in one way; return messages/s, us of CPU for a message, ms of a call.
+        """Call a side in one way; return messages/s, us of CPU for a message, and ms of a call.
 
         Args:
-            name: of the side.
-            way: "tasks N", "threads N", "acks N" by N tasks, "bulk" or "drain".
-            seconds: how long.
+            name: Name of the side.
+            way: "tasks N", "threads N", "acks N" (by N tasks), "bulk" or "drain".
+            seconds: Duration, s.
         """
         if (name, way) not in self._sides:
             key = f"{self._prefix}-{way.replace(' ', '-')}"
@@ -209,14 +209,14 @@ class Caller:
 
 
 def main() -> None:
-    """Answer the parent's lines, until they end."""
+    """Answer the parent's lines until the input ends."""
     asked = json.loads(sys.stdin.readline())
     caller = Caller(asked["url"], asked["prefix"])
     print(json.dumps({"rmq": str(Path(rmq.__file__).parent)}), flush=True)
     for line in sys.stdin:
         question = json.loads(line)
         print(json.dumps(caller.measure(**question)), flush=True)
-    os._exit(0)  # connections of many clients, which need no farewell
+    os._exit(0)  # skip closing the connections of many clients
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Print the tables of docs/capacity.md: `python -m bench.capacity FILE`.
 
-FILE is what `python -m bench --only cost --only growth --json FILE` has written. A core carries
-1 000 000 / CPU messages a second, CPU being the us of the server's main thread for one message.
+FILE is written by `python -m bench --only cost --only growth --json FILE`. A core handles
+1 000 000 / CPU messages a second. CPU is the time of the server's main thread for one message, us.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bench.masters import even, hashed
 from bench.tables import markdown
 
 MILLION = 1_000_000
-MASTERS_BODIES = (1024, 10 * 1024)  # larger ones are for the network to bear, not for a core
-SMALL = 100  # bytes of a body where its size is not said
-ENVELOPE = 80  # bytes of a message beside its body, on the network, there and back
+MASTERS_BODIES = (1024, 10 * 1024)  # for larger bodies the network is the limit, not a core
+SMALL = 100  # bytes of a body, unless a row gives another size
+ENVELOPE = 80  # bytes of a message without its body, on the network in both directions
 SLOTS = (256, 1024)
 
 
 class Row(NamedTuple):
-    """A kind of traffic; `is_traffic` is false for what is done beside it."""
+    """A kind of traffic; `is_traffic` is false for work in addition to messages."""
 
     title: str
     cpu: float
@@ -42,7 +42,7 @@ PEERS = {"bare": "three bare scripts, batches of 100", "stream": "a Redis stream
 
 
 def rows(figures: Figures) -> Iterator[Row]:
-    """Return a file's figures, kind of traffic by kind."""
+    """Return a file's figures, one row for each kind of traffic."""
     yield Row("plain, one by one", figures.life("plain", 1))
     for k in (10, 100, 1000):
         yield Row(f"plain, batches of {k}", figures.life("plain", k))
@@ -71,7 +71,7 @@ def rows(figures: Figures) -> Iterator[Row]:
 
 
 def _rounded(rate: float) -> str:
-    """Return two digits of a rate: the figures bear no more."""
+    """Return a rate with two digits, because the figures are not more precise."""
     return spaced(float(f"{rate:.2g}"))
 
 
@@ -80,7 +80,7 @@ def _us(cpu: float) -> str:
 
 
 def table(figures: Figures) -> str:
-    """Return the table of what a core carries, in Markdown."""
+    """Return the Markdown table of the traffic that a core handles."""
     cells = []
     for row in rows(figures):
         rate = _rounded(1e6 / row.cpu) if row.is_traffic and row.cpu else ""
@@ -92,7 +92,7 @@ def table(figures: Figures) -> str:
 
 
 def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
-    """Return title, us and bytes of a body of the kinds for which a cluster is calculated."""
+    """Return title, us and body bytes of each kind in the table of a million a second."""
     yield "plain, one by one", figures.life("plain", 1), SMALL
     for k in (10, 100, 1000):
         yield f"plain, batches of {k}", figures.life("plain", k), SMALL
@@ -111,7 +111,7 @@ def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
 
 
 def masters_table(figures: Figures) -> str:
-    """Return the table of what a million messages a second need, in Markdown."""
+    """Return the Markdown table of the masters for a million messages a second."""
     by_hash = [f"{count} slots by hash" for count in SLOTS]
     heading = ["a million a second", "busy cores", "masters, evenly", *by_hash, "Gbit/s"]
     cells = []

@@ -1,4 +1,4 @@
-"""A child process that measures a checkout of RMQ, and answers lines of JSON."""
+"""A child process that measures a checkout of RMQ and answers lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[1]
 
 
 class Child:
-    """A Python whose first line of input says what to measure, and whose first answer has `rmq`.
+    """A Python process; its first input line says what to measure, its first answer has `rmq`.
 
     Args:
-        checkout: whose `rmq` it must import, from the directory or from PYTHONPATH.
-        words: of its command, after the interpreter.
-        asked: the first line.
+        checkout: Directory whose `rmq` the process must import.
+        words: Arguments after the interpreter.
+        asked: First line.
     """
 
     def __init__(self, checkout: Path, words: Sequence[str], asked: object) -> None:

@@ -1,4 +1,4 @@
-"""The cost of claims in Redis, by which a handler runs once for a key."""
+"""The cost of claims in Redis, which let a handler run only once for a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.machine import settle
 from bench.measurement import Measurement
 from tests.servers import Server
 
-CLAIMS, LIVES = 0.6, 0.7  # of the throughput without
+CLAIMS, LIVES = 0.6, 0.7  # targets, as a share of the throughput without claims
 TOPIC = "once"
 Decorator = Callable[[Any], Any]
 
@@ -34,7 +34,7 @@ def _drained(
         def nothing(body: Any) -> None: ...
 
         with rmq.Worker(client) as worker:
-            time.sleep(0.3)  # threads, connections, scripts
+            time.sleep(0.3)  # until threads, connections and scripts are ready
             began, already = time.perf_counter(), _settled(client)
             calls = _calls(server)
             while (done := _settled(client)) < count * 9 // 10:
@@ -56,7 +56,7 @@ def _calls(server: Server) -> int:
 
 
 def claims(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Measure a worker with an empty handler, with and without claims, by turns."""
+    """Measure a worker with an empty handler, in turn with and without claims."""
     count = 3_000 if quick else 40_000
     guard = rmq.idempotent(rmq.Claims(), key=lambda body: body["key"])
     measurements = []

@@ -1,9 +1,9 @@
-"""The CPU of Redis for a message on a cluster, beside that of one server.
+"""The CPU time of Redis for a message, on a cluster compared with a single server.
 
-Three masters and three replicas, and one server with a replica of its own: both send what they
-store to a replica, and that is no cost of the cluster. Replicas are measured apart. The time is
-that of whole processes (`INFO cpu`), with what nodes say to each other; the part of an idle
-cluster in it is measured, too.
+The cluster has three masters and three replicas; the single server has one replica. Both replicate
+what they store, so replication is not a cost of the cluster alone. Replicas are measured
+separately. The time is the CPU time of whole processes (`INFO cpu`), including the messages between
+nodes. The share of an idle cluster is also measured.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bench.measurement import Measurement
 from tests.clusters import MASTERS, Cluster, is_master, until
 from tests.servers import Server
 
-SLOTS = 24  # of the topic, on the server as on the cluster
+SLOTS = 24  # slots of the topic, on both sides
 BATCH, CALLS = 100, 400
-IN_A_ROW = 10  # batches that are sent before they are taken
-SINGLE = 1500  # messages, of which the next is sent when the one before is acked
+IN_A_ROW = 10  # batches that are sent before any is taken
+SINGLE = 1500  # messages, each sent after the previous message was acked
 IDLE_S = 2.0
 TOTAL, EVEN = 1.25, 2.0
 
@@ -48,7 +48,7 @@ class Side:
         self._consumer = self._topic.consumer()
 
     def batches(self, calls: int) -> int:
-        """Send, take and ack in batches, ten by ten; return how many messages."""
+        """Send, take and ack batches, ten at a time; return the number of messages."""
         for _ in range(0, calls, IN_A_ROW):
             for _ in range(IN_A_ROW):
                 self._topic.send_many([rmq.Outgoing(BODY) for _ in range(BATCH)])
@@ -60,7 +60,7 @@ class Side:
         return calls * BATCH
 
     def single(self, count: int) -> int:
-        """Send one message after the other to a consumer that sleeps; return how many."""
+        """Send messages one after the other to a sleeping consumer; return their number."""
         acked = threading.Semaphore(0)
 
         def consume() -> None:
@@ -104,7 +104,7 @@ def _replica_of(server: Server) -> Server:
 
 
 def cluster(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Measure a topic on a cluster of six nodes, and by turns on a server with a replica."""
+    """Measure a topic in turn on a cluster of six nodes and on a server with a replica."""
     measurements = []
     with ExitStack() as stack:
         replica = _replica_of(server)
@@ -129,7 +129,7 @@ def cluster(server: Server, rounds: int, quick: bool) -> list[Measurement]:
             for number in range(rounds + 1):
                 for name in sorted(sides, reverse=bool(number % 2)):
                     us = _spent(sides[name], load, count)
-                    if number:  # the first warms up
+                    if number:  # the first round warms up
                         found[name].append(us)
             measurements += _measurements(what, found["server"], found["cluster"])
     measurements.append(Measurement("cluster", "six idle nodes", idle, "% of a core"))

@@ -1,10 +1,9 @@
-"""The pages of the console before a million messages: `python -m bench.console`.
+"""The console's pages of a topic with a million messages: `python -m bench.console`.
 
-How long Redis is busy with one call of a page, how many calls a page makes, how large it is, and
-when its first byte comes, of a topic with as many waiting messages and dead letters. Redis goes
-before all other processes where that is permitted; the services are led by another server, so
-that they ask for nothing meanwhile. No figure that viewers share is known yet when a page is asked
-for.
+It measures Redis's time for one call of a page, the calls of a page, its size, and the time of its
+first byte. The topic has as many dead letters as waiting messages. If permitted, Redis has a higher
+priority than all other processes. Another server leads the services, so that they make no calls. No
+cached figure is available when a page is fetched.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from tests.server.running import serving
 from tests.servers import Server as Redis, engines
 
 PREFIX = "rmq"
-FILL = 10_000  # messages of one call of send_many
-CONNECT_S = 5.0  # until the services have made their connections
-DONE_S = 290.0  # until the letters of a topic are counted
-NOTED_US = 100  # shorter calls are not noted
+FILL = 10_000  # messages per call of send_many
+CONNECT_S = 5.0  # until the services have connected
+DONE_S = 290.0  # longest wait until a topic's letters are counted
+NOTED_US = 100  # shorter calls are not recorded
 COUNTED = ("by cause, to the end", "redrive all, to the end")  # fetched once
-BUSY_MS = 5.0  # Redis should not be busy with one call for longer
+BUSY_MS = 5.0  # target: longest time of Redis for one call
 AT = "2100-01-01T00:00:00Z"
 DEAD = "topics/big/dead-letters"
 PAGES = {
@@ -56,7 +55,7 @@ GOES_ON = (b"Counting:", b"still being counted", b"the doctor examines")
 
 
 class Fetched(NamedTuple):
-    """A page: its status, its bytes as they were sent, its text, and when the first byte came."""
+    """A page: its status, its bytes as sent, its text, and the time of its first byte."""
 
     status: int
     sent: int
@@ -65,7 +64,7 @@ class Fetched(NamedTuple):
 
 
 def fetch(url: str, path: str) -> Fetched:
-    """Fetch a page, packed."""
+    """Fetch a page, compressed."""
     import gzip
 
     parts = urlsplit(url)
@@ -82,7 +81,7 @@ def fetch(url: str, path: str) -> Fetched:
 
 
 def fetch_to_the_end(url: str, path: str) -> Fetched:
-    """Fetch a page until nothing is counted any more; return the first answer."""
+    """Fetch a page until counting has ended; return the first answer."""
     first = page = fetch(url, path)
     end = time.monotonic() + DONE_S
     while any(text in page.text for text in GOES_ON):
@@ -95,7 +94,7 @@ def fetch_to_the_end(url: str, path: str) -> Fetched:
 
 @contextmanager
 def other_leader(client: rmq.Client) -> Iterator[None]:
-    """Lead in place of the server that is measured."""
+    """Lead the services in place of the measured server."""
     leadership = Leadership(client._transport, client._prefix)
     leadership.run_once()
     stop = threading.Event()
@@ -114,7 +113,7 @@ def other_leader(client: rmq.Client) -> Iterator[None]:
 
 
 def fill(client: rmq.Client, count: int, slots: int) -> dict[str, str]:
-    """Make a topic with so many waiting messages, and as many dead letters; return two ids."""
+    """Make a topic with `count` waiting messages and as many dead letters; return two ids."""
     bury(client, "big", count, slots)
     topic = client.topic("big", slots=slots)
     for start in range(0, count, FILL):
@@ -125,7 +124,7 @@ def fill(client: rmq.Client, count: int, slots: int) -> dict[str, str]:
 
 
 class Seen(NamedTuple):
-    """A page as it was fetched, and what Redis did for it."""
+    """A fetched page, and the work of Redis for it."""
 
     page: Fetched
     asked: Asked
@@ -134,13 +133,13 @@ class Seen(NamedTuple):
 def pages(
     own: Redis, url: str, ids: dict[str, str], rounds: int, forget: Callable[[], None]
 ) -> dict[str, list[Seen]]:
-    """Fetch each page so many times, and note what it asked of Redis."""
+    """Fetch each page `rounds` times, and record the calls of Redis."""
     found: dict[str, list[Seen]] = {name: [] for name in PAGES}
     with Watch(own, NOTED_US) as watch:
         for name, path in PAGES.items():
             path = f"/console/{path.format(**ids)}".rstrip("/")
             if name not in COUNTED:
-                fetch_to_the_end(url, path)  # this makes connections, and compiles the template
+                fetch_to_the_end(url, path)  # makes connections and compiles the template
             for _ in range(1 if name in COUNTED else rounds):
                 forget()
                 with watch.calls() as asked:

@@ -1,6 +1,6 @@
-"""Consumers in a process of their own: each says when it is ready, and at the end what it saw.
+"""Consumers in separate processes: each reports when it is ready, and at the end its samples.
 
-A body begins with its round and a time in ns: when it was sent, or when it was due. A body that
+A body begins with its round and a time in ns: the time of its send, or its due time. A body that
 begins with "end" ends the consumer.
 """
 
@@ -31,7 +31,7 @@ def body_of(number: int, when_ns: int) -> bytes:
 
 
 def _note(samples: list[Sample], bodies: list[bytes], now_ns: int) -> bool:
-    """Note how late each is; whether the end has come."""
+    """Record the lateness of each body; return whether the end was reached."""
     for body in bodies:
         if body[:3] == b"end":
             return True
@@ -93,7 +93,7 @@ def stream_consumer(url: str, key: str, pipe: Connection) -> None:
 
 
 def idle_consumers(url: str, key: str, pipe: Connection) -> None:
-    """Consumers that wait for messages that never come; `key` has the topic and their number."""
+    """Wait for messages that never come; `key` has the topic and the number of consumers."""
     name, count = key.split()
     topic = rmq.Client(url).topic(name)
     consumers = [topic.consumer() for _ in range(int(count))]
@@ -105,7 +105,7 @@ def idle_consumers(url: str, key: str, pipe: Connection) -> None:
 
 
 class Running:
-    """A consumer that runs in its process and is ready."""
+    """A running consumer process that is ready."""
 
     def __init__(self, main: Callable[[str, str, Connection], None], url: str, key: str) -> None:
         self.pipe, theirs = _process.Pipe()
@@ -115,10 +115,10 @@ class Running:
         self.hear(30)
 
     def hear(self, patience_s: float) -> Any:
-        """Return its next message.
+        """Return the consumer's next report.
 
         Raises:
-            EOFError: the process died.
+            EOFError: The process died.
         """
         if not self.pipe.poll(patience_s):
             self.stop()
@@ -137,7 +137,7 @@ CONSUMERS = {"sync": sync_consumer, "async": async_consumer, "stream": stream_co
 def start_consumer(
     kind: str, url: str, raw: redis.Redis, client: rmq.Client
 ) -> tuple[Running, Callable[[bytes], object]]:
-    """Start a consumer of a topic or a stream that has its kind's name; return it and a send."""
+    """Start a consumer of a topic or stream; return it and a function that sends to it."""
     if kind == "stream":
 
         def xadd(body: bytes) -> None:
@@ -150,7 +150,7 @@ def start_consumer(
 
 
 def trickle(send: Callable[[bytes], object], number: int, ticks: int) -> None:
-    """Send 100 messages a second, one in a tick, with the number of a round."""
+    """Send 100 messages a second, one per tick, with the number of a round."""
     begin = time.perf_counter()
     for tick in range(ticks):
         time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))

@@ -1,4 +1,4 @@
-"""Throughput compared with the baseline, and bulk sends with a stream."""
+"""Throughput compared with the baseline, and bulk sends compared with a stream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STEPS = ("send", "receive", "ack")
 TARGETS = {1: 0.8, 100: 0.6}  # of each step, RMQ / baseline
 LIFE_TARGETS, JSON_TARGETS = {1: 0.8, 100: 0.75}, {100: 0.65}  # of the whole life
 BULK_TARGET = 1.2  # RMQ / a stream
-MERGING_TARGET = 0.4  # messages that merge / plain ones
+MERGING_TARGET = 0.4  # merging messages / plain messages
 CALLS = {1: 1000, 10: 300, 100: 60, 1000: 12}
 
 
 def _live(queue: Queue, k: int, calls: int) -> dict[str, float]:
-    """Seconds spent in each step of `calls` batches of k messages."""
+    """Return the seconds of each step of `calls` batches of k messages."""
     bodies = [BODY] * k
     spent = dict.fromkeys(STEPS, 0.0)
     started = perf_counter()
@@ -44,13 +44,13 @@ def _live(queue: Queue, k: int, calls: int) -> dict[str, float]:
     return spent
 
 
-CHUNKS = 10  # of a round; queues take turns chunk by chunk, so that a slow moment hits them all
+CHUNKS = 10  # per round; queues take turns after each chunk, so a slow moment affects all of them
 
 
 def _compare(
     server: Server, k: int, calls: int, rounds: int
 ) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], list[float]]]:
-    """By queue and step, for each round: speed relative to the baseline, and messages/s."""
+    """Return, by queue and step, each round's speed relative to the baseline, and messages/s."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     chunk = max(1, calls // CHUNKS)
@@ -80,7 +80,7 @@ def _compare(
 
 
 def throughput(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """A whole life of messages in batches of 1, 10, 100 and 1000."""
+    """Measure a whole life of messages in batches of 1, 10, 100 and 1000."""
     part, measurements = "throughput", []
     for k, calls in CALLS.items():
         calls = max(3, calls // 20) if quick else calls
@@ -115,7 +115,7 @@ def throughput(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Measurement:
-    """The baseline's sorted sets of up to 128 are listpacks, slow at this size; here none is."""
+    """Measure with all sorted sets as skip lists, because listpacks of this size are slow."""
     name = "zset-max-listpack-entries"
     with server.raw() as raw, placed(server, cores=2):
         before = raw.config_get(name)
@@ -131,7 +131,7 @@ def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Measu
 def _bulk(
     server: Server, rounds: int, calls: int, ours: type[Rmq], beside: type[Rmq] | type[Stream]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Send many in a call, by turns; return the ratio of speeds, and messages/s of each."""
+    """Send batches in turn; return the ratio of speeds, and messages/s of each queue."""
     bodies, rates = [BODY] * K, {kind.name: list[float]() for kind in (ours, beside)}
     with server.raw() as raw:
         for number in range(rounds):
@@ -154,7 +154,7 @@ def _bulk(
 
 
 def _bulks(server: Server, rounds: int, calls: int) -> Iterator[Measurement]:
-    """send_many of 100 beside a pipeline of 100 XADD; of messages that merge beside plain ones."""
+    """Compare send_many of 100 with a pipeline of 100 XADD, and merging with plain messages."""
     for ours, beside, to, target in (
         (Rmq, Stream, "to a raw stream's", BULK_TARGET),
         (RmqMerging, Rmq, "of messages that merge, to plain ones", MERGING_TARGET),

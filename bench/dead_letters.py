@@ -1,7 +1,8 @@
-"""Dead letters by the hundred thousand: `python -m bench.dead_letters`.
+"""A topic with several hundred thousand dead letters: `python -m bench.dead_letters`.
 
-How long the command line takes to show some, how long Redis is busy with one call of a scan, and
-how fast a job sends them back. Processes are timed as a person starts them, with compiled modules.
+It measures how long the command line takes to show some, how long Redis is busy with one call of a
+scan, and how fast a job redrives them. Commands are timed as a user starts them, with compiled
+modules.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ CAUSES = (
     "TimeoutError: no answer of the shop after 30 s",
     "ConnectionRefusedError: port 443",
 )
-FILL = 10_000  # messages that are sent, and then die
-SCAN = 'error contains "nothing"'  # it fits none, so all are looked at
+FILL = 10_000  # messages that are sent and then dead-lettered together
+SCAN = 'error contains "nothing"'  # fits no letter, so all are scanned
 RATE = 500
 
 
 def bury(client: rmq.Client, name: str, count: int, slots: int) -> None:
-    """Create a topic with dead letters, whose causes take turns."""
+    """Create a topic with dead letters of alternating causes."""
     topic = client.topic(name, slots=slots)
     for start in range(0, count, FILL):
         numbers = range(start, min(count, start + FILL))
@@ -45,18 +46,18 @@ def bury(client: rmq.Client, name: str, count: int, slots: int) -> None:
                 left -= len(batch)
                 for place, cause in enumerate(CAUSES):
                     consumer.reject([d for d in batch if d.body["n"] % len(CAUSES) == place], cause)
-    time.sleep(0.002)  # a job begins after the last one died
+    time.sleep(0.002)  # a job starts after the death of the last letter
 
 
 class Shell:
-    """Runs `rmq` as processes."""
+    """Runs the command `rmq` as a process."""
 
     def __init__(self, url: str, compiled: str) -> None:
         self._env = {**os.environ, "RMQ_URL": url, "PYTHONPYCACHEPREFIX": compiled}
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def seconds(self, *words: str, first_row: bool = False, env: Mapping[str, str] = {}) -> float:
-        """Return how long a command takes, or until its first row."""
+        """Return the duration of a command, or the time until its first row."""
         began = time.perf_counter()
         with subprocess.Popen(
             [sys.executable, "-m", "rmq", *words],
@@ -73,13 +74,13 @@ class Shell:
 
 
 def _waited_s(pid: int) -> float:
-    """Return how long a process has been ready, and had no CPU."""
+    """Return how long a process was ready to run but had no CPU, s."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 @contextlib.contextmanager
 def first_of_all(pid: int) -> Iterator[bool]:
-    """Let a process go before all others; yield whether that is permitted."""
+    """Give a process priority over all others; yield whether that is permitted."""
     try:
         os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(50))
     except OSError:
@@ -92,7 +93,7 @@ def first_of_all(pid: int) -> Iterator[bool]:
 
 
 def _scan(own: Server, client: rmq.Client, topic: str) -> tuple[float, float]:
-    """Look at all dead letters; return the longest script, ms, and how long Redis had no CPU, s."""
+    """Scan all dead letters; return the longest script, ms, and Redis's wait for a CPU, s."""
     assert own.process is not None
     with own.raw() as raw:
         raw.config_set("slowlog-log-slower-than", 500)
@@ -107,7 +108,7 @@ def _scan(own: Server, client: rmq.Client, topic: str) -> tuple[float, float]:
 
 
 def scans(own: Server, client: rmq.Client, topic: str, rounds: int) -> list[Measurement]:
-    """Measure the longest call of a scan: among all processes, and with Redis before all others."""
+    """Measure the longest call of a scan, with Redis at normal priority and before all others."""
     usual = [_scan(own, client, topic) for _ in range(rounds)]
     found = [
         Measurement("scan", "longest call, of SLOWLOG", [ms for ms, _ in usual], unit="ms"),
@@ -128,7 +129,7 @@ def scans(own: Server, client: rmq.Client, topic: str, rounds: int) -> list[Meas
 
 
 def commands(shell: Shell, topic: str, rows: int, rounds: int) -> list[Measurement]:
-    """Measure commands as processes, by turns."""
+    """Measure commands as processes, in turn."""
     first, table, ratio, complete = [], list[float](), list[float](), list[float]()
     typed = {"_RMQ_COMPLETE": "bash_complete", "COMP_WORDS": "rmq peek ", "COMP_CWORD": "2"}
     shell.seconds("dlq", "ls", topic)  # compiles
@@ -146,7 +147,7 @@ def commands(shell: Shell, topic: str, rows: int, rounds: int) -> list[Measureme
 
 
 def _sent_per_s(client: rmq.Client, name: str, count: int, slots: int, rate: float | None) -> float:
-    """Send back half of twice so many dead letters by a job; return how many a second."""
+    """Redrive `count` dead letters of twice as many by a job; return how many per second."""
     bury(client, name, count * len(CAUSES), slots)
     job = client.admin.job_start(name, conditions={"filter": f'error="{CAUSES[0]}"'}, rate=rate)
     began = time.perf_counter()
@@ -159,7 +160,7 @@ def _sent_per_s(client: rmq.Client, name: str, count: int, slots: int, rate: flo
 
 
 def jobs(client: rmq.Client, count: int, slots: int, rounds: int) -> list[Measurement]:
-    """Measure jobs that send back half of twice so many, as fast as they can, and at a rate."""
+    """Measure jobs that redrive half of the dead letters, at full speed and at a rate."""
     fast = [_sent_per_s(client, f"fast-{n}", count, slots, None) for n in range(rounds)]
     rated = [_sent_per_s(client, f"rated-{n}", 10 * RATE, slots, RATE) for n in range(rounds)]
     return [

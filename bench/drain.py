@@ -1,4 +1,4 @@
-"""How fast waiting messages are drained, beside a raw stream: `--only drain`."""
+"""How fast waiting messages are drained, compared with a raw stream: `--only drain`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.measurement import Measurement, ratios_of
 from bench.queues import DeletingStream, Queue, Rmq, Stream
 from tests.servers import Server
 
-CHUNK = 20 * K  # after so many the next queue has its turn: a slow moment hits them all
-WAITING = 25 * CHUNK  # in each queue, at the start of a round
+CHUNK = 20 * K  # queues take turns after each chunk, so a slow moment affects all of them
+WAITING = 25 * CHUNK  # messages in each queue at the start of a round
 FILL = 1000
 TARGET = 0.9  # RMQ's speed / the stream's
 KINDS: list[type[Rmq] | type[Stream]] = [Rmq, Stream, DeletingStream]
@@ -23,7 +23,7 @@ STREAMS: dict[type[Stream], str] = {
 
 
 def _drain(queue: Queue, messages: int) -> float:
-    """Take and ack so many; return the seconds."""
+    """Take and ack `messages` messages; return the seconds."""
     began = perf_counter()
     for _ in range(messages // K):
         taken = queue.receive(K)
@@ -34,7 +34,7 @@ def _drain(queue: Queue, messages: int) -> float:
 
 
 def drain(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Drain messages by `receive(100)` and `ack`, by turns with raw streams of the same bodies."""
+    """Drain messages by `receive(100)` and `ack`, in turn with raw streams of the same bodies."""
     waiting = 2 * CHUNK if quick else WAITING
     rates: dict[str, list[float]] = defaultdict(list)
     with server.raw() as raw, placed(server, cores=2):

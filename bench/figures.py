@@ -1,4 +1,4 @@
-"""The figures of runs, read from files that `python -m bench --json FILE` has written."""
+"""The figures of runs, read from files of `python -m bench --json FILE`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-K = 100  # messages of a call, where a figure has one batch
-# The way to a file that has all that docs/capacity.md needs.
+K = 100  # messages per call, for figures with one batch size
+# How to make a file with all figures of docs/capacity.md.
 MEASURE = (
     "measure with --only cost --only growth, "
     "and no other options than --rounds, --messages and --json"
@@ -16,11 +16,11 @@ MEASURE = (
 
 
 class Missing(LookupError):
-    """A figure that the file does not have."""
+    """A figure that is missing in the file."""
 
 
 class Spread(NamedTuple):
-    """The value of a figure, and the least and the most of its rounds."""
+    """The value of a figure, and the least and most of its rounds."""
 
     value: float
     least: float
@@ -28,20 +28,20 @@ class Spread(NamedTuple):
 
 
 class Figures:
-    """The figures of a run, or of several, of which a later one replaces an earlier one.
+    """The figures of one or several runs; a later run replaces figures of an earlier run.
 
     Args:
-        contents: of the files.
+        contents: Contents of the files.
 
     Attributes:
-        parts: those that were measured.
-        runs: of each file, the description of its machine and the load of others by part.
+        parts: Measured parts.
+        runs: For each file, the description of its machine, and the load of others by part.
     """
 
     def __init__(self, *contents: Mapping[str, Any]) -> None:
         self.runs = [(content["machine"], content.get("loads", {})) for content in contents]
         self._figures: dict[str, Mapping[str, Any]] = {}
-        self._of: dict[str, int] = {}  # part -> its run
+        self._of: dict[str, int] = {}  # part -> number of its run
         for number, content in enumerate(contents):
             for figure in content["figures"]:
                 self._figures[figure["name"]] = figure
@@ -54,7 +54,7 @@ class Figures:
         return cls(*(json.loads(path.read_text()) for path in paths))
 
     def load(self, *parts: str) -> float | None:
-        """Return the highest load of others while parts were measured; None: it is not known."""
+        """Return the highest load of others while parts were measured; None if it is unknown."""
         loads = [self.runs[self._of[part]][1].get(part) for part in parts]
         known = [load for load in loads if load is not None]
         return max(known) if len(known) == len(loads) else None
@@ -86,7 +86,7 @@ class Figures:
         }
 
     def names(self, part: str, start: str) -> list[str]:
-        """Return the names of a part's figures that start so; there is one at least."""
+        """Return the names of a part's figures with this start; at least one."""
         found = [
             name
             for name, figure in self._figures.items()
@@ -106,15 +106,15 @@ class Figures:
         return text if figure["verdict"] == "ok" else f"{text}, **{figure['verdict']}**"
 
     def cost(self, verb: str, kind: str, k: int, column: str = "cpu") -> float:
-        """Return the least of a column of the part cost, for one message."""
+        """Return the least of a column of the part cost, per message."""
         return float(self._figure(f"{verb}, {kind}, k = {k}")["columns"][column]["least"])
 
     def life(self, kind: str, k: int, column: str = "cpu") -> float:
-        """Return the same of a whole life; a single message is sent, taken and acked by itself."""
+        """Return the same for a whole life; for k = 1, a message is sent, taken and acked alone."""
         return self.cost("life" if k > 1 else "single life", kind, k, column)
 
     def growth(self, grows: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Return the points of the part growth, all or of a series."""
+        """Return the points of the part growth, all or those of a series."""
         found = [
             figure
             for figure in self._figures.values()
@@ -125,13 +125,13 @@ class Figures:
         return found
 
     def rounds(self, *parts: str) -> str:
-        """Return the rounds of parts, of each the most that a figure has: "9", or "2 to 9"."""
+        """Return the numbers of rounds of parts as text: "9", or "2 to 9"."""
         counts = [max(len(one["rounds"]) for one in self.of(part)) for part in parts]
         least, most = min(counts), max(counts)
         return f"{most}" if least == most else f"{least} to {most}"
 
     def caption(self, parts: Sequence[str], how: str = "least") -> str:
-        """Return when and where parts were measured, and what of their rounds is shown."""
+        """Return a sentence with time, machine, rounds and load of the parts."""
         machine, _ = self.runs[self._of[parts[0]]]
         servers = [name for name in ("redis-server", "valkey-server") if name in machine]
         load = self.load(*parts)
@@ -150,7 +150,7 @@ class Figures:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as people say it."""
+    """Return a number of bytes in the usual unit."""
     return f"{count // 1024} KiB" if count >= 1024 else f"{count} B"
 
 
@@ -160,7 +160,7 @@ def spaced(number: float) -> str:
 
 
 def us(value: float) -> str:
-    """Return a time with three digits, or two behind the point."""
+    """Return a time with three digits, or with two decimals."""
     if value >= 100:
         return spaced(value)
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,15 +1,18 @@
-"""Groups: what shares they get, and what others wait while one has a backlog.
+"""Groups: their shares, and the waits of other groups while one group has a backlog.
 
     python -m bench.groups shares
     python -m bench.groups backlog --waiting 1000000
 
-`shares`: consumers take one message after the other of groups that always have some, and each holds
-it for a time, on the real scripts; the time is simulated, so it passes as fast as Redis answers.
-`backlog`: 1000 groups send 100 messages a second together, and the wait of each from its send to
-its delivery is measured, by turns without and with a group of which a million wait; a control has
-the same backlog in a topic without groups. Where 5 of a group may be in flight, the backlog has all
-four consumers at work: there the wait includes what is left of a handler's 5 ms. What these do not
-show: several slots, whose consumers visit one after the other.
+`shares`: consumers take messages, one after the other, of groups that always have some. Each
+consumer holds a message for a time. The scripts are real and the time is simulated, so it passes as
+fast as Redis answers.
+
+`backlog`: 1000 groups together send 100 messages a second, and the time from each send to its
+delivery is measured, in turn without and with a group that has a million waiting messages. As a
+control, a topic without groups has the same backlog. If 5 of a group may be in flight, the backlog
+occupies all four consumers, and the wait includes the rest of a handler's 5 ms.
+
+Several slots, whose consumers visit one slot after the other, are not measured.
 """
 
 from __future__ import annotations
@@ -31,29 +34,29 @@ import rmq
 from tests.conftest import any_binary
 from tests.servers import Server
 
-CONSUMERS, FEW = 16, 4  # 10 groups in order would leave some of 16 to the tenant
+CONSUMERS, FEW = 16, 4  # with 16 consumers, 10 groups in order would leave some to the tenant
 GROUPS, WEIGHT = 100, 4
-TENANT, TENANTS = 50, 10  # groups of the one that has many; others, with a group each
-FIRST, TAKEN = 400, 4000  # deliveries that are not counted, and those that are
-WITHIN = 0.1  # of what was asked
-OTHERS, RATE = 1000, 100  # groups beside the backlog; messages of all of them in a second
+TENANT, TENANTS = 50, 10  # groups of the large tenant; other tenants, with one group each
+FIRST, TAKEN = 400, 4000  # deliveries that are not counted, and that are counted
+WITHIN = 0.1  # allowed deviation from the expected share
+OTHERS, RATE = 1000, 100  # other groups in a backlog; their messages per second in total
 THREADS, WORK_S = 4, 0.005
 RUN_S, ROUNDS = 10.0, 3
-NO_LONGER = 3.0  # times the wait without the backlog
+NO_LONGER = 3.0  # target: longest wait, in multiples of the wait without the backlog
 BIG = "big"
 
 
 class Share(NamedTuple):
-    """What a share was asked to be of another one, and what it was."""
+    """The expected and the measured share of a group, relative to another group."""
 
     name: str
     asked: float
     found: float
-    others: tuple[float, float]  # the least and the most of another one, of their mean
+    others: tuple[float, float]  # least and most of another group, relative to their mean
 
     @property
     def is_well(self) -> bool:
-        """Whether it is near what was asked."""
+        """Return whether the measured share is close to the expected share."""
         return abs(self.found / self.asked - 1) <= WITHIN
 
 
@@ -139,7 +142,7 @@ def shares(client: rmq.Client) -> Iterator[Share]:
 
 
 class Wait(NamedTuple):
-    """How long messages of the other groups waited, ms; how many were sent, and delivered."""
+    """Waits of the other groups' messages, ms, and numbers of sent and delivered messages."""
 
     p50: float
     p99: float
@@ -149,7 +152,7 @@ class Wait(NamedTuple):
 
 @contextmanager
 def at_work(client: rmq.Client, name: str) -> Iterator[list[float]]:
-    """Threads that handle messages; the waits of those that have a time, s."""
+    """Run threads that handle messages; yield the waits of messages with a time, s."""
     waits: list[float] = []
     ended = threading.Event()
 
@@ -172,7 +175,7 @@ def at_work(client: rmq.Client, name: str) -> Iterator[list[float]]:
 
 
 def waited(client: rmq.Client, name: str, grouped: bool) -> Wait:
-    """Send 100 a second for a time, and return how long they waited."""
+    """Send 100 messages a second for RUN_S, and return their waits."""
     topic, rng = client.topic(name), random.Random(1)
     with at_work(client, name) as waits:
         time.sleep(0.5)
@@ -189,7 +192,7 @@ def waited(client: rmq.Client, name: str, grouped: bool) -> Wait:
 
 
 def backlog(client: rmq.Client, waiting: int, kind: str, setting: rmq.Groups | None) -> list[Wait]:
-    """Return the waits without and with a backlog, by turns in two topics."""
+    """Return the waits without and with a backlog, in turn in two topics."""
     names = f"alone-{kind}", f"beside-{kind}"
     for name in names:
         client.topic(name, groups=setting).open()
@@ -203,7 +206,7 @@ def backlog(client: rmq.Client, waiting: int, kind: str, setting: rmq.Groups | N
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, and print what was found; 1: it is not what was asked."""
+    """Measure and print the results; return 1 if a target is missed."""
     made = argparse.ArgumentParser(prog="python -m bench.groups", description=__doc__)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("part", choices=["shares", "backlog"])

@@ -1,4 +1,4 @@
-"""How late a message comes: to a consumer that waits for it, and after the time it is due."""
+"""How late messages are delivered: to a waiting consumer, and after their due time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from bench.machine import settle, used_cpu_s
 from bench.measurement import Measurement, percentile, ratios_of
 from tests.servers import Server, following
 
-RENEWAL_S = (
-    15.0  # after so long a consumer that waits renews its credits (lua/lib/wake/credits.lua)
-)
+# A waiting consumer renews its credits after this time (lua/lib/wake/credits.lua).
+RENEWAL_S = 15.0
 DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
 
-# Of RMQ's p50 / a stream's. An async consumer's loop wakes up once more.
+# RMQ's p50 / a stream's. The event loop of an async consumer wakes up once more.
 P50_TARGETS = {"rmq, sync consumer": 1.2, "rmq, async consumer": 1.35}
 MANY_SLOTS, MANY_CONSUMERS = 64, 20
 
 
 def _by_round(samples: list[Sample]) -> dict[int, list[float]]:
-    """Milliseconds late, by round."""
+    """Return the lateness in ms, by round."""
     found: dict[int, list[float]] = defaultdict(list)
     for number, ns in samples:
         found[number].append(ns / 1e6)
@@ -55,7 +54,7 @@ def _late(
 def _against_stream(
     name: str, late: dict[str, dict[int, list[float]]], cpu: dict[str, list[float]]
 ) -> list[Measurement]:
-    """Ratios of one way over the raw stream: p50, p99 and CPU of Redis, round by round."""
+    """Return ratios of one way to the raw stream: p50, p99 and CPU of Redis, round by round."""
     ours, theirs = late[name], late["raw stream"]
     measurements = [
         Measurement("latency", f"{name} / raw stream, p{percent}",
@@ -72,10 +71,10 @@ def _against_stream(
 
 
 def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """From send to receive at 100 messages/s, one idle consumer in another process, in turns.
+    """Measure send to receive at 100 messages/s, with one idle consumer in another process.
 
-    The messages trickle: each finds its consumer asleep. Beside the times, the CPU of Redis for one
-    message, with its ack, and the ratios to a raw stream in the same round.
+    The messages come one at a time, so each finds its consumer asleep. The result also has the CPU
+    of Redis for one message with its ack, and the ratios to a raw stream in the same round.
     """
     each_s = 0.3 if quick else 4.0
     with server.raw() as raw, rmq.Client(server.url) as client:
@@ -90,7 +89,7 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
             for name, (_, send) in ways.items():
                 used_s, ticks = used_cpu_s(raw), int(each_s * 100)
                 trickle(send, number, ticks)
-                time.sleep(0.05)  # for the last ack
+                time.sleep(0.05)  # until the last ack
                 cpu[name].append(1e6 * (used_cpu_s(raw) - used_s) / ticks)
         measurements, late = [], {}
         for name, (running, send) in ways.items():
@@ -107,7 +106,7 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def due(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """20 000 messages due over 10 s, one consumer in another process."""
+    """Measure 20 000 messages due over 10 s, with one consumer in another process."""
     count, over_s = (500, 1.0) if quick else (20_000, 10.0)
     rounds = min(rounds, 3)
     with server.raw() as raw, rmq.Client(server.url) as client:
@@ -139,23 +138,23 @@ def due(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _calls(raw: redis.Redis) -> tuple[int, int]:
-    """Commands that clients sent, and those with what scripts called."""
+    """Return the number of commands from clients, and including the commands that scripts call."""
     stats = {name[8:]: one["calls"] for name, one in raw.info("commandstats").items()}
     return sum(stats.get(name, 0) for name in DIRECT), sum(stats.values())
 
 
 def _changes(raw: redis.Redis) -> float:
-    """Changes of keys since the server was started: nothing saves it."""
+    """Return the number of changed keys since the server's start, as it is never saved."""
     return float(raw.info("persistence")["rdb_changes_since_last_save"])
 
 
 def _replicated(raw: redis.Redis) -> float:
-    """Bytes that were sent to a replica."""
+    """Return the number of bytes sent to a replica."""
     return float(raw.info("replication")["master_repl_offset"])
 
 
 def idle(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Consumers that wait while nothing comes: commands, and what many of them cost and write."""
+    """Measure idle consumers: their commands, and the CPU and writes of many of them."""
     seconds, measurements = 2.0 if quick else 10.0, []
     with server.raw() as raw, rmq.Client(server.url) as client:
         for slots in (1, 8):
@@ -176,13 +175,13 @@ def idle(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _many_idle(binary: str, seconds: float, renewals: int) -> list[Measurement]:
-    """Measure the CPU and the writes of a server with a replica, on which many consumers wait."""
+    """Measure the CPU and the writes of a server with a replica and many waiting consumers."""
     own = Server(binary)
     try:
         with following(own.port, binary), own.raw() as raw, rmq.Client(own.url) as client:
             client.topic("idle", slots=MANY_SLOTS).open()
             running = Running(idle_consumers, own.url, f"idle {MANY_CONSUMERS}")
-            time.sleep(seconds)  # until all of them have looked, and wait
+            time.sleep(seconds)  # until all of them wait
             readings = (used_cpu_s, _changes, _replicated)
             before, began = [reading(raw) for reading in readings], time.monotonic()
             time.sleep(renewals * RENEWAL_S)
@@ -194,7 +193,7 @@ def _many_idle(binary: str, seconds: float, renewals: int) -> list[Measurement]:
     finally:
         own.stop()
     name = f"{MANY_CONSUMERS} idle consumers of {MANY_SLOTS} slots"
-    most = MANY_CONSUMERS * MANY_SLOTS / 10  # a write for each slot of each in 10 s
+    most = MANY_CONSUMERS * MANY_SLOTS / 10  # each consumer writes once per slot in 10 s
     return [
         Measurement("idle", f"{name}: CPU of Redis", [100 * cpu], "% of a core", 1.0, True),
         Measurement("idle", f"{name}: writes", [changes], "writes/s", most, at_most=True),

@@ -1,4 +1,4 @@
-"""The cost of keeping leases: processor time while one worker holds a hundred thousand messages."""
+"""The cost of keeping leases: CPU time of a worker that holds a hundred thousand messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmq.kernel.handlers.handler import MAX_PREFETCH
 from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.servers import Server
 
-RUNNING = 100  # tasks of each topic; the other messages wait in the worker
+RUNNING = 100  # running tasks of each topic; the other messages wait in the worker
 
 
 def _seconds(process: psutil.Process) -> float:
@@ -25,7 +25,7 @@ def _seconds(process: psutil.Process) -> float:
 def _held(
     server: Server, count: int, lease_s: float, watch_s: float
 ) -> tuple[float, float, int, float]:
-    """Shares of a core, of the heartbeat and of the worker with it; how many were lost; MiB."""
+    """Return core shares of heartbeat and of heartbeat and worker, lost messages, and MiB."""
     each = min(count, MAX_PREFETCH)
     with rmq.Client(server.url) as client:
         over, loops = asyncio.Event(), []
@@ -34,7 +34,7 @@ def _held(
             loops.append(asyncio.get_running_loop())
             await over.wait()
 
-        # A worker asks for more when a quarter of its room is free.
+        # A worker fetches more when a quarter of its room is free.
         names = [f"leases{number}" for number in range(-(-count * 4 // (each * 3)))]
         for name in names:
             topic = client.topic(name, lease=lease_s)
@@ -48,7 +48,7 @@ def _held(
         processes = psutil.Process(heartbeat.process.pid), psutil.Process()
         while sum(counts["held"] for counts in worker.counts().values()) < count:
             time.sleep(0.05)
-        time.sleep(lease_s / 3)  # the first renewal opens connections
+        time.sleep(lease_s / 3)  # until the first renewal has opened connections
         before, began = [_seconds(one) for one in processes], time.monotonic()
         time.sleep(watch_s)
         took = time.monotonic() - began
@@ -64,7 +64,7 @@ def _held(
 
 
 def leases(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """100 000 messages of some topics in one worker, watched over a lease and more."""
+    """Measure 100 000 messages of several topics in one worker, for longer than a lease."""
     count, lease_s, watch_s = (1_000, 3.0, 3.0) if quick else (100_000, 30.0, 40.0)
     found = []
     for _ in range(min(rounds, 2)):

@@ -16,7 +16,7 @@ from rmq.ledger import Ledger, exactly_once, metadata
 from tests.databases import Postgres
 from tests.servers import Server
 
-TARGET = 0.7  # of the same business transaction without a ledger
+TARGET = 0.7  # share of the rate of the same transaction without a ledger
 ACCOUNTS, TOPIC = 200, "transfers"
 
 tables = sa.MetaData()
@@ -35,7 +35,7 @@ transfers = sa.Table(
 
 
 def book(body: dict[str, Any], connection: sa.Connection) -> None:
-    """Update two accounts, in their order, and insert a row, in the caller's transaction."""
+    """Update two accounts in a fixed order, and insert a row, in the caller's transaction."""
     moves = {body["from"]: -body["cents"], body["to"]: body["cents"]}
     for account in sorted(moves):
         connection.execute(
@@ -92,7 +92,7 @@ def _rate(server: Server, engine: sa.Engine, count: int, made: Callable[[sa.Engi
 
 
 def ledger(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Measure a worker that books transfers, with and without `exactly_once`, by turns."""
+    """Measure a worker that books transfers, in turn with and without `exactly_once`."""
     count = 300 if quick else 4_000
     measurements = []
     for name, durable in (("on the disk", True), ("in memory", False)):

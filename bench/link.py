@@ -1,9 +1,9 @@
-"""A server that is some time away, in a network namespace of its own.
+"""A server in its own network namespace, with a delay.
 
-Two namespaces have a TUN device each, and a child process carries packets from one to the other
-when they are due: kernels without `netem` can do that, too. The child needs CPU time, some us for a
-packet. Namespaces and devices are gone when the bench ends; those of a bench that was killed are
-removed by the next one.
+Two namespaces have a TUN device each, and a child process carries packets between them when they
+are due. That also works on kernels without `netem`. The child needs some us of CPU time per packet.
+Namespaces and devices are removed when the bench ends; leftovers of a killed bench are removed by
+the next run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADDRESSES: dict[Side, str] = {"left": "10.89.1.1", "right": "10.89.1.2"}
 TUN = "/dev/net/tun"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PR_SET_TIMERSLACK = 29
-MTU = 65_000  # a packet for a batch, as network cards have it that segment by themselves
+MTU = 65_000  # a packet holds a batch, as with network cards that segment packets themselves
 
 
 def _ip(*words: str) -> None:
@@ -38,7 +38,7 @@ def _ip(*words: str) -> None:
 
 
 def _open(side: Side) -> int:
-    """Make a TUN device in the namespace in which this thread is; return its descriptor."""
+    """Make a TUN device in this thread's namespace; return its descriptor."""
     try:
         device = os.open(TUN, os.O_RDWR)
         fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH14x", b"far", _IFF_TUN | _IFF_NO_PI))
@@ -54,12 +54,12 @@ def _open(side: Side) -> int:
 def far_server(
     binary: str, round_trip_ms: float
 ) -> Iterator[tuple[Server, str, Callable[[], AbstractContextManager[None]]]]:
-    """Start a server to which a round trip takes so much longer.
+    """Start a server with a longer round trip.
 
-    Yields the server, its URL, and what a thread is inside of to reach it at that URL.
+    Yields the server, its URL, and a context manager inside which a thread reaches that URL.
 
     Raises:
-        NotPermitted: this machine makes no namespaces or devices for us; the text says why.
+        NotPermitted: This machine does not permit namespaces or devices; the error says why.
     """
     with contextlib.ExitStack() as stack:
         network = Network()
@@ -84,7 +84,7 @@ def far_server(
 
 def carry(one: int, other: int, delay_s: float) -> None:
     """Carry packets between two devices, each after a delay, until one of them ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # wake up on time, not up to 50 us later
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # wake up on time, not up to 50 us late
     opposite = {one: other, other: one}
     under_way: deque[tuple[float, int, bytes]] = deque()
     while True:

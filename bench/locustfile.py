@@ -7,8 +7,8 @@ From the top of the checkout:
     locust -f bench/locustfile.py --headless -u 8 -t 1m Producer Consumer --rate 500 --work-ms 2
     locust -f bench/locustfile.py --help                             RMQ's options are at the end
 
-Without --rmq-url (or RMQ_URL) a private server starts, and stops with the run. When the users have
-stopped, the topic is drained and every message accounted for. Exit code: 0 success; 1 requests
+Without --rmq-url (or RMQ_URL) a private server starts, and stops with the run. After the users have
+stopped, the topic is drained and every message is accounted for. Exit codes: 0 success; 1 requests
 failed; 2 an option is wrong; 3 a message was lost, was delivered twice, or is still in Redis.
 """
 
@@ -47,7 +47,7 @@ def stop(environment: Environment, **_: Any) -> None:
 def end(environment: Environment, **_: Any) -> None:
     run = Run.of(environment)
     if environment.runner:
-        environment.runner.stop()  # after Ctrl-C the users still run; it calls `stop`
+        environment.runner.stop()  # after Ctrl-C the users still run; this calls their `stop`
     run.close()
     if not environment.web_ui:
         events.quit.add_listener(lambda **_: show(run))  # below locust's own tables

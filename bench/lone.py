@@ -1,11 +1,12 @@
-"""The part `lone`: each step of a lone message in us of Redis and of the client, beside a stream's.
+"""The part `lone`: the us of Redis and client for each step of a lone message, and for a stream.
 
-At a time: it is sent, taken and acked, then the next one. Trickled: a consumer waits, hears of the
-message that comes, and acks it. The steps of a kind are made for PLACES topics, or streams, one
-after the other, so that a step is measured alone; every place has a consumer of its own.
+"At a time" means that a message is sent, taken and acked before the next message is sent.
+"Trickled" means that a consumer waits, is woken by the message, and acks it. The steps of a kind
+are made for PLACES topics or streams in a row, so that each step is measured alone. Every place has
+its own consumer.
 
-Beside these, messages trickle to consumers in other processes, at 100 a second. Redis and its
-caches have gone cold by then, so the same scripts take several times as long.
+Messages also trickle to consumers in other processes, at 100 a second. Redis and its caches are
+cold then, so the same scripts take several times as long.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ from tests.servers import Server
 PLACES = 50
 ROUNDS = 25
 WAIT_S = 60.0
-SETTLED_S = 0.0005  # a request that has no reply yet is carried out in so long
+SETTLED_S = 0.0005  # after this time Redis has executed a request whose reply was not read
 PUBLISHING = ("publish", "spublish", "pubsub|numsub", "pubsub|shardnumsub")
 COLUMNS = {
     "cpu": "Redis",
-    "request": "request",  # what PING costs: system calls, and little else
-    "call": "call",  # of an empty script with the same keys and arguments
+    "request": "request",  # cost of a PING: mostly system calls
+    "call": "call",  # cost of an empty script with the same keys and arguments
     "commands": "commands",
     "publish": "PUBLISH",
-    "lua": "Lua",  # the rest of the script
-    "rest": "rest",  # of the CPU: parsing, and what is written to other connections
+    "lua": "Lua",  # rest of the script
+    "rest": "rest",  # rest of the CPU: parsing, and writing to other connections
     "redis wakes": "wakes",
     "client": "client",
-    "socket": "socket",  # what PING costs on a bare socket
-    "code": "code",  # the rest
+    "socket": "socket",  # cost of a PING on a bare socket
+    "code": "code",  # rest of the client
     "client wakes": "wakes",
 }
 COLD = "at 100/s"
 STEPS = ("send", "take", "ack", "wait", "send to it", "hear", "ack it")
-REQUESTS = {"hear": 0}  # of a step; 1 of the others
+REQUESTS = {"hear": 0}  # requests of a step; 1 for all other steps
 EXPLANATION = (
     "us for one message, medians; bench/README.md describes the columns. Redis = request + call + "
     "commands + PUBLISH + Lua + rest; client = socket + code; wakes: how often the thread slept."
@@ -71,10 +72,10 @@ Columns = dict[str, float]
 
 
 class Driver:
-    """Makes the steps at all places; a subclass says how.
+    """Makes the steps at all places; a subclass defines the steps.
 
     Attributes:
-        words: by step, of the script call that it makes.
+        words: Words of the script call of each step.
     """
 
     name: str
@@ -96,7 +97,7 @@ async def _now(value: Any) -> Any:
 
 
 class Rmq(Driver):
-    """RMQ's clients: the steps are written once, for both."""
+    """RMQ's clients; both clients share the code of the steps."""
 
     def __init__(self, url: str, is_async: bool) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class Rmq(Driver):
         self._loop = asyncio.new_event_loop() if is_async else None
         self._client: Any = (rmq.AsyncClient if is_async else rmq.Client)(url)
         self._transport = self._client._transport
-        # Where a consumer has waited, a send looks for it: the steps at a time are elsewhere.
+        # A send looks for consumers that have waited, so steps at a time have separate topics.
         self._topics = {
             way: [
                 self._client.topic(f"{self.name}-{way}-{n}", codec="bytes", slots=1)
@@ -125,7 +126,7 @@ class Rmq(Driver):
             return command(made)
 
         self._run(self._open())
-        for _ in range(2):  # what a place does for the first time is not measured
+        for _ in range(2):  # first-time work at a place is not measured
             transport._command = noting
             for self._called in STEPS:
                 self.step(self._called)
@@ -181,7 +182,7 @@ class Rmq(Driver):
             self._taken.append(kind(step[0], consumer._settle_with))
 
     async def _go_on(self, consumer: Any, flow: Any, value: Any) -> Any:
-        """Run the flow of a receive until it sleeps with a credit, or ends."""
+        """Run the flow of a receive until it sleeps with a credit or ends."""
         transport: Any = self._transport
         try:
             step = flow.send(value)
@@ -250,7 +251,7 @@ class Stream(Driver):
 
     @staticmethod
     def _entry_of(reply: Any) -> Any:
-        """Return the id of the first entry; RESP2 has lists, RESP3 dicts of them."""
+        """Return the id of the first entry; RESP2 has lists, RESP3 has dicts of lists."""
         entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
         return entries[0][0] if isinstance(entries[0][0], bytes) else entries[0][0][0]
 
@@ -262,7 +263,7 @@ class Stream(Driver):
 
 
 class Reading(NamedTuple):
-    """The time and the wakes of a server and of this thread so far."""
+    """The time and the wakes of a server and of this thread up to now."""
 
     stats: dict[str, tuple[int, int]]
     redis_us: float
@@ -272,16 +273,16 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Reads what a server and this thread spend."""
+    """Reads the costs of a server and of this thread."""
 
     def __init__(self, server: Server, raw: redis.Redis) -> None:
         assert server.process is not None
         self._status, self._raw = Path(f"/proc/{server.process.pid}/status"), raw
 
     def measure(self, run: Callable[[], object]) -> Columns:
-        """Run steps at all places; return what one costs, in us and in wakes.
+        """Run steps at all places; return the cost of one step, in us and in wakes.
 
-        "script" includes the commands that it calls; "commands" leaves those of "publish" out.
+        "script" includes the commands that it calls; "commands" excludes "publish".
         """
         before = self._read(first_redis=False)
         run()
@@ -301,7 +302,7 @@ class Meter:
         return {name: value / PLACES for name, value in spent.items()}
 
     def _read(self, first_redis: bool) -> Reading:
-        """Read all; `first_redis`: in the order that leaves the readings themselves out."""
+        """Read all values; `first_redis` sets the order in which the readings cost nothing."""
         readings: list[Callable[[], Any]] = [
             lambda: read_stats(self._raw.info("commandstats")),
             lambda: cpu_us(self._raw), self._wakes,
@@ -321,7 +322,7 @@ class Meter:
 def _account(
     driver: Driver, meter: Meter, raw: redis.Redis, empty: str, name: str, ping: Columns
 ) -> Columns:
-    """Make a step at all places; return each part of its cost for one message."""
+    """Make a step at all places; return the parts of its cost per message."""
     columns = meter.measure(lambda: driver.step(name))
     requests = REQUESTS.get(name, 1)
     script_us, called_us = columns.pop("script"), columns["commands"] + columns["publish"]
@@ -347,7 +348,7 @@ def _ping(connection: socket.socket) -> None:
 
 
 def lone(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Account for the steps of a lone message, sync and async, beside a stream's."""
+    """Measure the steps of a lone message, sync, async and with a stream."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
         settle(raw)
@@ -375,7 +376,7 @@ def lone(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
-    """Send 100 messages a second to consumers that wait; return how long Redis is at each step."""
+    """Send 100 messages a second to waiting consumers; return Redis's time for each step."""
     scripts = {load(script).sha: name for script, name in
                (("send", "send to it"), ("prepare", "wait"), ("ack", "ack it"))}  # fmt: skip
     plain = {b"XADD": "send to it", b"XREADGROUP": "wait", b"XACK": "ack it"}
@@ -387,7 +388,7 @@ def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
             running, send = start_consumer(name, server.url, raw, client)
             for _ in range(20):
                 send(body_of(0, time.time_ns()))
-            # What a script calls is mostly faster: noting it would take time in the script.
+            # Commands inside scripts are fast, and recording them would slow down the script.
             raw.config_set("slowlog-log-slower-than", 0 if name == "stream" else 10)
             raw.slowlog_reset()
             trickle(send, 0, int(seconds * 100))
@@ -404,7 +405,7 @@ def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
 
 
 def rows(steps: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """Return heading and rows of the table, with a sum of each way. `steps`: their columns."""
+    """Return heading and rows of the table, with a sum of each way; `steps`: their columns."""
     columns, made = [*COLUMNS, COLD], []
     for kind in ("sync", "async", "stream"):
         for way, names in (("one at a time", STEPS[:3]), ("trickled", STEPS[3:])):

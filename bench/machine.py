@@ -1,4 +1,4 @@
-"""The server that a run measures, the description of the machine, and what others do on it."""
+"""The measured server, the description of the machine, and the load of other programs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import redis
 from bench.child import ROOT
 from tests.servers import Server, engines
 
-# What decides about speed: neither words nor the results of earlier runs.
+# Files that affect speed; pages and results of earlier runs do not.
 _MEASURED = ("rmq", "lua", "bench", "tests", ":!*.md", ":!bench/results")
 _PR_SET_CHILD_SUBREAPER = 36
-REPLY_S = 60.0  # how long a plain client waits; redis-py's 5 s are too few on a busy machine
+REPLY_S = 60.0  # longest wait of a plain client; redis-py's 5 s are too short on a busy machine
 
 
 @contextlib.contextmanager
 def server(engine: str | None = None) -> Iterator[Server]:
-    """Start a server on loopback TCP, without persistence: PATH's, else pip's newest.
+    """Start a server on loopback TCP without persistence, from PATH or else pip's newest.
 
     Args:
-        engine: another one, by name and version as `engines` has it: "valkey-9.1".
+        engine: Name and version of another engine, as in `engines`: "valkey-9.1".
     """
     preferred = shutil.which("redis-server") or list(engines().values())[-1]
     own = Server(engines()[engine] if engine else preferred)
@@ -42,14 +42,14 @@ def server(engine: str | None = None) -> Iterator[Server]:
 
 
 def used_cpu_s(raw: redis.Redis) -> float:
-    """Return the seconds of CPU that a server has used, in all its threads."""
+    """Return the CPU time that a server has used in all its threads, s."""
     info = raw.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
 def settle(raw: redis.Redis) -> None:
-    """Empty the server, so that all rounds begin alike."""
-    raw.flushall(asynchronous=True)  # millions of keys would take longer than a client waits
+    """Empty the server, so that all rounds start in the same state."""
+    raw.flushall(asynchronous=True)  # deleting millions of keys would exceed the client's timeout
     while raw.info("memory")["lazyfree_pending_objects"]:
         time.sleep(0.01)
     raw.config_resetstat()
@@ -85,7 +85,7 @@ def commit(checkout: Path = ROOT) -> str:
 
 
 def description(raw: redis.Redis) -> dict[str, str]:
-    """Return the facts that a comparison of two runs needs."""
+    """Return the facts that are needed to compare two runs."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
@@ -102,14 +102,14 @@ def description(raw: redis.Redis) -> dict[str, str]:
 
 
 def _cpu_of_all_s() -> float:
-    """Return the CPU time of all processes since the boot, and what the host took from us."""
+    """Return the CPU time of all processes since the boot, including time stolen by the host, s."""
     times = psutil.cpu_times()
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     return sum(float(getattr(times, name, 0.0)) for name in names)
 
 
 def _own_cpu_s() -> float:
-    """Return the CPU time of this process, its descendants, and those that have ended."""
+    """Return the CPU time of this process and its descendants, including ended processes, s."""
     me, total = psutil.Process(), 0.0
     for process in (me, *me.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -119,7 +119,7 @@ def _own_cpu_s() -> float:
 
 
 def adopt_orphans() -> None:
-    """Stay the ancestor of processes whose parent ends before them: their CPU time is ours."""
+    """Remain the ancestor of processes whose parent ends first, so that their CPU time counts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -127,26 +127,27 @@ def adopt_orphans() -> None:
 class OthersLoad:
     """The load of other programs from now on: how many cores they keep busy.
 
-    That is the CPU time of the machine, with what its host takes (steal), without that of the bench
-    and its children, for each second. A program that always wants a core has a load average of 1,
-    and less here: beside a client and a server that work, two thirds of one of two cores.
+    It is the CPU time of the machine per second, including time that its host steals, without the
+    CPU time of the bench and its children. A program that always wants a core has a load average
+    of 1. Its load here is less: next to a busy client and server, two thirds of one of two cores.
     """
 
     def __init__(self) -> None:
         self._began, self._all, self._own = time.monotonic(), _cpu_of_all_s(), _own_cpu_s()
 
     def cores(self) -> float:
-        """Return their average number."""
+        """Return the average number of busy cores."""
         others = (_cpu_of_all_s() - self._all) - (_own_cpu_s() - self._own)
         return max(0.0, others / (time.monotonic() - self._began))
 
 
 @contextlib.contextmanager
 def placed(*servers: Server, cores: int) -> Iterator[bool]:
-    """Keep client and servers on two cores, or on one; yields whether this system can.
+    """Keep client and servers on two cores, or on one; yield whether this system can do that.
 
-    Left free, the scheduler does now this, now that, and a single request and reply is then bound
-    by how a sleeping core wakes. Two cores are as two machines; one core shows CPU time alone.
+    Without it, the scheduler decides differently each time, and the time of a single request
+    depends on how fast a sleeping core wakes up. Two cores are like two machines; one core shows
+    CPU time alone.
     """
     pids = [server.process.pid for server in servers if server.process is not None]
     affinity = getattr(os, "sched_setaffinity", None)

@@ -1,4 +1,4 @@
-"""How many Redis masters of a cluster carry a load, with a topic's slots placed by Redis's hash."""
+"""How many Redis masters of a cluster a load needs, with slots placed by Redis's hash."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import statistics
 
 from redis.crc import key_slot
 
-SPARE = 0.6  # of a core's time is used; the rest is for bursts, retries and what is not the least
+SPARE = 0.6  # used share of a core's time; the rest is for bursts and retries
 TOPICS = 60
-HASH_SLOTS = 16_384  # of Redis Cluster; each master has a range of them, even in size
+HASH_SLOTS = 16_384  # of Redis Cluster; each master has an equal range
 
 
 @functools.cache
 def _places(slots: int) -> tuple[tuple[int, ...], ...]:
-    """Return the hash slots of the slots of some topics; names as in rmq/kernel/core/keys.py."""
+    """Return the hash slots of each topic's slots; names as in rmq/kernel/core/keys.py."""
     return tuple(
         tuple(key_slot(b"rmq:{topic%d_%d}:store" % (topic, index)) for index in range(slots))
         for topic in range(TOPICS)
@@ -24,7 +24,7 @@ def _places(slots: int) -> tuple[tuple[int, ...], ...]:
 
 @functools.cache
 def fullest(masters: int, slots: int) -> float:
-    """Return the load of the fullest master, where 1 is even: the median of some topics."""
+    """Return the load of the fullest master, where 1 is even: the median of several topics."""
     loads = []
     for places in _places(slots):
         counts = [0] * masters
@@ -35,12 +35,12 @@ def fullest(masters: int, slots: int) -> float:
 
 
 def even(cores: float) -> int:
-    """Return the masters for a load of so many whole cores, if it is spread evenly."""
+    """Return the number of masters for a load of `cores` whole cores, if it is spread evenly."""
     return math.ceil(cores / SPARE)
 
 
 def hashed(cores: float, slots: int) -> int | None:
-    """Return the fewest masters of which the fullest has time to spare; None if no number has."""
+    """Return the fewest masters of which the fullest is not overloaded; None if none suffice."""
     for masters in range(even(cores), slots + 1):
         if cores / masters * fullest(masters, slots) <= SPARE:
             return masters

@@ -14,12 +14,12 @@ class Measurement:
     """A row of the report.
 
     Attributes:
-        part: the part of the bench that measured it.
-        name: its title.
-        rounds: its value in each round; the report shows median, least and most.
-        unit: of the values; "x" is a ratio inside one round.
-        target: the bound that its median should meet, or None.
-        at_most: whether the target is an upper bound.
+        part: Part of the bench that measured it.
+        name: Title of the row.
+        rounds: Value of each round; the report shows median, least and most.
+        unit: Unit of the values; "x" is a ratio inside one round.
+        target: Bound that the median should meet, or None.
+        at_most: Whether the target is an upper bound.
     """
 
     part: str

@@ -1,4 +1,4 @@
-"""Memory that RMQ uses in Redis: a waiting message, a remembered id, a claim."""
+"""Memory of RMQ in Redis: for a waiting message, a remembered id, and a claim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 
 def used_memory(raw: redis.Redis) -> int:
-    time.sleep(1.0)  # until buffers are given back and tables have their size
+    time.sleep(1.0)  # until buffers are freed and tables have their final size
     return int(raw.info("memory")["used_memory"])
 
 
@@ -36,16 +36,16 @@ def _fill(server: Server, count: int) -> None:
 
 
 def memory(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Bytes for one 100-byte message with a priority, by how many wait."""
+    """Measure the bytes of one 100-byte message with a priority, by number of waiting messages."""
     measurements = []
     with server.raw() as raw:
         _fill(server, 1000)  # loads scripts, and makes the server's histogram of each command
         for count in (1_000, 10_000) if quick else (10_000, 100_000, 1_000_000):
-            raw.flushall()  # and not its statistics: the histograms would be made again
+            raw.flushall()  # keeps the statistics, so that histograms are not made again
             before = used_memory(raw)
             _fill(server, count)
             each = (used_memory(raw) - before) / count
-            target = 280 if count == 1_000_000 else 340  # of Debian's redis-server
+            target = 280 if count == 1_000_000 else 340  # for Debian's redis-server
             measurements.append(
                 Measurement(
                     "memory", f"{count:,} messages waiting, each", [each], "B", target, True
@@ -59,7 +59,7 @@ def memory(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _settle(server: Server, count: int) -> None:
-    """Send and take for good, each under a key of its own; the window is longer than the run."""
+    """Send and settle messages, each with its own key; the window is longer than the run."""
     with rmq.Client(server.url) as client:
         topic = client.topic("remembered", codec="bytes", dedup_window=DAY_MS / 1000)
         with topic.consumer(mode="at_most_once") as consumer:
@@ -70,7 +70,7 @@ def _settle(server: Server, count: int) -> None:
 
 
 def _claim(raw: redis.Redis, count: int) -> int:
-    """Claim keys of 36 characters; what that takes. Then finish them."""
+    """Claim keys of 36 characters, return their memory, and finish them."""
     keys, names = SlotKeys("rmq", "orders", 0), [b"default:%s" % str(uuid.uuid4()).encode()
                                                  for _ in range(count)]  # fmt: skip
     owners = [b"%s:1" % str(one).encode() for one in ids.make(0, 0, count)]
@@ -93,7 +93,7 @@ def _claim(raw: redis.Redis, count: int) -> int:
 
 
 def remembered(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """Bytes for an id in the dedup window, and for a claim on a key of 36 characters."""
+    """Measure the bytes of an id in the dedup window, and of a claim on a key of 36 characters."""
     measurements = []
     with server.raw() as raw:
         _settle(server, 1000)

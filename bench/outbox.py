@@ -1,4 +1,4 @@
-"""The outbox: how fast one relay sends what is committed, beside sending the same directly."""
+"""The outbox: how fast one relay sends committed messages, compared with sending directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _body(number: int) -> dict[str, Any]:
 
 
 def _fill(engine: sa.Engine, outbox: Outbox, count: int) -> None:
-    """Stubs in transactions of a batch; each second one has one of 50 bases."""
+    """Write stubs in transactions of a batch; every second stub has one of 50 bases."""
     for first in range(0, count, BATCH):
         with engine.begin() as connection:
             for number in range(first, first + BATCH):
@@ -35,7 +35,7 @@ def _fill(engine: sa.Engine, outbox: Outbox, count: int) -> None:
 
 
 def _direct(topic: rmq.Topic, first: int) -> None:
-    """The same messages, without a database."""
+    """Send the same messages without a database."""
     topic.send_many(
         rmq.Outgoing(_body(number), slot_basis=f"basis:{number % 100}" if number % 2 else None)
         for number in range(first, first + BATCH)
@@ -43,13 +43,13 @@ def _direct(topic: rmq.Topic, first: int) -> None:
 
 
 def outbox(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """A relay beside send_many, and a transaction with a message beside one without."""
+    """Compare a relay with send_many, and a transaction with a message with one without."""
     measurements = []
     for kind in (Postgres, MariaDB):
         try:
             own = kind(durable=True)
         except pytest.skip.Exception:
-            continue  # no such database here
+            continue  # this database is not installed
         try:
             measurements += _measured(own, server, rounds, quick)
         finally:
@@ -82,7 +82,7 @@ def _measured(own: DatabaseServer, server: Server, rounds: int, quick: bool) -> 
                         raise RuntimeError("the relay sent less than there was")
                     spent[name] += perf_counter() - started
             if not number:
-                continue  # the first warms up
+                continue  # the first round warms up
             rates.append(BATCH * turns / spent["relay"])
             ratios.append(spent["direct"] / spent["relay"])
             costs.append(_cost(engine, 30 if quick else 300, number))
@@ -95,7 +95,7 @@ def _measured(own: DatabaseServer, server: Server, rounds: int, quick: bool) -> 
 
 
 def _cost(engine: sa.Engine, count: int, round_: int) -> float:
-    """How much longer a small transaction takes when it sends."""
+    """Return how much longer a small transaction takes if it sends a message."""
     outbox, spent = Outbox(), {False: 0.0, True: 0.0}
     insert = sa.text("INSERT INTO business VALUES (:id)")
     for number in range(2 * count):

@@ -1,9 +1,9 @@
 """Fill the tables and charts of the pages: `python -m bench.pages FILE ...`.
 
-FILE is what `python -m bench --json FILE` has written; `python -m bench --page` measures everything
-and fills the pages itself. A table stands in its page between two comments, `<!-- bench: name -->`
-and `<!-- end -->`, below a sentence with the machine, the commit, the date, the rounds and the
-load. Nothing is written from figures that do not convince: see `doubts`.
+FILE is written by `python -m bench --json FILE`; `python -m bench --page` measures everything and
+fills the pages itself. A table is between two comments of its page, `<!-- bench: name -->` and
+`<!-- end -->`. A sentence above it has the machine, the commit, the date, the rounds and the load.
+Doubtful figures are not written: see `doubts`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bench.growth import tables as growth_tables
 CAPACITY, README, FRONT = "docs/capacity.md", "bench/README.md", "README.md"
 MEDIAN, MEDIAN_ALONE = "median (least .. most)", "median"
 ANYWAY = "fill the pages though the figures do not convince, and say so above each table"
-# Of others, before the run as the load average, and during a part as cores that they kept busy
-# (`machine.OthersLoad`): beside a client and a server on two cores, a program that always wants one
-# has a load of 1, and gets more than half of one.
+# Load of other programs: the load average before the run, and busy cores during a part
+# (`machine.OthersLoad`). Next to a client and a server on two cores, a program that always wants a
+# core has a load average of 1, and gets more than half of a core.
 MOST_BEFORE, MOST_MEANWHILE = 1.0, 0.5
-CHANGING = frozenset(("date", "load before"))  # of a machine: no two runs have the same
+CHANGING = frozenset(("date", "load before"))  # fields of a machine that always differ
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Block:
     """A part of a page that is made from a run.
 
     Attributes:
-        page: its path.
-        parts: of the bench, all of which it needs.
-        make: returns its Markdown.
-        how: what of the rounds it shows, for the caption: "" for one run; None without one.
+        page: Path of the page.
+        parts: Parts of the bench, all of which are needed.
+        make: Function that returns the Markdown.
+        how: Which of the rounds the caption names: "" for one run; None: no caption.
     """
 
     page: str
@@ -47,7 +47,7 @@ class Block:
 
 
 def charts(figures: Figures) -> str:
-    """Return the charts of docs/capacity.md, which `plots.draw` has to write."""
+    """Return the charts of docs/capacity.md, which `plots.draw` must write."""
     return "\n\n".join(
         f"![{chart.alt}](charts/{chart.name}.svg)" for chart in plots.charts(figures)
     )
@@ -80,7 +80,7 @@ BLOCKS = {
 
 
 def doubts(machine: Mapping[str, str], loads: Mapping[str, float]) -> list[str]:
-    """Return why the figures of a run do not convince: not a commit, quick, or others at work."""
+    """Return why a run's figures are doubtful: no commit, a quick run, or load of others."""
     name = machine.get("commit", "")
     found = []
     if not name or name.endswith("+"):
@@ -97,7 +97,7 @@ def doubts(machine: Mapping[str, str], loads: Mapping[str, float]) -> list[str]:
 
 
 def doubts_of(figures: Figures) -> list[str]:
-    """Return why figures do not convince: those of each run, other machines, tables left over."""
+    """Return why figures are doubtful: each run, different machines, or old tables."""
     first, _ = figures.runs[0]
     found: list[str] = []
     for machine, loads in figures.runs:
@@ -119,7 +119,7 @@ def doubts_of(figures: Figures) -> list[str]:
 
 
 def refuse(found: Sequence[str], anyway: bool) -> None:
-    """End with an error, if there are doubts and nobody has said to go on."""
+    """End with an error if there are doubts, unless `anyway` is set."""
     if found and not anyway:
         raise SystemExit(
             f"the pages are not filled: {'; '.join(found)}. Measure again on a quiet machine, "
@@ -140,15 +140,15 @@ def _has(figures: Figures, block: Block) -> bool:
 
 
 def update(figures: Figures, root: Path, source: str = "", found: Sequence[str] = ()) -> list[str]:
-    """Fill the blocks that a run has the figures of; return the names of the others.
+    """Fill the blocks whose figures a run has; return the names of the other blocks.
 
-    Nothing is written if a part was measured and lacks a figure.
+    Nothing is written if a measured part lacks a figure.
 
     Args:
-        figures: of the run.
-        root: of the checkout.
-        source: what the captions say of the file, if it is kept.
-        found: doubts that the captions name.
+        figures: Figures of the run.
+        root: Root of the checkout.
+        source: Words of the captions about the file, if it is kept.
+        found: Doubts that the captions name.
     """
     left, pages = [], {block.page: (root / block.page).read_text() for block in BLOCKS.values()}
     mark = f"**These figures do not convince: {'; '.join(found)}.** " if found else ""
@@ -172,9 +172,9 @@ def fill_from(files: Sequence[Path], root: Path, anyway: bool) -> None:
     """Fill the pages from files, or end with an error and change nothing.
 
     Args:
-        files: of runs.
-        root: of the checkout whose pages are filled.
-        anyway: whether tables with doubts are marked instead.
+        files: Files of runs.
+        root: Root of the checkout whose pages are filled.
+        anyway: True to mark doubtful tables instead of refusing them.
     """
     kept = [file.resolve().relative_to(ROOT) for file in files
             if file.resolve().is_relative_to(ROOT)]  # fmt: skip

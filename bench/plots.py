@@ -1,8 +1,8 @@
 """Draw the charts of docs/capacity.md: `python -m bench.plots FILE`.
 
-FILE is what `python -m bench --only cost --only growth --json FILE` has written. The same file
-makes the same charts, byte for byte, with the same version of matplotlib. They have no background,
-and colors that stand out from white as from black: a page shows them in its light or its dark.
+FILE is written by `python -m bench --only cost --only growth --json FILE`. With the same version of
+matplotlib, the same file makes the same charts, byte for byte. The charts have no background, and
+their colors are readable on white and on black, for light and dark pages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHARTS = Path(__file__).parents[1] / "docs" / "charts"
-INK = "#777777"  # of text and axes; contrast above 4 on white and on GitHub's dark
-# Of each series in its turn: color, marker and line, so that color alone never tells.
+INK = "#777777"  # text and axes; contrast above 4 on white and on GitHub's dark
+# Color, marker and line of each series in turn, so that series differ in more than color.
 LOOKS = (("#2f7fd8", "o", "-"), ("#d1660a", "s", "--"), ("#2e9058", "^", ":"))
 US = "us of a Redis core for a message"
 BATCHES = (1, 10, 100, 1000)
-DEPTHS, SLOTS, BODIES = 2, 3, 3  # the fewest points of a line
+DEPTHS, SLOTS, BODIES = 2, 3, 3  # smallest number of points of a line
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class Chart:
     """A chart: its texts and its lines.
 
     Attributes:
-        name: of its file.
-        title: what was measured.
-        x, y: titles of the axes.
-        lines: the series.
-        ticks: the labels below the x axis, by value.
-        is_log: whether y is logarithmic.
+        name: Name of the file.
+        title: Title of the chart.
+        x: Title of the x axis.
+        y: Title of the y axis.
+        lines: Series of the chart.
+        ticks: Labels below the x axis, by value.
+        is_log: Whether y is logarithmic.
     """
 
     name: str
@@ -74,17 +75,17 @@ def _short(count: float) -> str:
 
 
 def _line(label: str, points: Sequence[Mapping[str, Any]], side: str, by: str, fewest: int) -> Line:
-    """Return the CPU us of a life by a field of the points."""
+    """Return the CPU us of a life, by a field of the points."""
     if len(points) < fewest:
         raise Missing(f"{len(points)} figures of growth by {by}, and {fewest} are needed")
     return Line(label, [(point[by], point[side]["life"]["cpu"]) for point in points])
 
 
 def charts(figures: Figures) -> Iterator[Chart]:
-    """Return what is drawn.
+    """Return all charts.
 
     Raises:
-        Missing: the file lacks a figure.
+        Missing: The file lacks a figure.
     """
     deep = figures.growth("depth")
     depths = {point["depth"]: _short(point["depth"]) for point in deep}
@@ -162,15 +163,15 @@ def _dress(axes: Axes, chart: Chart) -> None:
 
 
 def draw(chart: Chart, directory: Path, suffix: str = "svg") -> Path:
-    """Write a chart to a file, and return it."""
+    """Write a chart to a file, and return its path."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     style: Any = {
-        "svg.hashsalt": chart.name,  # else ids differ from run to run
-        "svg.fonttype": "none",  # text stays text: smaller, and can be searched
+        "svg.hashsalt": chart.name,  # without it, ids differ from run to run
+        "svg.fonttype": "none",  # keep text as text: smaller, and searchable
         "font.size": 10, "axes.titlesize": 11, "lines.linewidth": 1.8, "lines.markersize": 5,
         **dict.fromkeys(
             ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK

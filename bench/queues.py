@@ -1,4 +1,4 @@
-"""RMQ behind the baseline's three verbs, through its public face; and a raw stream."""
+"""RMQ with the baseline's three verbs, through its public API, and a raw stream."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ JSON_BODY = {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], 
 
 
 class Queue(Protocol):
-    """The queue that the parts throughput and drain drive."""
+    """A queue for the parts throughput and drain."""
 
     name: str
 
     def send(self, bodies: list[bytes]) -> None:
-        """Send them in one call."""
+        """Send the bodies in one call."""
 
     def receive(self, count: int) -> list[Any]:
-        """Take so many in one call."""
+        """Take `count` messages in one call."""
 
     def ack(self, taken: list[Any]) -> None:
-        """Settle what was taken in one call."""
+        """Settle taken messages in one call."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class Rmq:
-    """A topic of one slot; bodies are bytes. An Outgoing is made for each, as a user must."""
+    """A topic of one slot; bodies are bytes. An Outgoing is made for each, as by a user."""
 
     name = "rmq"
     codec = "bytes"
@@ -48,22 +48,22 @@ class Rmq:
         return body
 
     def send(self, bodies: list[bytes]) -> None:
-        """As a user would: send, or send_many."""
+        """Send as a user would, by send or send_many."""
         if len(bodies) == 1:
             self.topic.send(self.body(bodies[0]))
         else:
             self.topic.send_many([rmq.Outgoing(self.body(body)) for body in bodies])
 
     def receive(self, count: int) -> list[Any]:
-        """Leases them."""
+        """Receive messages under a lease."""
         return self.consumer.receive(max_messages=count)
 
     def ack(self, taken: list[Any]) -> None:
-        """Acks them together."""
+        """Ack messages in one call."""
         self.consumer.ack(taken)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.consumer.close()
         self.client.close()
 
@@ -80,7 +80,7 @@ class RmqJson(Rmq):
 
 
 class RmqMerging(Rmq):
-    """Messages with a merge key each, which merge into those of the call before."""
+    """Messages with different merge keys, which merge into the messages of the previous call."""
 
     name = "rmq-merging"
     HOUR_S = 3600
@@ -105,34 +105,34 @@ class Stream:
         self.redis.xgroup_create(self.key, self.GROUP, mkstream=True)
 
     def send(self, bodies: list[bytes]) -> None:
-        """Adds them in one pipeline."""
+        """Add entries in one pipeline."""
         pipe = self.redis.pipeline(transaction=False)
         for body in bodies:
             pipe.xadd(self.key, {"body": body})
         pipe.execute()
 
     def receive(self, count: int) -> list[Any]:
-        """Reads entries that nobody has read."""
+        """Read new entries."""
         reply: Any = self.redis.xreadgroup(self.GROUP, "bench", {self.key: ">"}, count=count)
         entries: list[Any] = reply[0][1] if reply else []
         return entries
 
     def ack(self, taken: list[Any]) -> None:
-        """Acks them together."""
+        """Ack entries in one call."""
         self.redis.xack(self.key, self.GROUP, *[id for id, _ in taken])
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.redis.close()
 
 
 class DeletingStream(Stream):
-    """The same with XDEL beside XACK: what is settled is gone, as in RMQ."""
+    """The same with XDEL after XACK: settled entries are deleted, as in RMQ."""
 
     name = "stream that deletes"
 
     def ack(self, taken: list[Any]) -> None:
-        """Acks and deletes them in one round trip."""
+        """Ack and delete entries in one round trip."""
         ids = [id for id, _ in taken]
         pipe = self.redis.pipeline(transaction=False)
         pipe.xack(self.key, self.GROUP, *ids)

@@ -21,7 +21,7 @@ DIGITS = {"x": 2, "ms": 2, "s": 1, "B": 0, "messages": 0, "messages/s": 0, "comm
 
 
 def text(unit: str, value: float) -> str:
-    """Return a value with the digits that its unit bears."""
+    """Return a value with as many digits as fit its unit."""
     return f"{value:,.{DIGITS[unit]}f}"
 
 
@@ -52,7 +52,7 @@ def table(measurements: list[Measurement]) -> Table:
 
 
 def console(width: int = 130) -> Console:
-    """Return a console on stdout, which has this width where that is no terminal."""
+    """Return a console on stdout, which has this width if stdout is not a terminal."""
     own = Console()
     return own if own.is_terminal else Console(width=width)
 
@@ -61,12 +61,12 @@ _stderr = Console(stderr=True)
 
 
 class Bar:
-    """A progress bar on stderr, if that is a terminal.
+    """A progress bar on stderr, if stderr is a terminal.
 
-    It is drawn by `advance`, and not by a thread that would run while something is measured.
+    `advance` draws it, because a drawing thread would run during a measurement.
     """
 
-    SECONDS = 0.5  # between two drawings
+    SECONDS = 0.5  # shortest time between two drawings
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -74,14 +74,14 @@ class Bar:
         self._drawn = 0.0
 
     def begin(self, title: str, total: int) -> None:
-        """Start anew, with something else to do."""
+        """Start the bar again for another task."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(title, total=total)
         self._progress.refresh()
 
     def advance(self, count: int) -> None:
-        """Add what has been done."""
+        """Add finished work."""
         assert self._task is not None
         self._progress.advance(self._task, count)
         if time.monotonic() - self._drawn >= self.SECONDS:
@@ -91,7 +91,7 @@ class Bar:
 
 @contextmanager
 def bar() -> Iterator[Bar]:
-    """Show a progress bar inside `with`; nothing is left of it."""
+    """Show a progress bar inside `with`, and remove it afterwards."""
     disable = not _stderr.is_terminal
     with Progress(console=_stderr, auto_refresh=False, transient=True, disable=disable) as progress:
         yield Bar(progress)
@@ -103,12 +103,12 @@ def begin(machine: dict[str, str]) -> None:
 
 
 def announce(part: str, number: int, count: int) -> None:
-    """Print the part that begins."""
+    """Print the part that starts."""
     _stderr.print(f"{number}/{count} measuring {part} ...", style="dim", highlight=False)
 
 
 def took(part: str, seconds: float, load: float) -> None:
-    """Print how long a part took, and how many cores other programs kept busy meanwhile."""
+    """Print the duration of a part, and the cores that other programs kept busy."""
     text = f"{part} took {seconds:.0f} s; load of other programs {load:.2f}"
     _stderr.print(text, style="dim", highlight=False)
 
@@ -120,12 +120,12 @@ def stopped(left: list[str]) -> None:
 
 
 def show(measurements: list[Measurement]) -> None:
-    """Print the measurements of one part or several."""
+    """Print the measurements of one or several parts."""
     console().print(table(measurements))
 
 
 def show_table(rows: Table, explanation: str) -> None:
-    """Print a table that a part has made, and a paragraph below it."""
+    """Print a table of a part, and a paragraph below it."""
     console(width=140).print(rows)
     console().print(explanation, style="dim", highlight=False)
 
@@ -144,7 +144,7 @@ def write(
     loads: dict[str, float],
     measurements: list[Measurement],
 ) -> None:
-    """Write all measurements, with each round, and by part the load of other programs."""
+    """Write all measurements with each round, and the load of other programs by part."""
     content = {
         "machine": machine,
         "loads": loads,

@@ -1,12 +1,12 @@
-"""How long the audit takes in Spark, step by step: two million messages with faults planted.
+"""How long the audit takes in Spark, step by step: two million messages with planted faults.
 
     python -m bench.spark_audit [--rows 2000000] [--rounds 3] [--conf KEY=VALUE ...]
 
-Ledger, delivery log and snapshot are made up, as parquet; half of the ledger is one producer's, and
-each 100 000 rows have one message of each fault. The audit runs as a user runs it, in a process of
-its own with Spark's defaults: its start counts. The steps are told apart by the queries in Spark's
-event log. What was planted has to be found, no more and no less, or this fails. On a machine that
-others use too, the processor time tells more than the clock does.
+Ledger, delivery log and snapshot are generated as parquet. Half of the ledger is one producer's,
+and each 100 000 rows have one message of each fault. The audit runs as for a user, in a separate
+process with Spark's defaults, including its start. The steps are found by the queries in Spark's
+event log. The audit must find exactly the planted faults, or this fails. On a busy machine, trust
+the processor time more than the clock.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from spark_connector import audit
 from spark_connector.audit.findings import FAULTY
 
 BEGIN_MS = 1_790_000_000_000
-PART = 100_000  # rows that have one of each fault
+PART = 100_000  # rows with one message of each fault
 STEPS = ("start", "inputs", "messages/", "counts", "gaps", "gaps/", "report", "end")
 QUERY = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionStart"
 
 
 class Run(NamedTuple):
-    """Seconds of one run of the audit by step, of processor time, and the JVM's most memory."""
+    """Seconds of one run of the audit by step, its processor time, and the JVM's peak memory."""
 
     steps: dict[str, float]
     processor_s: float
@@ -107,7 +107,7 @@ def inputs(spark: SparkSession, rows: int) -> tuple[DataFrame, DataFrame, DataFr
 
 
 def run(home: Path, number: int, paths: list[Path], as_of_ms: int, conf: list[str]) -> Run:
-    """Run the audit in a process of its own."""
+    """Run the audit in a separate process."""
     out, events = home / f"out{number}", home / f"events{number}"
     events.mkdir()
     settings = ["spark.eventLog.enabled=true", f"spark.eventLog.dir={events.as_uri()}"]
@@ -136,7 +136,7 @@ def run(home: Path, number: int, paths: list[Path], as_of_ms: int, conf: list[st
 
 
 def steps(log: Path, begun: float, ended: float) -> dict[str, float]:
-    """Return the seconds of each step; a step lasts until the first query of the next."""
+    """Return the seconds of each step, which lasts until the first query of the next step."""
     seconds = dict.fromkeys(STEPS, 0.0)
     step, since = "start", begun
     for at, what in _queries(log):
@@ -170,7 +170,7 @@ def _step(before: str, what: str) -> str:
 
 
 class _Used(threading.Thread):
-    """Looks at the processes of a session: their processor time, and the most memory of a JVM."""
+    """Watches the processes of a session: their processor time, and the peak memory of a JVM."""
 
     def __init__(self, session_id: int) -> None:
         super().__init__(daemon=True)
@@ -197,7 +197,7 @@ class _Used(threading.Thread):
                         peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
                         self.jvm_mb = max(self.jvm_mb, peak)
                 except (OSError, IndexError, ValueError):
-                    continue  # it has ended
+                    continue  # the process has ended
 
     def stop(self) -> None:
         self._stopped.set()
@@ -205,7 +205,7 @@ class _Used(threading.Thread):
 
 
 def check(found: dict[str, Any], rows: int) -> None:
-    """Compare the findings with what was planted."""
+    """Compare the findings with the planted faults."""
     planted = rows // PART
     want = {audit.LOST: planted, audit.DUPLICATED: planted, audit.GAPS: planted}
     assert found["found"] == want, (found["found"], want)

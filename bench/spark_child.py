@@ -1,8 +1,9 @@
-"""A process with a Spark of its own that reads topics and peers, for `bench.spark_source`.
+"""A process with its own Spark that reads topics and peers, for `bench.spark_source`.
 
-It imports no other module of the bench but `bench.spark_peers`, and that only in its own checkout,
-so that it measures any checkout: its parent starts it with the directory of one in PYTHONPATH. Each
-line that it reads names a method of `Measured` and its arguments; it answers with what that found.
+It imports no other module of the bench except `bench.spark_peers`, and that only in its own
+checkout, so that it can measure any checkout. Its parent puts the checkout's directory into
+PYTHONPATH. Each input line names a method of `Measured` and its arguments; the answer has the
+result.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from pyspark.sql import DataFrame, SparkSession
 import rmq
 from spark_connector import RmqDataSource
 
-# Commands that clients send; the others are called by scripts. A stream's reader sends the last.
+# Commands from clients; all others are called by scripts. A stream's reader sends the last command.
 SENT = (
     "evalsha", "eval", "fcall", "script|load", "function|load", "hello", "auth", "select", "ping",
     "subscribe", "ssubscribe", "smembers", "client|setinfo", "client|setname", "xrange",
     "xrevrange",
 )  # fmt: skip
 SCRIPTS = ("evalsha", "eval", "fcall")
-SEND, XADDS = 10_000, 5_000  # messages of a call
-READY_S = 90.0  # a query that has not begun then never will
+SEND, XADDS = 10_000, 5_000  # messages per call
+READY_S = 90.0  # a query that has not started by then never will
 Found = dict[str, Any]
 
 
 def _end_ms(progress: Any) -> float:
-    """Return when a batch ended, in ms since the epoch."""
+    """Return the end of a batch, ms since the epoch."""
     began = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
     return began.timestamp() * 1000 + float(progress.durationMs["triggerExecution"])
 
 
 class Usage:
-    """Processor time and commands since it was made."""
+    """Processor time and commands since its creation."""
 
     def __init__(self, raw: redis.Redis, jvm: psutil.Process) -> None:
         self._raw, self._jvm = raw, jvm
@@ -60,7 +61,7 @@ class Usage:
     def _cpu_s(self) -> dict[str, float]:
         info: Any = self._raw.info("cpu")
         jvm = self._jvm.cpu_times()
-        python = jvm.children_user + jvm.children_system  # those that have ended
+        python = jvm.children_user + jvm.children_system  # processes that have ended
         for process in self._jvm.children(recursive=True):
             try:
                 of = process.cpu_times()
@@ -71,12 +72,12 @@ class Usage:
         return {"Redis": redis_s, "JVM": jvm.user + jvm.system, "Python": python}
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the processor time of Redis, the JVM, its Python processes, and all of them."""
+        """Return the processor time of Redis, the JVM, its Python processes, and in total."""
         spent = {name: now - self._cpu[name] for name, now in self._cpu_s().items()}
         return {**spent, "all": sum(spent.values())}
 
     def commands(self) -> dict[str, float]:
-        """Return the commands that clients sent, the scripts of them, and all with inner ones."""
+        """Return the numbers of client commands, of scripts among them, and of all commands."""
         calls = {name: count - self._calls.get(name, 0) for name, count in self._commands().items()}
         return {
             "sent": sum(calls.get(name, 0) for name in SENT),
@@ -85,7 +86,7 @@ class Usage:
         }
 
     def seconds(self) -> float:
-        """Return how long ago it was made."""
+        """Return the time since its creation, s."""
         return time.monotonic() - self._began
 
 
@@ -93,7 +94,7 @@ class TaskMemory:
     """The highest resident memory of a task's process, and of the source runner.
 
     Args:
-        jvm: the parent of all. A process that ends is seen last some milliseconds before.
+        jvm: Parent of all processes. An ending process is last seen some milliseconds earlier.
     """
 
     PAUSE_S = 0.02
@@ -118,7 +119,7 @@ class TaskMemory:
         while not self._ended.wait(self.PAUSE_S):
             for process in self._jvm.children(recursive=True):
                 try:
-                    # One that is none may have been seen between its fork and its exec.
+                    # A process without a kind may have been seen between its fork and its exec.
                     kind = kinds[process.pid] = kinds.get(process.pid) or self._kind(process)
                     if kind:
                         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -128,20 +129,20 @@ class TaskMemory:
                     kinds.pop(process.pid, None)
 
     def stop(self) -> dict[str, float]:
-        """Return the MiB of each kind."""
+        """Return the MiB of each kind of process."""
         self._ended.set()
         self._thread.join()
         return self.most
 
 
 class Measured:
-    """The session, a server, and what is measured with both.
+    """A Spark session, a server, and the measurements with both.
 
     Args:
-        url: of the server.
-        prefix: of the names of topics.
-        peers: whether it measures the peers too.
-        reuse: whether a Python process serves one task after the other.
+        url: URL of the server.
+        prefix: Prefix of the names of topics.
+        peers: Whether it measures the peers as well.
+        reuse: Whether a Python process serves one task after the other.
     """
 
     def __init__(self, url: str, prefix: str, peers: bool, reuse: bool = True) -> None:
@@ -176,7 +177,7 @@ class Measured:
         self._spark.stop()
         shutil.rmtree(self._home, ignore_errors=True)
 
-    # --- what is read --------------------------------------------------------------------------
+    # --- inputs --------------------------------------------------------------------------------
 
     def _name(self) -> str:
         self._number += 1
@@ -196,7 +197,7 @@ class Measured:
         return topic
 
     def _streams(self, rows: int, slots: int, body: int) -> list[str]:
-        """Return the keys of streams with so many entries in all; made once for each shape."""
+        """Return the keys of streams with `rows` entries in total; made once for each shape."""
         keys = [f"bench:streams:{rows}:{slots}:{number}" for number in range(slots)]
         if rows and not self._raw.exists(keys[0]):
             for key in keys:
@@ -216,20 +217,20 @@ class Measured:
         given = {"keys": ",".join(keys), "batch": str(batch), "rows": str(rows)}
         return self._spark.readStream.format(f"bench_{side}").options(url=self._url, **given).load()
 
-    # --- what is measured ----------------------------------------------------------------------
+    # --- measurements --------------------------------------------------------------------------
 
     def batches(
         self, side: str, rows: int, batch: int, slots: int, body: int = 200, skip: int = 1
     ) -> Found:
-        """Read all that waits, in batches; return rows/s, us of processors and commands.
+        """Read all waiting messages in batches; return rows/s, us of processors and commands.
 
         Args:
             side: "rmq", "streams" or "made".
-            rows: that wait.
-            batch: rows of one.
-            slots: of the topic, or streams.
-            body: bytes of each.
-            skip: batches at the begin that start processes, and count for commands only.
+            rows: Number of waiting messages.
+            batch: Rows per batch.
+            slots: Number of slots of the topic, or of streams.
+            body: Bytes of each body.
+            skip: First batches, which start processes and count for commands only.
         """
         if side == "rmq":
             source = self._load(self._topic(rows, slots, body).name, maxMessagesPerTrigger=batch)
@@ -270,12 +271,12 @@ class Measured:
         }
 
     def idle(self, slots: int, trigger_ms: int, seconds: float) -> Found:
-        """Return commands a second of a query that has nothing to read, and % of a core.
+        """Return the commands per second of a query without messages, and % of a core.
 
         Args:
-            slots: of the topic.
-            trigger_ms: between two triggers; 0: Spark's default, one after the other.
-            seconds: how long.
+            slots: Slots of the topic.
+            trigger_ms: Time between two triggers; 0: Spark's default, one after the other.
+            seconds: Duration, s.
         """
         topic = self._topic(slots, slots, 10)
         writer = self._load(topic.name).writeStream.format("noop")
@@ -295,13 +296,13 @@ class Measured:
         }
 
     def latency(self, side: str, count: int, slots: int, trigger_ms: int) -> Found:
-        """Return ms from before a send to after the rows of its batch came to the driver.
+        """Return the times from before a send until its row has reached the driver, ms.
 
         Args:
             side: "rmq" or "streams".
-            count: of messages, sent one by one at random times.
-            slots: of the topic, or streams.
-            trigger_ms: between two triggers.
+            count: Number of messages, sent one by one at random times.
+            slots: Number of slots of the topic, or of streams.
+            trigger_ms: Time between two triggers.
         """
         send: Callable[[bytes], object]
         if side == "rmq":
@@ -353,15 +354,15 @@ class Measured:
         return {"ms": late}
 
     def fill(self, rows: int, slots: int, body: int = 200) -> Found:
-        """Make a topic with messages; return its name."""
+        """Make a topic with messages and return its name."""
         return {"topic": self._topic(rows, slots, body).name}
 
     def snapshot(self, topic: str, columns: str = "") -> Found:
         """Return rows/s of a batch read of a topic's waiting messages, and us of processors.
 
         Args:
-            topic: its name.
-            columns: those that are read; empty: all.
+            topic: Name of the topic.
+            columns: Columns to read; empty: all.
         """
         reader = self._spark.read.format("rmq").options(url=self._url, topic=topic, queue="store")
         if columns:
@@ -377,7 +378,7 @@ class Measured:
         }
 
     def memory(self, rows: int, slots: int, body: int) -> Found:
-        """Return the most MiB of a task's process and of the source runner, in one batch."""
+        """Return the peak MiB of a task's process and of the source runner, in one batch."""
         watch = TaskMemory(self._jvm)
         try:
             self.batches("rmq", rows, rows, slots, body)
@@ -387,9 +388,9 @@ class Measured:
 
 
 def main() -> None:
-    """Answer the parent's lines, until they end."""
+    """Answer the parent's lines until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Java prints is no answer
+    os.dup2(2, 1)  # Java's output must not mix with the answers
     measured = Measured(**json.loads(sys.stdin.readline()))
     print(json.dumps({"rmq": str(Path(rmq.__file__).parent)}), file=answers, flush=True)
     for line in sys.stdin:

@@ -1,9 +1,9 @@
-"""Two sources written in Python that Spark reads beside RMQ's: rows from nowhere, and raw streams.
+"""Two sources written in Python that Spark reads for comparison: generated rows, and raw streams.
 
-`bench_made` is the ceiling: its tasks yield one Arrow batch of a thousand rows again and again.
-`bench_streams` is the least that a source can do with Redis: a stream for each slot, whose entries
-have the ids 0-1, 0-2, ..., so that an offset is a number as in a log. Nothing is taken, held or
-settled, and two queries would read the same. Both have the columns of RMQ's source.
+`bench_made` is the ceiling: its tasks repeat one Arrow batch of a thousand rows. `bench_streams` is
+the minimum for a source on Redis. Each slot is a stream with entries 0-1, 0-2 and so on, so an
+offset is a number, as in a log. It does not take, hold or settle entries, and two queries would
+read the same entries. Both have the columns of RMQ's source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-PAGE = 1000  # rows of a call and of an Arrow batch, as RMQ's
+PAGE = 1000  # rows of a call and of an Arrow batch, as in RMQ
 SCHEMA = (
     "message_id string not null, topic string not null, slot int not null, value binary, "
     "timestamp timestamp, deliver_at timestamp, expires_at timestamp, priority int, "
@@ -31,7 +31,7 @@ Offset = dict[str, int]
 
 @dataclass
 class Share(InputPartition):
-    """The entries of one stream that a task reads; both numbers are in it."""
+    """The entries of one stream that a task reads; both numbers are inclusive."""
 
     key: str
     first: int
@@ -39,7 +39,7 @@ class Share(InputPartition):
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Common parts of both readers: the parts are named, and an offset has a number for each."""
+    """Common code of both readers: the parts have names, and an offset has a number for each."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -90,7 +90,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class MadeReader(_Reader):
-    """Yields one batch again and again."""
+    """Yields the same batch repeatedly."""
 
     def newest(self) -> list[int]:
         """Return the last number of each part."""
@@ -133,7 +133,7 @@ class StreamsReader(_Reader):
 
 
 class Made(DataSource):
-    """Rows from nowhere."""
+    """Generated rows."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,10 +1,11 @@
-"""How many rows a second a job of Spark writes to a topic, commit included.
+"""How many rows a second a job of Spark writes to a topic, including the commit.
 
     python -m bench.spark_sink [--rows N] [--rounds N]
 
-Not a part of `python -m bench`: it needs PySpark and Java, and measures two programs at once. Two
-tasks make rows with 200-byte bodies and stage them; the commit publishes them. Starting the job is
-counted, the first rounds, which warm Spark up, are not. Every round is counted in Redis.
+It is not a part of `python -m bench`, because it needs PySpark and Java, and measures two programs
+at once. Two tasks make rows with 200-byte bodies and stage them; the commit publishes them. The
+start of the job is included. The first rounds warm Spark up and are not counted. Every round is
+counted in Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SLOTS, WARM = 8, 2
 
 
 def measure(url: str, rows: int, rounds: int) -> list[tuple[float, float]]:
-    """Rows a second of each round, and the us of the server's processor for each row."""
+    """Return rows per second of each round, and us of the server's processor per row."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     from pyspark.sql import SparkSession, functions as F

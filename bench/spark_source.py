@@ -1,16 +1,16 @@
-"""Measure how Spark reads topics, beside raw streams: `python -m bench.spark_source [--only PART]`.
+"""Measure how Spark reads topics and raw streams: `python -m bench.spark_source [--only PART]`.
 
-Not a part of `python -m bench`: it needs PySpark and Java. Spark runs in a child, with two tasks at
-a time; another checkout (`--against DIR`) has a child of its own. Sides take turns in each round,
-and the one that goes first changes. The peers are in `spark_peers`: rows from nowhere, and streams
-that are read by XRANGE, without taking and settling anything.
+It is not a part of `python -m bench`, because it needs PySpark and Java. Spark runs in a child with
+two tasks at a time; another checkout (`--against DIR`) has its own child. In each round the sides
+take turns in a changing order. The peers are in `spark_peers`: generated rows, and streams that are
+read by XRANGE without taking and settling.
 
     rows      whole batches and tasks, rows a second; processors and commands of a batch
-    slots     the same of 256 slots, to 4
-    idle      commands a second of a query that has nothing to read
-    latency   from a send to its sink
-    snapshot  a batch read of what waits
-    memory    of a task's process, with few, many and large messages in one batch
+    slots     the same with 256 slots, compared with 4
+    idle      commands a second of a query without messages
+    latency   time from a send to its sink
+    snapshot  a batch read of waiting messages
+    memory    memory of a task's process, with few, many and large messages in one batch
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Size(NamedTuple):
     """How much a run measures.
 
     Attributes:
-        rows: of the part rows, in batches of a fifth.
-        slot_rows: of the part slots, in one batch.
-        many: slots of the part slots.
-        idle: slots of the part idle.
-        idle_s: how long.
-        sent: messages of the part latency.
-        snapshot: rows.
-        memory: rows and bytes of a body of each batch of the part memory.
+        rows: Rows of the part rows, in five batches.
+        slot_rows: Rows of the part slots, in one batch.
+        many: Slots of the part slots.
+        idle: Slots of the part idle.
+        idle_s: Duration of the part idle, s.
+        sent: Messages of the part latency.
+        snapshot: Rows of the part snapshot.
+        memory: Rows and bytes of a body of each batch of the part memory.
     """
 
     rows: int = 500_000
@@ -67,12 +67,12 @@ QUICK = Size(
 
 
 class Sides(NamedTuple):
-    """The children: this checkout's, and another one's.
+    """The children of this checkout and of another checkout.
 
     Attributes:
-        own: of this checkout; it measures the peers too.
-        other: of the other checkout, or None.
-        name: of the other one, for titles.
+        own: Child of this checkout, which measures the peers as well.
+        other: Child of the other checkout, or None.
+        name: Name of the other checkout, for titles.
     """
 
     own: Child
@@ -83,12 +83,12 @@ class Sides(NamedTuple):
 def _turns(
     asked: Mapping[str, tuple[Child, dict[str, Any]]], rounds: int, warm: bool = True
 ) -> dict[str, Answers]:
-    """Ask each side in each round, in another order each time; return the answers by side.
+    """Ask each side in each round, in a changing order; return the answers by side.
 
     Args:
-        asked: of each side, its child and the question.
-        rounds: of turns.
-        warm: whether a first round is left out.
+        asked: Child and question of each side.
+        rounds: Number of rounds.
+        warm: Whether the first round is left out.
     """
     found: dict[str, Answers] = {name: [] for name in asked}
     names = list(asked)
@@ -110,7 +110,7 @@ def _with_other(sides: Sides, question: dict[str, Any], title: str = RMQ) -> dic
 
 
 def _values(answers: Answers, *path: str) -> list[float]:
-    """Return a value of each answer."""
+    """Return one value of each answer."""
     found = []
     for answer in answers:
         value: Any = answer
@@ -128,15 +128,15 @@ def _beside(
     target: float | None,
     at_most: bool = False,
 ) -> list[Measurement]:
-    """Return the values of each side, and RMQ's to each other one's but those made in Python.
+    """Return the values of each side, and RMQ's ratio to each other side except generated rows.
 
     Args:
-        part: of the bench.
-        title: what is measured.
-        unit: of it.
-        found: by side, the value of each round.
-        target: of RMQ's to the raw streams'.
-        at_most: whether it is an upper bound.
+        part: Part of the bench.
+        title: Title of the measurement.
+        unit: Unit of the values.
+        found: Value of each round, by side.
+        target: Target of RMQ's ratio to the raw streams.
+        at_most: Whether the target is an upper bound.
     """
     measured = [
         Measurement(part, f"{title}, {name}", values, unit) for name, values in found.items()
@@ -152,7 +152,7 @@ def _beside(
 
 
 def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """Whole batches and tasks, beside raw streams and rows from nowhere."""
+    """Measure whole batches and tasks, compared with raw streams and generated rows."""
     shape = {"rows": size.rows, "batch": size.rows // 5, "slots": SLOTS}
     ask: dict[str, Any] = {"measure": "batches", **shape}
     asked = {
@@ -184,7 +184,7 @@ def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def slots(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """Compare one batch of a topic with many slots to one of a topic with few."""
+    """Compare a batch of a topic with many slots with a batch of a topic with few slots."""
     asked: dict[str, Any] = {}
     for count in (SLOTS, size.many):
         question = {
@@ -215,7 +215,7 @@ def slots(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def idle(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """Commands a second of a query that has nothing to read."""
+    """Measure the commands a second of a query without messages."""
     asked: dict[str, Any] = {}
     for count in size.idle:
         for trigger_ms, title in ((0, "default trigger"), (TRIGGER_MS, f"every {TRIGGER_MS} ms")):
@@ -235,7 +235,7 @@ def idle(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def latency(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """From before a send to after its row came to a sink in the driver."""
+    """Measure the time from before a send until its row has reached a sink in the driver."""
     ask = {"measure": "latency", "count": size.sent, "slots": SLOTS, "trigger_ms": TRIGGER_MS}
     asked = {
         STREAMS: (sides.own, {**ask, "side": "streams"}),
@@ -251,7 +251,7 @@ def latency(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def snapshot(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """A batch read of what waits in a topic: all columns, and few that need no record."""
+    """Measure a batch read of waiting messages: all columns, and few that need no record."""
     asked: dict[str, Any] = {}
     for name, (child, _) in _with_other(sides, {}).items():
         topic = child.ask({"measure": "fill", "rows": size.snapshot, "slots": SLOTS})["topic"]
@@ -274,7 +274,7 @@ def snapshot(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def memory(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """The most memory of a task's process, each of which is a new one here."""
+    """Measure the peak memory of a task's process; here each task has a new process."""
     asked: dict[str, Any] = {}
     titles = [f"one batch of {count:,} x {body:,} B" for count, body in size.memory]
     for title, (count, body) in zip(titles, size.memory, strict=True):
@@ -309,7 +309,7 @@ PARTS: dict[str, Part] = {
 
 @contextlib.contextmanager
 def children(url: str, against: Path | None, reuse: bool) -> Iterator[Sides]:
-    """Start a child for each checkout, which has a Spark of its own."""
+    """Start a child for each checkout, each with its own Spark."""
     with contextlib.ExitStack() as stack:
 
         def started(checkout: Path, prefix: str) -> Child:
@@ -328,8 +328,8 @@ def children(url: str, against: Path | None, reuse: bool) -> Iterator[Sides]:
 def measure(
     own: Server, names: Sequence[str], rounds: int, size: Size, against: Path | None
 ) -> Iterator[tuple[str, list[Measurement], float]]:
-    """Yield each part, what it measured, and the load of others meanwhile."""
-    for reuse in (True, False):  # the part memory has a Spark whose tasks share no process
+    """Yield each part, its measurements, and the load of others during the part."""
+    for reuse in (True, False):  # in the part memory, tasks do not share a process
         left = [name for name in names if (name != "memory") == reuse]
         if not left:
             continue

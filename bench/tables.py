@@ -24,7 +24,7 @@ assert list(LIVES) == list(COLUMNS)
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; its first column is words, the others are numbers."""
+    """Return a table whose first column has words and whose other columns have numbers."""
     lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -42,7 +42,7 @@ def verbs(figures: Figures) -> str:
 
 
 def rarer_verbs(figures: Figures) -> str:
-    """Return the same of the other verbs."""
+    """Return Redis's us of the other verbs."""
     rows = [(verb, "plain") for verb in RARER] + [("merge", "merged")]
     return markdown(
         ["Redis", *map(str, BATCHES)],
@@ -54,7 +54,7 @@ def rarer_verbs(figures: Figures) -> str:
 
 
 def lives(figures: Figures) -> str:
-    """Return all columns of a whole life, of RMQ and of what it is compared with."""
+    """Return all columns of a whole life, for RMQ and the queues it is compared with."""
     return markdown(
         ["a whole life", *LIVES.values()],
         (
@@ -83,7 +83,7 @@ def cost(figures: Figures) -> str:
 
 
 def lone(figures: Figures) -> str:
-    """Return what the steps of a lone message cost."""
+    """Return the costs of the steps of a lone message."""
     heading, rows = lone_rows({name: notes for name, (_, notes) in figures.part("lone").items()})
     return markdown(heading, rows)
 
@@ -105,7 +105,7 @@ def throughput(figures: Figures) -> str:
     return markdown(heading, rows)
 
 
-Figure = Mapping[str, Any]  # as a file has it
+Figure = Mapping[str, Any]  # as in a file
 
 
 def measured(figure: Figure) -> str:
@@ -118,7 +118,7 @@ def measured(figure: Figure) -> str:
 
 
 def rows(figures: Figures, found: Iterable[Figure]) -> str:
-    """Return a row for each figure: its name, what was measured, and its target."""
+    """Return a row for each figure: its name, its measured value, and its target."""
     return markdown(
         ["figure", "measured", "target"],
         ([one["name"], measured(one), figures.target(one["name"])] for one in found),
@@ -126,7 +126,7 @@ def rows(figures: Figures, found: Iterable[Figure]) -> str:
 
 
 def streams(figures: Figures) -> str:
-    """Return RMQ's speed / a raw stream's, and a deep queue's time / a shallow one's."""
+    """Return RMQ's speed / a raw stream's, and a deep queue's time / a shallow queue's."""
     names = figures.names("throughput", f"bulk send, k = {K}") + figures.names("drain", "")
     names += figures.names("growth", "Redis's us of a life among")
     return rows(
@@ -136,7 +136,7 @@ def streams(figures: Figures) -> str:
 
 
 def _promised(figures: Figures) -> tuple[list[Figure], list[Figure]]:
-    """Return all figures with a target, and those that miss it."""
+    """Return all figures with a target, and the figures that miss it."""
     promised = [one for one in figures.of(*figures.parts) if one.get("target") is not None]
     return promised, [one for one in promised if one["verdict"] == "short"]
 
@@ -149,7 +149,7 @@ def shorts(figures: Figures) -> str:
 
 
 def concurrency(figures: Figures) -> str:
-    """Return each way to call RMQ beside a stream's, then the times, then another checkout."""
+    """Return each way to call RMQ and a stream, the times, and the ratios to another checkout."""
     cells, others = [], []
     for figure in figures.of("concurrency"):
         notes = figure.get("notes", {})
@@ -169,7 +169,7 @@ def concurrency(figures: Figures) -> str:
 
 
 def servers(figures: Figures) -> str:
-    """Return the main rows on each server: messages/s, and to a stream on the same server."""
+    """Return the main rows on each server: messages/s, and the ratio to a stream on the server."""
     cells: dict[str, dict[str, str]] = {}
     told = []
     for figure in figures.of("servers"):
@@ -190,7 +190,7 @@ def servers(figures: Figures) -> str:
 
 
 def client(figures: Figures) -> str:
-    """Return the messages/s that one client process sees, by what it calls."""
+    """Return the messages/s of one client process, by kind of call."""
     bulk, drain = f"bulk send, k = {K}, ", f"drain, k = {K}, to a stream's XREADGROUP and XACK"
     found = {one["name"]: one["notes"] for one in figures.of("throughput") if bulk in one["name"]}
     told = {
@@ -225,7 +225,7 @@ def cluster(figures: Figures) -> str:
 
 
 def peers(figures: Figures) -> str:
-    """Return RMQ's worker beside others, the settings, and RMQ's targets."""
+    """Return RMQ's worker and other workers, the settings, and RMQ's targets."""
     found = {one["name"]: one for one in figures.of("peers")}
     table = markdown(
         peers_show.HEADING,
@@ -239,8 +239,8 @@ def peers(figures: Figures) -> str:
     return f"{table}\n\n{told}\n\n{rows(figures, promised)}"
 
 
-# The figures of README.md: what is compared, and a pattern of the names of its figures. Of RMQ's
-# two workers the slower one is shown.
+# The figures of README.md: a title, and a pattern of the names of its figures. RMQ's slower worker
+# is shown.
 FIVE = {
     "`send_many` of 100 / a pipeline of 100 XADD": (
         "throughput", rf"bulk send, k = {K}, to a raw stream's",
@@ -262,7 +262,7 @@ HEADING = ("RMQ's speed", "measured", "target")
 
 
 def five(figures: Figures) -> str:
-    """Return five figures, and how many of all miss their target."""
+    """Return five figures, and how many of all targets are missed."""
     cells = []
     for title, (part, pattern) in FIVE.items():
         found = [one for one in figures.of(part) if re.fullmatch(pattern, one["name"])]

@@ -1,4 +1,4 @@
-"""A worker process: what it costs while its topics are idle, and whether its memory grows."""
+"""A worker process: its costs while its topics are idle, and the growth of its memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _next(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _idle(server: Server, topics: int, watched_s: float) -> dict[str, float]:
-    """Return client commands a second, connections, threads and MiB of an idle worker."""
+    """Return the client commands a second, connections, threads and MiB of an idle worker."""
     with server.raw() as raw:
         settle(raw)
         connections = raw.info("clients")["connected_clients"]
         with _child("idle", server.url, str(topics)) as child:
             facts = _next(child)
             assert facts["ok"]
-            # One call of a script is one command of a client; what runs inside it is not.
+            # A script call is one command of a client; commands inside it do not count.
             names = ("evalsha", "eval", "ping", "smembers", "smismember", "set", "zadd", "publish")
             before, began = _calls(raw, names), time.monotonic()
             time.sleep(watched_s)
@@ -58,9 +58,9 @@ def _calls(raw: Any, names: tuple[str, ...]) -> int:
 
 
 def _growth(server: Server, messages: int) -> float:
-    """Return by how many MiB a worker grows between the second tenth of the messages and the last.
+    """Return the MiB by which a worker grows from the second tenth of the messages to the last.
 
-    In the first tenth it fills its caches, and Python's allocator takes what it keeps.
+    In the first tenth it fills its caches, and Python's allocator reserves memory.
     """
     with server.raw() as raw:
         settle(raw)
@@ -70,7 +70,7 @@ def _growth(server: Server, messages: int) -> float:
 
 
 def worker(server: Server, rounds: int, quick: bool) -> list[Measurement]:
-    """500 idle topics of 4 slots, and two million messages that do nothing."""
+    """Measure 500 idle topics of 4 slots, and two million messages with empty handlers."""
     topics, messages, watched_s = (20, 20_000, 3.0) if quick else (500, 2_000_000, WATCHED_S)
     idle = [_idle(server, topics, watched_s) for _ in range(min(rounds, 3))]
     what = f"{topics} idle topics of 4 slots"

@@ -1,4 +1,4 @@
-"""The worker of `bench.worker`, in a process of its own: prints one JSON object for each mark."""
+"""The worker of `bench.worker` in a separate process: prints one JSON object for each mark."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def idle(url: str, topics: int) -> None:
         client.topic(f"idle-{number}", slots=SLOTS).handler()(lambda body: None)
     before = set(threading.enumerate())
     with rmq.Worker(client) as worker:
-        time.sleep(3)  # what it does once, at its start
+        time.sleep(3)  # until its first-time work is done
         threads = len(set(threading.enumerate()) - before)
         _print(threads=threads, resident=_resident(), ok=worker.health().ok)
         sys.stdin.read()
 
 
 def handle(url: str, messages: int) -> None:
-    """Handle messages that do nothing; print the memory after each tenth of them."""
+    """Handle messages with an empty handler; print the memory after each tenth of them."""
     client = rmq.Client(url)
     topic = client.topic("no-ops")
     handled, tenth = 0, threading.Semaphore(0)

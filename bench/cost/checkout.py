@@ -1,10 +1,10 @@
-"""A checkout of RMQ that is measured in a child process, by turns with another on one server.
+"""A checkout of RMQ in a child process, measured in turn with another checkout on one server.
 
-The child, `python -m bench.cost.checkout`, has the checkout as its directory, and so imports its
-`bench` and `rmq` and reads its scripts. Both checkouts have a child, for two processes that differ
-in anything but the code would differ in CPU time, too. Each opens the same trials under names of
-its own. Parent and child speak lines of JSON: the parent names a trial, the child runs a round of
-it and answers what it spent.
+The child, `python -m bench.cost.checkout`, runs in the directory of the checkout, so it imports its
+`bench` and `rmq` and reads its scripts. Both checkouts have a child, because processes that differ
+in more than the code would also differ in CPU time. Each child opens the same trials under its own
+names. Parent and child exchange lines of JSON: the parent names a trial, and the child runs a round
+and answers with the costs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Checkout:
     """The child process of a checkout.
 
     Args:
-        directory: where its `pyproject.toml` is.
-        url: of the server.
-        selection: what to measure.
-        quick: a few calls in each round.
-        prefix: of its topics and keys.
+        directory: Directory with its `pyproject.toml`.
+        url: URL of the server.
+        selection: Verbs, kinds and batches to measure.
+        quick: True for few calls in each round.
+        prefix: Prefix of its topics and keys.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Checkout:
         }
 
     def measure(self, trial: str) -> dict[str, Spent]:
-        """Run one round of a trial there; return by verb what it spent."""
+        """Run one round of a trial in the child; return the costs by verb."""
         answer = self._child.ask({"round": trial})
         return {verb: Spent(*sums) for verb, sums in answer.items()}
 
     def rest(self, trial: str) -> None:
-        """End there what goes on in the background."""
+        """End background work of a trial in the child."""
         self._child.ask({"rest": trial})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Compare two runs of the part `cost`: new / old, and which costs have grown."""
+"""Compare two runs of the part `cost`: ratios new / old, and the costs that have grown."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bench.cost.table import number
 from bench.cost.trials import MEMORY
 from bench.measurement import Measurement
 
-HIGHER = 1.05  # new / old, from which on a figure is marked
-CHANGING = frozenset(("date", "load before"))  # of a machine: no two runs have the same
-FLOOR_US = 0.02  # less than this is lost among the clock's whole us, and not marked
+HIGHER = 1.05  # smallest ratio new / old that is marked
+CHANGING = frozenset(("date", "load before"))  # fields of a machine that always differ
+FLOOR_US = 0.02  # smaller figures are less precise than the clock, and not marked
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row beside the row of the same name in another run, or of another checkout.
+    """A row, compared with the row of the same name in another run or checkout.
 
     Attributes:
-        name: of the row.
-        old: by column, the other's figure.
-        now: the row's.
-        ratios: new / old; columns whose old figure is nothing are left out.
-        higher_pairs: the share of paired rounds in which Redis's us are more; None without pairs.
+        name: Name of the row.
+        old: Figures of the other row, by column.
+        now: Figures of this row, by column.
+        ratios: new / old, without columns whose old figure is 0.
+        higher_pairs: Share of paired rounds in which Redis needs more time; None without pairs.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def with_earlier(row: Measurement, figure: dict[str, Any]) -> Comparison:
-    """Compare the least of each column with a figure of an earlier run's file."""
+    """Compare the least of each column with a figure in an earlier run's file."""
     if isinstance(row, CostRow):
         old = {name: float(column["least"]) for name, column in figure["columns"].items()}
         now = {name: row.least(name) for name in old}
@@ -62,7 +62,7 @@ def with_earlier(row: Measurement, figure: dict[str, Any]) -> Comparison:
 
 
 def with_checkout(row: CostRow) -> Comparison:
-    """Compare with another checkout: medians, and the median of the ratios of paired rounds."""
+    """Compare with another checkout, by medians and by the median ratio of paired rounds."""
     pairs = {name: list(zip(row.columns[name], row.against[name], strict=True)) for name in COLUMNS}
     return Comparison(
         row.name,
@@ -78,13 +78,13 @@ def with_checkout(row: CostRow) -> Comparison:
 
 
 def compare(rows: Sequence[Measurement], before: dict[str, Any]) -> list[Comparison]:
-    """Pair rows with the figures of an earlier run's file; rows that it has not are left out."""
+    """Pair rows with the figures of an earlier run's file; skip rows that the file lacks."""
     old = {figure["name"]: figure for figure in before["figures"] if figure["part"] == "cost"}
     return [with_earlier(row, old[row.name]) for row in rows if row.name in old]
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table of ratios; figures that are higher are named at the end of the row."""
+    """Return a table of ratios, with the higher columns named at the end of each row."""
     grid = Table(box=SIMPLE_HEAD)
     grid.add_column("new / old", no_wrap=True)
     for heading in ("was", "is", *(f"x {heading}" for heading in COLUMNS.values())):
@@ -115,7 +115,7 @@ def read(path: Path) -> dict[str, Any]:
 def show_comparison(
     rows: Sequence[Measurement], machine: dict[str, str], before: dict[str, Any]
 ) -> None:
-    """Print how rows compare with an earlier run, and in what the machines differ."""
+    """Print a comparison with an earlier run, and the differences of the machines."""
     comparisons = compare(rows, before)
     changed = [
         f"{name}: {before['machine'].get(name)} -> {machine.get(name)}."
@@ -126,7 +126,7 @@ def show_comparison(
 
 
 def show_against(rows: Sequence[Measurement]) -> None:
-    """Print how rows compare with another checkout, if one was measured."""
+    """Print a comparison with another checkout, if it was measured."""
     paired = [with_checkout(row) for row in rows if isinstance(row, CostRow) and row.against]
     if paired:
         _show(

@@ -1,4 +1,4 @@
-"""Lives of messages by kind: a round calls each verb some times, each call for k messages."""
+"""Lives of messages by kind: a round calls each verb several times, for k messages per call."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SINGLE = "single life"
 
 
 class Life:
-    """Plain messages: send, take, ack. Other kinds change what is sent, or what is done with it.
+    """Plain messages: send, take, ack. Subclasses change the messages or the verbs.
 
     Args:
-        url: of the server.
-        name: of its topic, or of its keys.
-        k: messages of a call.
-        calls: of each verb in a round.
+        url: URL of the server.
+        name: Name of its topic, or of its keys.
+        k: Messages per call.
+        calls: Calls of each verb in a round.
     """
 
     kind = "plain"
@@ -38,13 +38,14 @@ class Life:
     codec = "bytes"
     ordered = False
     slots = 1
-    backlog_delay: float | None = None  # a backlog that is due later is never taken
+    backlog_delay: float | None = None  # with a delay the backlog is never taken
     backlog = BACKLOG
 
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         self.k, self.calls, self.count = k, calls, k * calls
         self.client = rmq.Client(url, interceptors=self.interceptors())
-        # While a batch of a slot in order is in flight, nothing is taken there: a topic for each.
+        # While a batch of an ordered slot is in flight, its slot gives nothing, so each call has
+        # its own topic.
         names = [f"{name}-{n}" for n in range(calls if self.ordered else 1)]
         self.topics = [
             self.client.topic(name, codec=self.codec, slots=self.slots, **self.topic_settings())
@@ -62,7 +63,7 @@ class Life:
         return ()
 
     def topic_settings(self) -> dict[str, Any]:
-        """Return settings of the topic besides."""
+        """Return additional settings of the topic."""
         return {}
 
     def waiting_message(self) -> Outgoing:
@@ -94,10 +95,10 @@ class Life:
             raise RuntimeError(f"{self.kind}: a lease was lost; is the machine that slow?")
 
     def between(self, meter: Meter) -> None:
-        """Do what stands between send and take."""
+        """Do the work between send and take."""
 
     def settle_all(self) -> None:
-        """Take and settle the messages of a round, in few calls."""
+        """Take and settle the messages of a round in few calls."""
         for consumer in self.consumers:
             left = self.count // len(self.consumers)
             while left:
@@ -114,7 +115,7 @@ class Life:
         self.settle_all()
 
     def run(self, meter: Meter) -> None:
-        """Measure one round: each verb for all calls, then the next verb."""
+        """Measure one round: all calls of a verb, then the next verb."""
         with meter.measure("send", self.count):
             for call in range(self.calls):
                 self.send(call)
@@ -133,7 +134,7 @@ class Life:
                 self.ack(call, self.take(call))
 
     def rest(self) -> None:
-        """End what goes on in the background after some rounds."""
+        """End background work between rounds."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -154,19 +155,19 @@ class Json(Life):
 
 
 class Timed(Life):
-    """Messages that are due some ms after their send, among those of the next hour."""
+    """Messages that are due some ms after their send; the backlog is due in an hour."""
 
     kind = "timed"
     verbs = ("send", "take", "ack", "life")
     backlog_delay = HOUR_S
-    AHEAD_MS, EACH_MS = 20, 100  # so many messages are due in the same ms
+    AHEAD_MS, EACH_MS = 20, 100  # time to the first due time; messages due in the same ms
 
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         super().__init__(url, name, k, calls)
         self.due_ms = 0
 
     def send(self, call: int) -> None:
-        """Send k messages, due a little later each."""
+        """Send k messages with increasing due times."""
         if call == 0:
             self.due_ms = int(time.time() * 1000) + self.AHEAD_MS
         topic, first = self.topics[0], self.due_ms + call * self.k // self.EACH_MS
@@ -182,7 +183,7 @@ class Timed(Life):
 
 
 class Merged(Life):
-    """Messages with merge keys: one opens each, and one merges into it."""
+    """Messages with merge keys: the first of each key is stored, the second merges into it."""
 
     kind = "merged"
     verbs = ("send", "merge", "take", "ack", "life")
@@ -190,15 +191,15 @@ class Merged(Life):
 
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         super().__init__(url, name, k, calls)
-        self.range_s = 1.0  # the first round shows how long it has to be
+        self.range_s = 1.0  # the first round measures the necessary time
         self.sent: list[Sequence[rmq.SendResult]] = []
 
     def send(self, call: int) -> None:
-        """Send k messages, each with a merge key of its own."""
+        """Send k messages, each with its own merge key."""
         self.sent.append(self.send_keys(call))
 
     def statuses(self) -> set[str]:
-        """Return those of all messages that were sent since the last time."""
+        """Return the statuses of all messages sent since the last call."""
         sent, self.sent = self.sent, []
         return {result.status for results in sent for result in results}
 
@@ -212,7 +213,7 @@ class Merged(Life):
         )
 
     def between(self, meter: Meter) -> None:
-        """Send the same keys again, then sleep until all are due."""
+        """Send the same keys again, and sleep until all are due."""
         if self.statuses() != {"stored"}:
             raise RuntimeError("merged: a message of an earlier round was still there")
         began = time.monotonic()
@@ -236,7 +237,7 @@ class Audited(Life):
         return (rmq.Audit(),)
 
     def rest(self) -> None:
-        """Report the numbers now, and not in the background while another life is measured."""
+        """Report the numbers now, so that no report runs while another life is measured."""
         producer_sequence = self.client._hooks.producer_sequence
         assert producer_sequence is not None
         self.client._transport.run(report.report(producer_sequence))
@@ -250,7 +251,7 @@ class Ordered(Life):
 
 
 class Grouped(Life):
-    """Messages of ordered groups; a batch has one of each of k groups, of those that wait."""
+    """Messages of ordered groups; a batch has one message of each of k groups."""
 
     kind = "groups"
     groups, each = 1000, 20
@@ -258,7 +259,7 @@ class Grouped(Life):
 
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         self.turn = itertools.count()
-        # Each step of it is prime to the number of groups, so that neighbours are far apart.
+        # The step is prime to the number of groups, so that consecutive groups are far apart.
         self.step = 7919 if self.groups > 1 else 1
         self.backlog = self.groups * self.each
         super().__init__(url, name, k, calls)
@@ -281,7 +282,7 @@ class Grouped(Life):
             self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
 
     def settle_all(self) -> None:
-        """Take and settle the messages of a round, a group's one after the other."""
+        """Take and settle the messages of a round, one at a time in each group."""
         left = self.count
         while left:
             taken = self.consumers[0].receive(min(250, left))
@@ -290,7 +291,7 @@ class Grouped(Life):
 
 
 class OneGroup(Grouped):
-    """Messages of one group, all of which may be out."""
+    """Messages of one group, all of which may be in flight."""
 
     kind = "one group"
     groups, each = 1, BACKLOG
@@ -305,7 +306,7 @@ class ManyGroups(Grouped):
 
 
 class Nack(Life):
-    """Deliveries given back as failed, to be retried at once."""
+    """Deliveries that are given back as failed, for an immediate retry."""
 
     verbs = ("nack",)
     backlog_delay = HOUR_S
@@ -326,7 +327,7 @@ class Nack(Life):
 
 
 class Release(Nack):
-    """Deliveries given back unworked, to the front."""
+    """Deliveries that are released to the front of the queue, unhandled."""
 
     verbs = ("release",)
 
@@ -336,7 +337,7 @@ class Release(Nack):
 
 
 class Publish(Life):
-    """Messages put aside in a stage of k, and published."""
+    """Messages that are stored in a stage of k messages and published."""
 
     verbs = ("stage", "publish")
     backlog_delay = HOUR_S
@@ -355,7 +356,7 @@ class Publish(Life):
 
 
 class Query(Life):
-    """Messages that a query takes and settles; with the renewals and questions that go with it."""
+    """Messages that a query takes and settles, with its renewals and other calls."""
 
     verbs = ("query_take", "query_settle")
     backlog_delay = HOUR_S
@@ -449,7 +450,7 @@ class Stream(Bare):
         self.redis.xack(self.key, self.GROUP, *[id for id, _ in taken])
 
     def run(self, meter: Meter) -> None:
-        """Measure one round; then drop its entries."""
+        """Measure one round, and drop its entries."""
         super().run(meter)
         self.redis.xtrim(self.key, maxlen=BACKLOG)
 

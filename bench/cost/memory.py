@@ -16,7 +16,7 @@ LIVES = (Life, Bare, Stream)
 
 
 def memory(server: Server, kinds: Sequence[str], depth: int) -> list[Measurement]:
-    """Bytes for each of so many waiting messages: of the whole server, and of the keys."""
+    """Measure the bytes per message with `depth` waiting: of the whole server, and of the keys."""
     measurements: list[Measurement] = []
     with server.raw() as raw:
         for kind in LIVES:

@@ -11,7 +11,7 @@ from bench.cost.trials import CALLS, DEPTH, MEMORY, Selection
 
 
 def _one_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a reader of a list with commas."""
+    """Return a parser of a comma-separated list."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(","))
@@ -34,7 +34,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a parser. Lists have commas; what is left out is everything."""
+    """Add the options to a parser. Lists have commas; an omitted option means everything."""
     group = parser.add_argument_group("of the part cost; a list has commas")
     verbs = (*VERBS, MEMORY)
     group.add_argument("--verb", type=_one_of(verbs), help=", ".join(verbs))
@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def selection(options: argparse.Namespace) -> Selection:
-    """Return what the options ask for."""
+    """Return the selection that the options describe."""
     return Selection(
         verbs=options.verb or (*VERBS, MEMORY),
         kinds=options.kind or KINDS,
@@ -57,6 +57,6 @@ def selection(options: argparse.Namespace) -> Selection:
 
 
 def given(options: argparse.Namespace) -> list[str]:
-    """Return which of these options were given."""
+    """Return the names of the options that were given."""
     names = ("verb", "kind", "k", "depth", "compare")
     return [f"--{name}" for name in names if getattr(options, name) is not None]

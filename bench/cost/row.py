@@ -1,4 +1,4 @@
-"""A row of the part `cost`: what one verb costs for each message."""
+"""A row of the part `cost`: the cost of one verb for each message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from bench.measurement import Measurement
 
-# Column -> its heading. All are for one message, and us but for `calls`.
+# Column -> its heading. All values are for one message, in us except `calls`.
 COLUMNS = {
-    "redis": "Redis",  # time of scripts, or of plain commands where there is no script
-    "commands": "commands",  # the part of it in commands that scripts call
-    "script": "script",  # the part of it in the script itself
+    "redis": "Redis",  # time of scripts, or of plain commands if there is no script
+    "commands": "commands",  # share of the commands that scripts call
+    "script": "script",  # share of the script itself
     "cpu": "CPU",  # CPU time of the server's main thread
     "calls": "calls",  # commands, called by scripts or by the client
     "client": "client",  # CPU time of the client
@@ -21,14 +21,14 @@ COLUMNS = {
 
 @dataclass
 class CostRow(Measurement):
-    """A verb's cost for one message of a kind, k in a call; `value` is the least of Redis's us.
+    """A verb's cost for one message of a kind, k per call; `value` is the least of Redis's us.
 
     Attributes:
-        verb: send, take, ack, ...
-        kind: of the messages.
-        k: messages of one call.
-        columns: by name, the value of each round.
-        against: the same of another checkout, whose rounds stood beside these; or nothing.
+        verb: Verb, such as send, take or ack.
+        kind: Kind of the messages.
+        k: Messages per call.
+        columns: Value of each round, by column.
+        against: The same for another checkout, measured in turn with this checkout; may be empty.
     """
 
     verb: str = ""
@@ -46,7 +46,7 @@ class CostRow(Measurement):
         columns: dict[str, list[float]],
         against: dict[str, list[float]] | None = None,
     ) -> CostRow:
-        """Return the row of some columns."""
+        """Return the row for these columns."""
         name = f"{verb}, {kind}, k = {k}"
         return cls(
             "cost", name, columns["redis"], "us", None, True, {}, verb, kind, k, columns,
@@ -59,11 +59,11 @@ class CostRow(Measurement):
         return min(self.rounds)
 
     def least(self, column: str) -> float:
-        """Return the least of a column."""
+        """Return the least value of a column."""
         return min(self.columns[column])
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, for a file; of the columns the least and the median."""
+        """Return all fields for a file, with least and median of each column."""
         row = super().as_json()
         row["rounds"] = [round(value, 4) for value in self.rounds]
         row["columns"] = {

@@ -21,25 +21,25 @@ from bench.measurement import Measurement
 from tests.servers import Server
 
 ROUNDS = 25
-PASSES = 5  # a slow moment of the machine hits a share of the rounds of every life, not all of one
+PASSES = 5  # so that a slow moment affects a few rounds of every life, not all of one
 
 Columns = dict[str, list[float]]
 
 
 class Side(Protocol):
-    """Code that is measured: this process, or a checkout in a child process.
+    """Measured code: this process, or a checkout in a child process.
 
     Attributes:
-        trials: by name, the kind of messages and k.
+        trials: Kind of the messages and k, by name of the trial.
     """
 
     trials: dict[str, tuple[str, int]]
 
     def measure(self, trial: str) -> dict[str, Spent]:
-        """Run one round; return by verb what it spent."""
+        """Run one round; return the costs by verb."""
 
     def rest(self, trial: str) -> None:
-        """End what goes on in the background."""
+        """End background work."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -57,11 +57,11 @@ class Here:
         self.trials = {name: (one.life.kind, one.k) for name, one in self._trials.items()}
 
     def measure(self, trial: str) -> dict[str, Spent]:
-        """Run one round; return by verb what it spent."""
+        """Run one round; return the costs by verb."""
         return self._trials[trial].measure(self._raw)
 
     def rest(self, trial: str) -> None:
-        """End what goes on in the background."""
+        """End background work."""
         self._trials[trial].life.rest()
 
     def close(self) -> None:
@@ -78,14 +78,14 @@ class Figures:
         self.columns: dict[tuple[str, str, int], Columns] = defaultdict(lambda: defaultdict(list))
 
     def run(self, trial: str) -> None:
-        """Measure a round and add it."""
+        """Measure a round and add its values."""
         for verb, sums in self.side.measure(trial).items():
             for column, value in sums.each().items():
                 self.columns[verb, *self.side.trials[trial]][column].append(value)
 
 
 def _rounds(trial: str, count: int, sides: Sequence[Figures]) -> None:
-    """Run rounds of a trial; the sides take turns, and the one that goes first changes."""
+    """Run rounds of a trial; the sides take turns in a changing order."""
     taking_part = [figures for figures in sides if trial in figures.side.trials]
     for figures in taking_part:
         figures.side.measure(trial)  # warms up
@@ -103,14 +103,14 @@ def cost(
     selection: Selection | None = None,
     against: Path | None = None,
 ) -> list[Measurement]:
-    """Measure what each verb costs in Redis and in the client, and the memory of a message.
+    """Measure the costs of each verb in Redis and in the client, and the memory of a message.
 
     Args:
-        server: the server.
-        rounds: of each trial.
-        quick: a few calls in each round.
-        selection: what to measure.
-        against: another checkout, to be measured by turns with this one.
+        server: Server to measure.
+        rounds: Rounds of each trial.
+        quick: True for few calls in each round.
+        selection: Verbs, kinds and batches to measure; None: all.
+        against: Another checkout to measure in turn with this checkout, or None.
     """
     selection = selection or Selection(depth=10_000 if quick else DEPTH)
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):

@@ -1,13 +1,13 @@
-"""The time that a server and a client spend on some calls, and how a server's time splits.
+"""The time that a server and a client spend on calls, and the parts of a server's time.
 
-The source of Redis's time is `INFO commandstats`. The `usec` of EVALSHA is the whole run of the
-script, and includes the commands that the script calls; these are counted once more under their own
-names. It is so on Redis 6.2 and 7.0 and on Valkey 9.1. So the script itself, which is the Lua
-interpreter and the passing of arguments and replies, takes what EVALSHA has beyond the others.
+Redis's time comes from `INFO commandstats`. The `usec` of EVALSHA is the whole run of the script,
+including the commands that the script calls. These commands are counted again under their own
+names, on Redis 6.2 and 7.0 and on Valkey 9.1. The time of EVALSHA minus the time of these commands
+is the time of the script itself: the Lua interpreter, and passing arguments and replies.
 
-`usec` is wall time: a server that the scheduler interrupts seems slow, which is why the least of
-many short rounds counts. It is the time of commands alone. `INFO cpu` is CPU time of the whole
-main thread, with the reading of requests and the writing of replies.
+`usec` is wall time, so a server that the scheduler interrupts seems slow. The least of many short
+rounds is therefore shown. `usec` is the time of commands only. `INFO cpu` is the CPU time of the
+whole main thread, including reading requests and writing replies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 SCRIPTS = frozenset(("eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"))
-# Of the measuring itself, and of a connection or a topic that is opened.
+# Commands of the measurement itself, and of opening a connection or a topic.
 IGNORED = frozenset(("info", "config", "client", "hello", "script", "ping", "flushall", "select"))
 
 Stats = Mapping[str, tuple[int, int]]  # by command: calls and us
@@ -29,13 +29,13 @@ Stats = Mapping[str, tuple[int, int]]  # by command: calls and us
 
 @dataclass(frozen=True)
 class Spent:
-    """Sums over the calls for some messages.
+    """Sums over the calls for several messages.
 
     Attributes:
-        messages: how many.
-        script_us: time of scripts in Redis, with the commands that they call.
-        command_us: time of commands, called by scripts or by the client.
-        commands: how many of these.
+        messages: Number of messages.
+        script_us: Time of scripts in Redis, including the commands that they call.
+        command_us: Time of commands, called by scripts or by the client.
+        commands: Number of these commands.
         cpu_us: CPU time of the server's main thread.
         client_us: CPU time of the client's thread.
     """
@@ -51,9 +51,9 @@ class Spent:
         return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def each(self) -> dict[str, float]:
-        """Return the columns of the table, for one message."""
-        # Plain commands beside scripts, as for large bodies, are counted as if scripts had called
-        # them; `redis` is too low there, and `cpu` is the figure to read.
+        """Return the columns of the table, per message."""
+        # Plain commands outside of scripts, as for large bodies, are counted as if scripts had
+        # called them. Then `redis` is too low, and `cpu` is the figure to read.
         total = max(self.script_us, self.command_us)
         columns = {
             "redis": total,
@@ -67,7 +67,7 @@ class Spent:
 
 
 def read_stats(info: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return calls and us by command, of redis-py's INFO commandstats."""
+    """Return calls and us by command, from redis-py's INFO commandstats."""
     return {
         name.removeprefix("cmdstat_"): (int(stat["calls"]), int(stat["usec"]))
         for name, stat in info.items()
@@ -75,7 +75,7 @@ def read_stats(info: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def split(before: Stats, after: Stats) -> tuple[int, int, int]:
-    """Return the us of scripts, the us of other commands and their number, between two readings."""
+    """Return the us of scripts, and us and number of other commands, between two readings."""
     script_us = command_us = commands = 0
     for name, (calls, us) in after.items():
         calls_before, us_before = before.get(name, (0, 0))
@@ -88,14 +88,14 @@ def split(before: Stats, after: Stats) -> tuple[int, int, int]:
 
 
 def cpu_us(raw: redis.Redis) -> float:
-    """Return the us of CPU that the main thread of a server has used."""
+    """Return the CPU time that the main thread of a server has used, us."""
     info = raw.info("cpu")
     seconds = info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]
     return float(seconds) * 1e6
 
 
 class Meter:
-    """Adds up by verb what one round spends."""
+    """Adds up the costs of one round, by verb."""
 
     def __init__(self, raw: redis.Redis) -> None:
         self._raw = raw
@@ -106,9 +106,9 @@ class Meter:
 
     @contextmanager
     def measure(self, verb: str, messages: int) -> Iterator[None]:
-        """Count what happens inside `with` for a verb on so many messages."""
+        """Count the work inside `with` for a verb on `messages` messages."""
         before = self._stats()
-        before_us = cpu_us(self._raw)  # last, and first below: reading the other is not in it
+        before_us = cpu_us(self._raw)  # read last here and first below, to exclude other readings
         began = time.thread_time()
         yield
         client_us = (time.thread_time() - began) * 1e6

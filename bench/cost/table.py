@@ -20,7 +20,7 @@ EXPLANATION = (
 
 
 def number(value: float) -> str:
-    """Return a figure with three digits, or two behind the point."""
+    """Return a figure with three digits, or with two decimals."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
@@ -46,7 +46,7 @@ def table(rows: Sequence[CostRow]) -> Table:
 
 
 def show(measured: Sequence[Measurement]) -> None:
-    """Print the rows, then what is not a row: memory."""
+    """Print the rows, and then all other measurements: memory."""
     rows = [one for one in measured if isinstance(one, CostRow)]
     others = [one for one in measured if not isinstance(one, CostRow)]
     if rows:

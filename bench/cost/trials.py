@@ -1,4 +1,4 @@
-"""Trials: the lives that a selection asks for, opened on a server, and one round of each."""
+"""Trials: the lives of a selection, opened on a server, and one round of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import redis
 from bench.cost.lives import KINDS, LIVES, SINGLE, VERBS, Life
 from bench.cost.spending import Meter, Spent
 
-CALLS = {1: 100, 10: 30, 100: 6, 1000: 2}  # of each verb in a round: some ms
+CALLS = {1: 100, 10: 30, 100: 6, 1000: 2}  # by k: calls of each verb in a round, some ms
 MEMORY = "memory"
-DEPTH = 100_000  # messages that wait while their memory is measured
+DEPTH = 100_000  # waiting messages for the measurement of memory
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Selection:
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Selection:
-        """Return what `dataclasses.asdict` has written as JSON."""
+        """Return the selection in the JSON of `dataclasses.asdict`."""
         verbs, kinds, ks = (tuple(fields[name]) for name in ("verbs", "kinds", "ks"))
         return cls(verbs, kinds, ks, fields["depth"])
 
 
 @dataclass
 class Trial:
-    """A life, and the measuring of one round of it."""
+    """A life, and the measurement of one round of it."""
 
     name: str
     life: Life
@@ -42,7 +42,7 @@ class Trial:
     k: int
 
     def measure(self, raw: redis.Redis) -> dict[str, Spent]:
-        """Run one round; return by verb what it spent."""
+        """Run one round; return the costs by verb."""
         meter = Meter(raw)
         self.run(meter)
         spent = meter.spent
@@ -61,10 +61,10 @@ def open_trials(url: str, selection: Selection, quick: bool, prefix: str = "") -
     """Open the lives of a selection.
 
     Args:
-        url: of the server.
-        selection: what to measure.
-        quick: a few calls in each round.
-        prefix: of the names of topics and keys.
+        url: URL of the server.
+        selection: Verbs, kinds and batches to measure.
+        quick: True for few calls in each round.
+        prefix: Prefix of the names of topics and keys.
     """
     trials = []
     asked = set(selection.verbs)

@@ -1,1 +1,1 @@
-"""The fault matrix: which faults RMQ is tested with, what the tests found, and the table of it."""
+"""The fault matrix: the faults that RMQ is tested with, the results of the tests, and its table."""

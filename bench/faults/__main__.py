@@ -1,7 +1,7 @@
 """The fault matrix: `python -m bench.faults [--rows F4,F8] [--seeds N] [--json FILE] [--pages]`.
 
-It runs the tests that are marked with rows of the matrix, prints a table, and ends with 0 if every
-row that has tests is held.
+It runs the tests that are marked with rows of the matrix and prints a table. The exit code is 0 if
+every row with tests is held.
 """
 
 from __future__ import annotations

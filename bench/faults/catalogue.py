@@ -1,7 +1,7 @@
-"""The rows of the fault matrix: what goes wrong, and what has to hold then.
+"""The rows of the fault matrix: each fault, and the promise that must hold.
 
-A test names its row by a mark, `@pytest.mark.fault("F4")`, its negative control by
-`@pytest.mark.fault("F4", control=True)`. `bench.faults.peer_bugs` has what other queues had wrong.
+A test is marked with its row, `@pytest.mark.fault("F4")`, and its negative control with
+`@pytest.mark.fault("F4", control=True)`. `bench.faults.peer_bugs` lists bugs of other queues.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Row:
 
     Attributes:
         number: F and a number, which never changes.
-        fault: what goes wrong.
-        holds: what must be true, besides that no answered message is lost.
-        lane: whether its tests are part of every CI run, of long runs only, or still missing.
-        note: why it is missing, or what its tests leave out.
+        fault: Description of the fault.
+        holds: Promise that must hold, in addition to: no answered message is lost.
+        lane: Whether its tests are part of every CI run, of long runs only, or still missing.
+        note: Why tests are missing, or what its tests leave out.
     """
 
     number: str

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "mark.fault("
-ATTEMPTS = 10  # to parse a file
+ATTEMPTS = 10  # attempts to parse a file
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A test that shows rows of the matrix.
+    """A test of rows of the matrix.
 
     Attributes:
-        file: its path from the root of the checkout.
-        test: the name of its function.
-        rows: numbers of the rows.
-        control: whether it is a negative control, which passes if a broken variant is caught.
-        optional: whether it needs what not every machine has.
+        file: Path from the root of the checkout.
+        test: Name of the function.
+        rows: Numbers of the rows.
+        control: Whether it is a negative control, which passes if a broken variant is caught.
+        optional: Whether it needs something that not every machine has.
     """
 
     file: str
@@ -45,8 +45,8 @@ def docstring(root: Path, test: str) -> str | None:
     """Return the docstring of a test ("" if it has none), or None if there is no such test.
 
     Args:
-        root: of the checkout.
-        test: a file and a function, as pytest names them.
+        root: Root of the checkout.
+        test: File and function, as pytest names them.
     """
     file, _, name = test.partition("::")
     if not (root / file).is_file():
@@ -69,8 +69,8 @@ def _functions(text: str) -> Iterator[Function]:
 def _parsed(text: str) -> ast.Module:
     """Parse a file.
 
-    Python before 3.11.5 raises a SystemError where another thread formats a traceback meanwhile,
-    which parses, too (python/cpython, issue 106905). Then the same text is parsed again.
+    Python before 3.11.5 raises a SystemError if another thread formats a traceback, which also
+    parses, at the same time (python/cpython, issue 106905). Parsing again helps.
     """
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(SystemError):

@@ -1,6 +1,6 @@
-"""Bugs of other queues on Redis or a database: what went wrong, and the test that RMQ passes.
+"""Bugs of other queues on Redis or a database, and for each the test that RMQ passes.
 
-The docstring of each test says the same words.
+The docstring of each test has the same words.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class PeerBug:
     """A bug that other queues had.
 
     Attributes:
-        what: went wrong there.
-        test: a file and a function, as pytest names them.
+        what: Description of the bug.
+        test: File and function, as pytest names them.
     """
 
     what: str

@@ -1,7 +1,7 @@
-"""A pytest plugin: run the tests of some rows, and write down what each of them found.
+"""A pytest plugin: run the tests of some rows, and record the result of each test.
 
-`bench.faults.run` starts pytest with it. RMQ_FAULTS_ROWS has the rows, RMQ_FAULTS_RECORD the file:
-a line of JSON for each test, with the lines that it printed after the word FIG.
+`bench.faults.run` starts pytest with it. RMQ_FAULTS_ROWS has the rows, and RMQ_FAULTS_RECORD the
+file. The file gets a line of JSON for each test, with the lines that it printed after the word FIG.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Figures:
         self.found: list[str] = []
 
     def write(self, text: str) -> int:
-        """Write text, as print does it: a whole text at once."""
+        """Write text; `print` passes a line in one piece."""
         self.found += [
             line.removeprefix(FIGURE) for line in text.splitlines() if line.startswith(FIGURE)
         ]
@@ -58,7 +58,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Keep the figures of a test."""
+        """Collect the figures that a test prints."""
         self._stdout.found = []
         before, sys.stdout = sys.stdout, self._stdout
         try:
@@ -70,7 +70,7 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Iterator[None]:
-        """Write a record when a test has been torn down, or as soon as it has failed."""
+        """Write a record when a test was torn down, or as soon as it has failed."""
         report: Any = yield
         record = item.stash.setdefault(self._key, {"outcome": "passed", "seconds": 0.0, "why": ""})
         record["seconds"] += report.duration
@@ -100,7 +100,7 @@ def rows_of(item: pytest.Item) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to record, if a run of the matrix asks for it."""
+    """Start to record if a run of the matrix requests it."""
     file = os.environ.get("RMQ_FAULTS_RECORD")
     if file:
         rows = set(os.environ.get("RMQ_FAULTS_ROWS", "").split(","))

@@ -25,10 +25,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def play(file: str, rows: Sequence[str], seed: int) -> list[Result]:
-    """Run the tests of some rows in a file; return what they found.
+    """Run the tests of some rows in a file; return their results.
 
     Raises:
-        SystemExit: pytest did not get as far as the tests.
+        SystemExit: pytest ended before the tests.
     """
     with tempfile.TemporaryDirectory(prefix="rmq-faults-") as folder:
         record = Path(folder, "record.jsonl")
@@ -50,7 +50,7 @@ def play(file: str, rows: Sequence[str], seed: int) -> list[Result]:
 
 
 def files_of(rows: Sequence[Row]) -> list[str]:
-    """Return the files with tests of these rows, those with most tests first."""
+    """Return the files with tests of these rows, sorted by their number of tests, most first."""
     asked = {row.number for row in rows}
     counts = Counter(mark.file for mark in marks(ROOT) if asked.intersection(mark.rows))
     return [file for file, _ in counts.most_common()]
@@ -59,13 +59,13 @@ def files_of(rows: Sequence[Row]) -> list[str]:
 def run(
     rows: Sequence[Row], seeds: Sequence[int], jobs: int, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the tests of these rows once for each seed; return all that was found.
+    """Run the tests of these rows once for each seed; return all results.
 
     Args:
-        rows: of the catalogue.
-        seeds: for what the tests leave to chance.
-        jobs: how many files run at a time.
-        tell: is given a line when a file is done.
+        rows: Rows of the catalogue.
+        seeds: Seeds for random choices of the tests.
+        jobs: Number of files that run at a time.
+        tell: Function that is called with a line when a file is done.
     """
     began = time.monotonic()
     numbers = [row.number for row in rows if row.lane != "not yet"]
@@ -100,10 +100,10 @@ def _judged(row: Row, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def asked_rows(text: str | None) -> list[Row]:
-    """Return the rows of an option like `F4,F8`; all of them without it.
+    """Return the rows of an option like `F4,F8`, or all rows for None.
 
     Raises:
-        SystemExit: there is no such row.
+        SystemExit: A row does not exist.
     """
     if text is None:
         return list(ROWS)

@@ -1,4 +1,4 @@
-"""The table of a run of the fault matrix: for a terminal, and for docs/faults.md."""
+"""The table of a run of the fault matrix, for a terminal and for docs/faults.md."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = 140  # where there is no terminal
+WIDTH = 140  # if stdout is not a terminal
 STYLES = {"broken": "red", "unknown": "yellow"}
-LONG = 240  # of a figure, on the page
+LONG = 240  # characters of a figure on the page
 ZEROS = re.compile(
     r", (stuck|unexpected|returned|recovered|dead|overlaps|zombies) 0\b| \(unexplained 0\)"
 )
 
 
 def _counts(row: dict[str, Any]) -> tuple[str, str]:
-    """Return how many tests and controls passed, of how many."""
+    """Return how many tests and controls passed, and their numbers."""
     told = []
     for control in (False, True):
         found = [test for test in row["tests"] if test["control"] is control]
@@ -35,7 +35,7 @@ def _seconds(row: dict[str, Any]) -> str:
 
 
 def table(run: dict[str, Any]) -> Table:
-    """Return the table of a run, with the reason below each fault that is not held."""
+    """Return the table of a run, with a reason below each fault that is not held."""
     rows = Table(box=SIMPLE_HEAD)
     rows.add_column("row", no_wrap=True)
     rows.add_column("verdict", no_wrap=True)
@@ -62,7 +62,7 @@ def show(run: dict[str, Any], console: Console | None = None) -> None:
 
 
 def figure(row: dict[str, Any]) -> str:
-    """Return one figure of the tests of a row, and one of its controls, without what is 0."""
+    """Return one figure of a row's tests and one of its controls, without zero counts."""
     told = []
     for control in (False, True):
         found = [

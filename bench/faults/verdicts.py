@@ -1,9 +1,8 @@
-"""Decide what the tests of a row have shown.
+"""Decide the verdict of a row from the results of its tests.
 
-A row is held if each of its tests passed and a control was caught. A test that fails for the reason
-that no fault fired has shown nothing, nor has a test without a control: the verdict is unknown. A
-test that is marked as optional may be skipped where the machine cannot run it; the other tests of
-its row decide then.
+A row is held if each of its tests passed and a control was caught. A test that fails because no
+fault fired shows nothing, and neither does a test without a control: the verdict is unknown. An
+optional test may be skipped if the machine cannot run it; the other tests of its row then decide.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from bench.faults.catalogue import Row
 
 Verdict = Literal["held", "broken", "unknown", "not yet"]
-NO_FAULT = re.compile(r"(^|: )unknown: ")  # as the checkers of tests/faults print it
+NO_FAULT = re.compile(r"(^|: )unknown: ")  # printed by the checkers of tests/faults
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,15 @@ class Result:
     """The outcome of a test.
 
     Attributes:
-        test: its name, as pytest has it.
-        rows: that it is marked with.
-        control: whether it is a negative control.
-        outcome: passed, failed or skipped.
-        seconds: that it took.
-        why: the end of its failure, or why it was skipped.
-        figures: lines that it printed.
+        test: Name of the test in pytest.
+        rows: Rows that it is marked with.
+        control: Whether it is a negative control.
+        outcome: "passed", "failed" or "skipped".
+        seconds: Duration, s.
+        why: End of its failure, or why it was skipped.
+        figures: Lines that it printed after FIG.
         seed: RMQ_TEST_SEED of its run.
-        optional: whether it needs what not every machine has.
+        optional: Whether it needs something that not every machine has.
     """
 
     test: str
@@ -47,22 +46,22 @@ class Result:
 
     @classmethod
     def read(cls, record: dict[str, Any], seed: int) -> Result:
-        """Return what a record of `bench.faults.recorder` says."""
+        """Return the result in a record of `bench.faults.recorder`."""
         values = record | {"rows": tuple(record["rows"]), "figures": tuple(record["figures"])}
         return cls(**values, seed=seed)
 
     @property
     def had_no_fault(self) -> bool:
-        """Whether the test failed because no fault fired."""
+        """Return whether the test failed because no fault fired."""
         return self.outcome == "failed" and any(map(NO_FAULT.search, self.figures))
 
 
 def judge(row: Row, results: Sequence[Result]) -> tuple[Verdict, str]:
-    """Return the verdict on a row, and why it is not "held".
+    """Return the verdict on a row, and the reason if it is not "held".
 
     Args:
-        row: of the catalogue.
-        results: of all tests that are marked with it.
+        row: Row of the catalogue.
+        results: Results of all tests that are marked with it.
     """
     if row.lane == "not yet":
         return "not yet", row.note

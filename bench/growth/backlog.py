@@ -1,7 +1,8 @@
-"""What a topic with many waiting messages does to calls, the AOF, a restart and a drain.
+"""How many waiting messages affect calls, the AOF, a restart and a drain.
 
-The topic `deep` has all messages but 1000, which the topic `shallow` has. Both are on a server with
-an AOF on disk. All stages work on the same messages, and at the end each message is accounted for.
+The topic `deep` has all messages except 1000, which are in the topic `shallow`. Both are on a
+server with an AOF on disk. All stages use the same messages, and at the end each message is
+accounted for.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ PART = "backlog"
 BODY = 100  # bytes
 BATCH = 1000  # messages of a large call
 SHALLOW = 1000
-SHALLOW_DEAD, DEAD_SHARE = 100, 100  # dead letters of the shallow topic; a hundredth of the deep
+SHALLOW_DEAD, DEAD_SHARE = 100, 100  # dead letters: of shallow; of deep, one in so many messages
 CALLS, QUICK_CALLS, BATCH_CALLS = 1000, 50, 50
-LOOK = 100  # messages of a look into a queue
-DRAINS = 50  # batches that are drained by turns; at most a twentieth of all messages
-REWRITE_K = 100  # messages of a call while the AOF is rewritten
-MOST_LEASES, LEASES_SHARE = 1_000_000, 5  # a fifth of the messages is leased, and expires
+LOOK = 100  # messages of a peek into a queue
+DRAINS = 50  # batches that are drained in turn; at most a twentieth of all messages
+REWRITE_K = 100  # messages per call during a rewrite of the AOF
+MOST_LEASES, LEASES_SHARE = 1_000_000, 5  # a fifth of the messages is leased and expires
 LEAST_LEASE_S = 10.0
-WORK_S = 0.0005  # of the worker's handler, so that it does not drain the topic
-BEFORE_S, AFTER_S = 2.0, 3.0  # that worker and producer work before the kill, and after it
-PATIENCE_S = 120.0  # until they continue
+WORK_S = 0.0005  # duration of the worker's handler, so that it does not drain the topic
+BEFORE_S, AFTER_S = 2.0, 3.0  # work of worker and producer before the kill, and after it
+PATIENCE_S = 120.0  # longest wait until they continue
 PING_PAUSE_S = 0.0005
-LOG = 10_000  # commands of SLOWLOG
-SLOW_US = 100  # faster commands are not kept
+LOG = 10_000  # entries of SLOWLOG
+SLOW_US = 100  # faster commands are not recorded
 PERSISTENCE = (
     "--appendfsync", "everysec", "--aof-use-rdb-preamble", "yes", "--maxmemory-policy",
     "noeviction", "--auto-aof-rewrite-percentage", "0", "--slowlog-max-len", str(LOG),
@@ -58,11 +59,11 @@ def aof_bytes(server: Server) -> int:
     return sum(file.stat().st_size for file in Path(server.dir).rglob("appendonly.aof*"))
 
 
-# --- what Redis does meanwhile -----------------------------------------------------------------
+# --- activity of Redis during a stage ----------------------------------------------------------
 
 
 def _ping(port: int, pipe: Connection) -> None:
-    """Send PING until the other end of the pipe says something; then send all spans there."""
+    """Send PING until the pipe receives something; then send all spans through the pipe."""
     spans: list[Span] = []
     with socket.create_connection(("127.0.0.1", port)) as line:
         while not pipe.poll(PING_PAUSE_S):
@@ -77,7 +78,7 @@ def _ping(port: int, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def pings(port: int) -> Iterator[list[Span]]:
-    """Send PING from another process inside `with`; yield a list that has the spans afterwards."""
+    """Send PING from another process inside `with`; the yielded list has the spans afterwards."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_ping, args=(port, theirs), daemon=True)
     process.start()
@@ -93,7 +94,7 @@ def pings(port: int) -> Iterator[list[Span]]:
 
 
 def longest_ms(sent: Sequence[Span], spans: Sequence[Span]) -> float:
-    """Return for how long a PING was under way inside one of these spans, at most."""
+    """Return the longest duration of a PING inside one of these spans, ms."""
     longest = 0.0
     for begin, end in spans:
         at = max(0, bisect_left(sent, (begin,)) - 1)
@@ -104,9 +105,9 @@ def longest_ms(sent: Sequence[Span], spans: Sequence[Span]) -> float:
 
 
 def scripts_ms(raw: redis.Redis) -> list[float]:
-    """Return how long each script took since the last call, by SLOWLOG, above `SLOW_US`.
+    """Return the durations of scripts since the last call, from SLOWLOG, above `SLOW_US`.
 
-    The commands that scripts call are in SLOWLOG, too. They are part of their scripts' time.
+    SLOWLOG also has the commands that scripts call, which are part of their scripts' time.
     """
     if not raw.slowlog_len():
         return []
@@ -126,7 +127,7 @@ def _redis(values: Sequence[float]) -> dict[str, float]:
 
 
 class Pile:
-    """A topic, and how often each of its messages was handled, by the number in its body."""
+    """A topic, and how often each of its messages was handled, by number."""
 
     def __init__(self, client: rmq.Client, name: str) -> None:
         self.client, self.name = client, name
@@ -140,7 +141,7 @@ class Pile:
         return (len(self.handled) - 1).to_bytes(8, "big") + b"x" * (BODY - 8)
 
     def handle(self, body: bytes) -> None:
-        """Count a message."""
+        """Count a handled message."""
         self.handled[int.from_bytes(body[:8], "big")] += 1
 
     def send_many(self, count: int) -> None:
@@ -154,14 +155,14 @@ class Pile:
             shown.advance(BATCH)
 
     def take(self, count: int) -> list[Any]:
-        """Receive messages in one call, and count them."""
+        """Receive messages in one call and count them."""
         taken = self.consumer.receive(count)
         for delivery in taken:
             self.handle(delivery.body)
         return taken
 
     def drain(self, count: int) -> int:
-        """Receive and ack messages; return how many there were."""
+        """Receive and ack messages; return their number."""
         taken = self.take(count)
         if taken and self.consumer.ack(taken):
             raise RuntimeError(f"{self.name}: a lease of 600 s was lost")
@@ -182,14 +183,14 @@ class Pile:
 
 
 class Timer:
-    """Times of calls by verb, each with the longest script that Redis ran for it, in ms."""
+    """Times of calls by verb, each with its longest script, in ms."""
 
     def __init__(self, raw: redis.Redis) -> None:
         self._raw = raw
         self.calls: dict[str, list[tuple[Span, float]]] = defaultdict(list)
 
     def call(self, verb: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, and note its time."""
+        """Call a function and record its time."""
         began = time.monotonic()
         result = function(*args)
         span = began, time.monotonic()
@@ -197,7 +198,7 @@ class Timer:
         return result
 
     def notes(self, verb: str, sent: Sequence[Span]) -> dict[str, float]:
-        """Return percentiles of a verb, and the longest of the PINGs meanwhile, in ms."""
+        """Return percentiles of a verb, and the longest concurrent PING, in ms."""
         spans, redis_ms = zip(*self.calls[verb], strict=True)
         values = [(end - begin) * 1000 for begin, end in spans]
         return {
@@ -230,7 +231,7 @@ def _batch_calls(timer: Timer, pile: Pile) -> None:
 
 
 class Backlog:
-    """The stages, which measure one thing after the other on the same messages."""
+    """The stages, which run one after the other on the same messages."""
 
     def __init__(self, server: Server, raw: redis.Redis, client: rmq.Client, shown: Bar) -> None:
         self.server, self.raw, self.shown = server, raw, shown
@@ -238,7 +239,7 @@ class Backlog:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[dict[str, Any]]:
-        """Note seconds and scripts inside `with`, the longest script, and the longest PING."""
+        """Record seconds, scripts, the longest script and the longest PING inside `with`."""
         scripts_ms(self.raw)
         notes: dict[str, Any] = {}
         before: Any = self.raw.info("commandstats")
@@ -254,7 +255,7 @@ class Backlog:
         }  # fmt: skip
 
     def fill(self, messages: int) -> list[Measurement]:
-        """Fill both topics, and measure a message of the deep one."""
+        """Fill both topics, and measure the memory of a message in the deep topic."""
         self.shown.begin(f"fill {messages:,}", messages)
         self.shallow.fill(SHALLOW + SHALLOW_DEAD, self.shown)
         self.shallow.bury(SHALLOW_DEAD)
@@ -272,7 +273,7 @@ class Backlog:
         ]
 
     def calls(self, count: int) -> list[Measurement]:
-        """Time each call on the two topics by turns."""
+        """Time each call on both topics in turn."""
         timers = [(Timer(self.raw), self.shallow), (Timer(self.raw), self.deep)]
         batches = min(count, BATCH_CALLS)
         self.shown.begin("calls", count + batches)
@@ -295,7 +296,7 @@ class Backlog:
         return rows
 
     def drain_by_turns(self, turns: int) -> list[Measurement]:
-        """Drain some batches of each topic by turns."""
+        """Drain some batches of each topic in turn."""
         self.shown.begin("drain by turns", turns)
         ratios, rates = [], []
         for number in range(turns):
@@ -341,12 +342,12 @@ class Backlog:
         return Measurement(PART, "BGREWRITEAOF", [notes["took_s"]], "s", notes=notes)
 
     def rollback(self, count: int, rate: float) -> Measurement:
-        """Let leases expire, and roll them back.
+        """Let leases expire and roll them back.
 
         Args:
             count: Number of leases.
-            rate: Messages that are received and acked in a second; the first lease outlives the
-                taking of all others.
+            rate: Messages that are received and acked per second. The first lease must outlast
+                the taking of all others.
         """
         lease_s = LEAST_LEASE_S + 2 * count / rate
         self.shown.begin(f"rollback of {count:,} leases", count)
@@ -355,15 +356,15 @@ class Backlog:
             part = len(consumer.receive(min(BATCH, count - leased)))
             leased += part
             self.shown.advance(part)
-        time.sleep(lease_s + 2)  # a lease ends with a whole second
+        time.sleep(lease_s + 2)  # the end of a lease is rounded to a whole second
         with self._watched() as notes:
             notes["leases"] = self.deep.client.admin.rollback(self.deep.name)
         return Measurement(PART, "rollback", [notes["took_s"]], "s", notes=notes)
 
     def restart(self) -> Measurement:
-        """Kill the server under a worker and a producer, start it, and see them continue."""
+        """Kill the server under a worker and a producer, restart it, and check them."""
         self.shown.begin("kill -9 and restart", 1)
-        self.raw.config_set("appendfsync", "always")  # so that all that was answered must be there
+        self.raw.config_set("appendfsync", "always")  # every answered message must survive
         client = rmq.Client(self.server.url)
         topic = client.topic(self.deep.name, codec="bytes")
         handled, sent = [time.monotonic()], [time.monotonic()]
@@ -389,7 +390,7 @@ class Backlog:
 
         logger, producer = logging.getLogger("rmq"), threading.Thread(target=produce, daemon=True)
         level = logger.level
-        logger.setLevel(logging.CRITICAL)  # workers warn while Redis is away
+        logger.setLevel(logging.CRITICAL)  # workers log warnings while Redis is away
         with client, rmq.Worker(client):
             producer.start()
             time.sleep(BEFORE_S)
@@ -417,7 +418,7 @@ class Backlog:
         return Measurement(PART, "restart", [loaded_s], "s", notes=notes)
 
     def _await_loaded(self, since: float) -> tuple[float, float]:
-        """Return when the server listened, and when it answered, in seconds since a moment."""
+        """Return when the server listened and when it answered, s since a time."""
         listening_s = 0.0
         while True:
             with contextlib.suppress(redis.ConnectionError), self.server.raw() as probe:
@@ -430,7 +431,7 @@ class Backlog:
             time.sleep(0.01)
 
     def drain(self) -> list[Measurement]:
-        """Drain all that is left, and see whether every message was handled."""
+        """Drain the rest, and check that every message was handled."""
         deep, count = self.deep, 0
         left = deep.count("priority", "retries", "due")
         self.shown.begin(f"drain {left:,}", left)
@@ -453,12 +454,12 @@ class Backlog:
 
 
 def backlog(binary: str, messages: int, quick: bool) -> list[Measurement]:
-    """Measure what so many waiting messages do to RMQ and its Redis, once.
+    """Measure once how `messages` waiting messages affect RMQ and its Redis.
 
     Args:
-        binary: The server to start.
-        messages: Number of messages that wait.
-        quick: Make few calls.
+        binary: Server to start.
+        messages: Number of waiting messages.
+        quick: True for few calls.
     """
     server = Server(binary, *PERSISTENCE, aof=True)
     try:

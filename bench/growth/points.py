@@ -1,9 +1,9 @@
-"""A plain life at depths, numbers of slots and sizes of bodies, and next to it the same plain keys.
+"""A plain life at depths, numbers of slots and sizes of bodies, compared with plain keys.
 
-Each point is one topic on an emptied server, and by turns the same bytes as plain keys: pipelines
-of SET, of GET and of DEL. All calls are for 100 messages. Points are not open at the same time:
-keys of one point would be in the tables and caches of another. A deep topic has a shallow topic on
-the same server, also by turns, for the ratio of the two.
+Each point is one topic on an emptied server, measured in turn with the same bytes as plain keys:
+pipelines of SET, of GET and of DEL. All calls are for 100 messages. Only one point is open at a
+time, because its keys would fill the tables and caches of another point. A deep topic is also
+measured in turn with a shallow topic on the same server, for the ratio of the two.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from tests.servers import Server
 
 DEPTHS = (1_000, 100_000, 1_000_000, 10_000_000)
 SHALLOW = DEPTHS[0]  # a deeper topic is compared with a topic of this depth
-DEEPER = 2.5  # target: the time of a life in a deep topic / in the shallow one, at most
+DEEPER = 2.5  # target: largest time of a life in a deep topic / in the shallow topic
 SLOTS = (8, 64, 1024)
 SLOTS_DEPTH = 100_000
 BODIES = (1024, 10 * 1024, 64 * 1024, 256 * 1024)
 BODIES_DEPTH = 1_000
-SMALL = 100  # bytes of a body where something else grows
-WAITING_BYTES = 125 << 20  # of large bodies, fewer wait
-ROUND_BYTES = 8 << 20  # and fewer calls are made in a round
+SMALL = 100  # bytes of a body, unless bodies grow
+WAITING_BYTES = 125 << 20  # limit of waiting bytes: fewer large bodies wait
+ROUND_BYTES = 8 << 20  # limit of bytes per round: fewer calls with large bodies
 CALLS = 6  # of each verb in a round
-BEFORE = 200  # messages that are there before memory is read: they load scripts and make tables
+BEFORE = 200  # messages before memory is read, which load scripts and make tables
 ROUNDS = 25
 VERBS = ("send", "take", "ack", "life")
-JUST_FILLED_ROUNDS = 5  # before the tables of a deep topic have their size
-LOOK_UPS = 50_000  # of a call, which takes some ten ms
-# Each look-up moves a row of a table that Redis is making larger.
+JUST_FILLED_ROUNDS = 5  # before the tables of a deep topic have reached their size
+LOOK_UPS = 50_000  # per call, which takes some ten ms
+# While Redis makes a table larger, each look-up moves a row of it.
 LOOK_UP = """
 for _ = 1, ARGV[1] do
   redis.call('HEXISTS', KEYS[1], '')
@@ -56,11 +56,11 @@ end
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured.
+    """A point of the measurement.
 
     Attributes:
         grows: "depth", "slots", "slots, by key" or "body".
-        depth: Number of messages that wait, in all slots together.
+        depth: Number of waiting messages, in all slots together.
         slots: Number of slots of the topic.
         body: Bytes of a body.
     """
@@ -82,7 +82,7 @@ class Point:
 
 
 def points(deepest: int, quick: bool = False) -> list[Point]:
-    """Return what is measured; with `quick` few messages, and as few points as a chart has."""
+    """Return all points; with `quick`, few messages, and only as many points as a chart needs."""
     depths = (1_000, 3_000) if quick else [depth for depth in DEPTHS if depth <= deepest]
     slots, bodies = (SLOTS[:2], BODIES[:2]) if quick else (SLOTS, BODIES)
     among = 3_000 if quick else SLOTS_DEPTH
@@ -106,7 +106,7 @@ class Topic(Life):
         super().__init__(url, name, K, point.calls)
 
     def waiting_message(self) -> Outgoing:
-        """Return a message, with a slot_basis of its own where each message has one."""
+        """Return a message, with its own slot_basis if messages are distributed by key."""
         self.sent += 1
         return Outgoing(self.message, slot_basis=f"key:{self.sent}" if self.is_by_key else None)
 
@@ -115,7 +115,7 @@ class Topic(Life):
         self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
 
     def take(self, call: int) -> Any:
-        """Take k messages; a reply has at most 16 MiB."""
+        """Take k messages in as many calls as needed: a reply has at most 16 MiB."""
         taken: list[Any] = []
         while len(taken) < self.k:
             part = self.consumers[0].receive(self.k - len(taken), wait=1)
@@ -125,15 +125,15 @@ class Topic(Life):
         return taken
 
     def between(self, meter: Meter) -> None:
-        """Take a batch unmeasured: a consumer of several slots may ask them all before that."""
+        """Take a batch unmeasured, because a consumer of several slots may first ask all slots."""
         self.send(0)
         self.ack(0, self.take(0))
 
     def finish_tables(self, raw: redis.Redis, depth: int, shown: Bar) -> None:
-        """Look up until no table of the only slot is being made larger.
+        """Look up keys until Redis has finished enlarging the tables of the slot.
 
-        Redis moves a row of the table with each use. Until that has ended, a life takes several
-        times as long. It is paid once for each doubling, and is not the cost of depth.
+        Redis moves a row of the table with each use. Until it has finished, a life takes several
+        times as long. That happens once for each doubling, and is not a cost of depth.
         """
         keys = SlotKeys("rmq", self.topics[0].name, 0)
         for _ in range(0, depth, LOOK_UPS):
@@ -141,7 +141,7 @@ class Topic(Life):
             shown.advance(LOOK_UPS)
 
     def ask_us(self, raw: redis.Redis, rounds: int) -> float:
-        """Return Redis's us for asking all slots when they have work, least of the rounds."""
+        """Return Redis's least us for asking all slots while they have work."""
 
         def ask() -> Any:
             yield scripts.next_ready(self.topics[0]._context.slots, False)
@@ -198,11 +198,11 @@ class Keys(Bare):
 
 
 class Side:
-    """A topic or plain keys, and what a message costs there.
+    """A topic or plain keys, and the costs of a message there.
 
     Attributes:
-        columns: By verb and column of `bench/cost`, the value of each round, for one message.
-        memory: Bytes of `used_memory` for each message that waits.
+        columns: Value of each round per message, by verb and column of `bench/cost`.
+        memory: Bytes of `used_memory` for each waiting message.
     """
 
     def __init__(self, life: Topic | Keys) -> None:
@@ -211,7 +211,7 @@ class Side:
         self.memory = 0.0
 
     def fill(self, raw: redis.Redis, depth: int, shown: Bar) -> None:
-        """Send until so many wait."""
+        """Send until `depth` messages wait."""
         before, calls = used_memory(raw), (depth - BEFORE) // K
         for call in range(calls):
             self.life.send(call)
@@ -226,7 +226,7 @@ class Side:
                 self.columns[verb, column].append(value)
 
     def least(self, verb: str, column: str) -> float:
-        """Return the least of the rounds."""
+        """Return the least value of the rounds."""
         return min(self.columns[verb, column])
 
     def as_json(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class GrowthRow(Measurement):
 
     @property
     def value(self) -> float:
-        """Return the least of the rounds."""
+        """Return the least value of the rounds."""
         return min(self.rounds)
 
     def as_json(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class GrowthRow(Measurement):
 
 
 def deeper(point: Point, deep: Side, shallow: Side, is_just_filled: bool = False) -> Measurement:
-    """Compare a deep topic with a shallow one; a topic that was just filled has no target."""
+    """Compare a deep topic with a shallow topic; a topic that was just filled has no target."""
     name = f"Redis's us of a life among {point.depth:,} / {SHALLOW:,}"
     ratios = ratios_of(deep.columns["life", "redis"], shallow.columns["life", "redis"])
     if is_just_filled:
@@ -274,7 +274,7 @@ def deeper(point: Point, deep: Side, shallow: Side, is_just_filled: bool = False
 
 
 def _rounds(raw: redis.Redis, sides: Sequence[Side], rounds: int, shown: Bar) -> None:
-    """Measure rounds of each side, by turns, after a round that warms up."""
+    """Measure rounds of each side, in turn, after a round that warms up."""
     for side in sides:
         side.run(raw)
         side.columns.clear()
@@ -287,7 +287,7 @@ def _rounds(raw: redis.Redis, sides: Sequence[Side], rounds: int, shown: Bar) ->
 def _measure(
     server: Server, raw: redis.Redis, point: Point, rounds: int, shown: Bar
 ) -> list[Measurement]:
-    """Measure a point: its row, and if it is deep, its ratio to a shallow topic."""
+    """Measure a point: its row and, for a deep topic, its ratio to a shallow topic."""
     settle(raw)
     is_deep = point.grows == "depth" and point.depth > SHALLOW
     shown.begin(point.name, (2 + is_deep) * point.depth + rounds * K)
@@ -301,7 +301,7 @@ def _measure(
             sides[-1].fill(raw, depth, shown)
             return sides[-1]
 
-        if is_deep:  # first: its memory is then not among the memory of the others
+        if is_deep:  # first, so that its memory is not counted with the other sides
             shallow = add(Topic(server.url, replace(point, depth=SHALLOW), "shallow"), SHALLOW)
         topic = Topic(server.url, point)
         deep = add(topic, point.depth)
@@ -318,7 +318,7 @@ def _measure(
 
 
 def measure_points(server: Server, rounds: int, quick: bool, deepest: int) -> list[Measurement]:
-    """Measure a plain life at each point, and next to it plain keys of the same bytes."""
+    """Measure a plain life at each point, in turn with plain keys of the same bytes."""
     with server.raw() as raw, placed(server, cores=2), bar() as shown:
         rows = [
             row

@@ -1,4 +1,4 @@
-"""A run of the part `growth`: all points, then the backlog on a server of its own."""
+"""A run of the part `growth`: all points, and the backlog on a separate server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.growth.points import measure_points
 from bench.measurement import Measurement
 from tests.servers import Server
 
-MESSAGES = 1_000_000  # that wait at most
+MESSAGES = 1_000_000  # largest number of waiting messages
 QUICK_MESSAGES, LEAST_MESSAGES = 20_000, 10_000
-MEMORY_EACH = 500  # bytes of a waiting message, and of the copies that a rewrite makes of its pages
-DISK_EACH = 700  # bytes of its commands in the AOF, before it is rewritten and after
+MEMORY_EACH = 500  # bytes of a waiting message, including pages copied during a rewrite
+DISK_EACH = 700  # bytes of its commands in the AOF, before a rewrite and after
 
 
 def refusal(messages: int) -> str | None:
-    """Return why so many messages cannot be measured on this machine, or None."""
+    """Return why this machine cannot measure that many messages, or None."""
     if messages < LEAST_MESSAGES:
         return f"{messages:,} messages; give at least {LEAST_MESSAGES:,}"
     folder = tempfile.gettempdir()
@@ -35,13 +35,13 @@ def refusal(messages: int) -> str | None:
 
 
 def growth(server: Server, rounds: int, quick: bool, messages: int = MESSAGES) -> list[Measurement]:
-    """Measure a plain life at each point, then what a backlog does to calls, restart and AOF.
+    """Measure a plain life at each point, and how a backlog affects calls, restart and AOF.
 
     Args:
-        server: The server of the points; the backlog has its own, of the same binary.
+        server: Server of the points; the backlog has its own server of the same binary.
         rounds: Rounds of each point; the backlog is measured once.
-        quick: Measure few points and few messages.
-        messages: Maximum number of messages that wait.
+        quick: True for few points and few messages.
+        messages: Largest number of waiting messages.
     """
     rows = measure_points(server, rounds, quick, messages)
     return rows + backlog(server.binary, QUICK_MESSAGES if quick else messages, quick)

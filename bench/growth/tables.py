@@ -71,7 +71,7 @@ def _errors(counts: Mapping[str, int]) -> str:
 
 
 def _facts(figures: Found) -> list[tuple[str, str]]:
-    """Return all but the calls: what was measured, and the figures in words."""
+    """Return all rows except the calls: a description, and the figures in words."""
     each, filled = figures["memory of a waiting message"]
     took, rewrite = figures["BGREWRITEAOF"]
     rolled, rollback = figures["rollback"]
@@ -136,7 +136,7 @@ def backlog(found: Found) -> str:
 
 
 def show(measured: Sequence[Measurement]) -> None:
-    """Print the points, then the ratios of deep topics to a shallow topic, then the backlog."""
+    """Print the points, the ratios of deep topics to a shallow topic, and the backlog."""
     report.show_table(table([one for one in measured if isinstance(one, GrowthRow)]), EXPLANATION)
     report.show([one for one in measured if one.part != PART and not isinstance(one, GrowthRow)])
     print(backlog({one.name: (one.value, one.notes) for one in measured if one.part == PART}))

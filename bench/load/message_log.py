@@ -17,14 +17,14 @@ from typing import NamedTuple
 import rmq
 
 KINDS = ("immediate", "priority", "delayed", "merging")
-HEADER = struct.Struct(">4sIdB")  # the run, the serial number, when it was sent, its kind
+HEADER = struct.Struct(">4sIdB")  # run, serial number, time of the send, kind
 _NOISE = os.urandom(256 * 1024)
 _SLACK_S = 1.0  # the end of a lease is given in whole seconds
 
 # States of a serial number, one byte each.
-SENDING = 1  # its send has begun; no reply yet, and not received yet
+SENDING = 1  # its send has begun; no reply and no delivery yet
 SENT = 2  # RMQ has accepted it
-MERGED = 3  # into a waiting message, whose body stays
+MERGED = 3  # it merged into a waiting message, which keeps its body
 ACKING = 4  # its ack has begun; no reply yet
 SETTLED = 5
 
@@ -70,7 +70,7 @@ class MessageLog:
         if result.status == "merged":
             self.state[seen.serial] = MERGED
         elif self.state[seen.serial] == SENDING and not (
-            # Its first reply was lost and the client repeated it: it is unknown whether it merged.
+            # The client repeated a send after a lost reply, so it is unknown whether it merged.
             result.status == "duplicate" and KINDS[seen.kind] == "merging"
         ):
             self.state[seen.serial] = SENT

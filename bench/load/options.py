@@ -12,10 +12,10 @@ from locust.argument_parser import LocustArgumentParser
 from bench.load.message_log import HEADER, KINDS
 
 BODY_MAX = 256 * 1024  # bytes; the default max_body of a topic
-BATCH_MAX = 1000  # messages; the most that one receive takes
+BATCH_MAX = 1000  # largest number of messages that one receive takes
 HOUR_MS = 3_600_000
 LEASE_MIN_S = 5.0
-PATIENCE_S = 30.0  # for the drain, besides the longest wait of a message
+PATIENCE_S = 30.0  # time for the drain, in addition to the longest wait of a message
 
 Range = tuple[int, int]
 
@@ -25,17 +25,18 @@ class Options:
     """The options of a run.
 
     Attributes:
-        url: of Redis; None: a private server for the run.
-        topic: its name. slots: how many it has.
-        kinds: the weight of each kind of message, in the order of `KINDS`.
-        body_bytes: least and most bytes of a body.
-        rate: messages a second of each producer; 0: as many as it can.
-        batch: the most messages of one `send_many` and one `receive`.
-        work_ms: how long each delivery is worked on.
-        fail: the share of deliveries that is nacked.
-        delay_ms: least and most delay of a delayed message.
-        merge_ms: how long a merging message waits for others.
-        drain_s: how long the drain may take; 0: the longest wait of a message, and 30 s.
+        url: URL of Redis; None: a private server for the run.
+        topic: Name of the topic.
+        slots: Number of slots.
+        kinds: Weight of each kind of message, in the order of `KINDS`.
+        body_bytes: Smallest and largest body, bytes.
+        rate: Messages per second of each producer; 0: unlimited.
+        batch: Largest number of messages of one `send_many` and one `receive`.
+        work_ms: Work on each delivery, ms.
+        fail: Share of deliveries that is nacked.
+        delay_ms: Shortest and longest delay of a delayed message, ms.
+        merge_ms: How long a merging message waits for others, ms.
+        drain_s: Longest drain, s; 0: the longest wait of a message, and 30 s.
     """
 
     url: str | None
@@ -53,13 +54,13 @@ class Options:
 
     @classmethod
     def of(cls, parsed: Namespace) -> Options:
-        """Return RMQ's options of those that locust has parsed."""
+        """Return RMQ's options from the options that locust has parsed."""
         names = [field.name for field in fields(cls) if field.name != "url"]
         return cls(parsed.rmq_url, **{name: getattr(parsed, name) for name in names})
 
     @property
     def turn_s(self) -> float:
-        """How long a consumer works on a full batch."""
+        """The work of a consumer on a full batch, s."""
         return self.batch * self.work_ms / 1000
 
     @property
@@ -69,7 +70,7 @@ class Options:
 
     @property
     def patience_s(self) -> float:
-        """How long the drain may take."""
+        """The longest duration of the drain, s."""
         last_ms = max(self.delay_ms[1], self.merge_ms)
         return self.drain_s or PATIENCE_S + self.lease_s + last_ms / 1000
 
@@ -110,7 +111,7 @@ def span(low: int, high: int, unit: str) -> Callable[[str], Range]:
 
 
 def kinds(text: str) -> tuple[int, ...]:
-    """Parse the weights of the kinds; a kind that is not named has the weight 0."""
+    """Parse the weights of the kinds; a kind without a weight gets 0."""
     weights = dict.fromkeys(KINDS, 0)
     for part in text.split(","):
         name, equals, weight = part.strip().partition("=")
@@ -129,7 +130,7 @@ def _url(text: str) -> str | None:
     return text or None
 
 
-# The arguments of `add_argument` for each option.
+# Arguments of `add_argument` for each option.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "--rmq-url": {
         "metavar": "URL", "env_var": "RMQ_URL", "type": _url,

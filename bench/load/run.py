@@ -20,9 +20,9 @@ from bench.load.options import BATCH_MAX, Options
 WAITING = ("retries", "priority", "due", "later", "in_flight")  # of admin.stats
 MAX_RETRIES = 4  # few, so that some messages fail every time and become dead letters
 RETRY = rmq.Exponential(0.05, 1.0)  # short waits, so that retries happen during the run
-PEEK_MAX = 1_000_000  # the most messages of one peek
-PUT_BACK_S = 60.0  # the delay of a released message that this run did not send
-EXIT_OPTIONS, EXIT_ACCOUNT = 2, 3  # locust's own 1: requests failed
+PEEK_MAX = 1_000_000  # largest number of messages of one peek
+PUT_BACK_S = 60.0  # delay of a released message that this run did not send
+EXIT_OPTIONS, EXIT_ACCOUNT = 2, 3  # locust's own 1 means: requests failed
 
 
 def refuse(option: str, text: object) -> NoReturn:
@@ -63,7 +63,7 @@ class Run:
             self.close()
             raise
         if not environment.stop_timeout:
-            environment.stop_timeout = options.turn_s + 5.0  # users finish the batch in hand
+            environment.stop_timeout = options.turn_s + 5.0  # users finish their current batch
 
     def _open(self) -> None:
         try:
@@ -90,7 +90,7 @@ class Run:
         self.skew_s = self._skew()
 
     def connect(self) -> rmq.Client:
-        """Return a client, which is closed at the end of the run at the latest."""
+        """Return a client, which is closed at the latest at the end of the run."""
         client = rmq.Client(self.url)
         self.clients.append(client)
         return client
@@ -102,7 +102,7 @@ class Run:
             self.clients.remove(client)
 
     def topic(self, client: rmq.Client) -> rmq.Topic:
-        """The run's topic, by a client."""
+        """Return the run's topic for a client."""
         return client.topic(
             self.options.topic,
             codec="bytes",

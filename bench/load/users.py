@@ -18,9 +18,9 @@ from bench.load.message_log import KINDS
 from bench.load.run import Run
 
 T = TypeVar("T")
-WAIT_S = 0.5  # the longest wait for a message; then the consumer checks whether the run is over
+WAIT_S = 0.5  # longest wait for a message before the consumer checks whether the run is over
 MERGE_KEYS = 20
-BEHIND_S = 1.0  # a producer that is late catches up at most this much, to avoid a burst
+BEHIND_S = 1.0  # longest delay that a late producer catches up, to avoid a burst
 LATE = tuple(
     f"late {kind} ({'due' if kind in ('delayed', 'merging') else 'sent'} -> received)"
     for kind in KINDS
@@ -29,7 +29,7 @@ Held = list[tuple[rmq.Delivery, int]]  # deliveries with their serial numbers
 
 
 class RMQUser(User):
-    """The base class of users: connects, measures, keeps the rate, and cleans up."""
+    """Base class of users: connects, measures, keeps the rate, and cleans up."""
 
     abstract = True
 
@@ -42,7 +42,7 @@ class RMQUser(User):
         self.client: rmq.Client | None = None
         self.held: set[int] = set()
         self.next_at = 0.0
-        self.ending = threading.Event()  # gevent's, as locust has patched it
+        self.ending = threading.Event()  # gevent's class, because locust has patched threading
 
     def on_start(self) -> None:
         """Connect; a consumer's lease outlasts its work."""
@@ -104,7 +104,7 @@ class RMQUser(User):
             raise StopUser
 
     def paced(self, messages: int) -> None:
-        """Move the time of the next send by the messages that were sent."""
+        """Schedule the next send according to the number of messages that were sent."""
         if self.options.rate:
             behind = time.monotonic() - BEHIND_S
             self.next_at = max(self.next_at, behind) + messages / self.options.rate
@@ -160,7 +160,7 @@ class RMQUser(User):
     def receive(self, wait: float) -> Held:
         """Receive a batch.
 
-        An empty reply is not reported, and a receive with a wait has a name of its own: neither
+        An empty reply is not reported, and a receive with a wait has its own name, because neither
         measures the speed of RMQ.
         """
         assert self.consumer is not None
@@ -212,7 +212,7 @@ class RMQUser(User):
         self.message_log.acking(serial for _, serial in held)
         lost = self.measured("ack", _size(deliveries), lambda: consumer.ack(deliveries))
         if lost is None:
-            return  # the state stays ACKING; a second delivery would be recorded
+            return  # the state stays ACKING, so a second delivery would be recorded
         lost_ids = {id(delivery) for delivery in lost}
         for delivery, serial in held:
             self.message_log.acked(serial, id(delivery) in lost_ids)

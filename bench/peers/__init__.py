@@ -1,1 +1,1 @@
-"""RMQ's worker beside other queues in one run: `python -m bench --only peers`; see ../README.md."""
+"""RMQ's worker and other queues in one run: `python -m bench --only peers`; see ../README.md."""

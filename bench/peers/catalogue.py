@@ -18,19 +18,20 @@ class Peer:
     """A queue that is measured.
 
     Attributes:
-        name: its name in the table and in `--only`.
-        requires: the packages of its environment, with exact versions; none for RMQ, which runs in
-            the checkout's.
-        worker: the arguments of the interpreter that start its worker process.
-        setting: the worker's settings, in words.
-        options: the settings that its module reads with `tally.option`.
-        drain: the number of messages that wait for the worker in the part "drain".
-        one: the number of messages that are sent one by one in the part "one".
-        unsettled: returns the number of unacked messages in Redis; None for a queue without acks.
+        name: Name in the table and in `--only`.
+        requires: Packages of its environment, with exact versions; empty for RMQ, which runs in
+            the checkout's environment.
+        worker: Interpreter arguments that start its worker process.
+        setting: The worker's settings, in words.
+        options: Settings that its module reads with `tally.option`.
+        drain: Number of messages that wait for the worker in the part "drain".
+        one: Number of messages that are sent one by one in the part "one".
+        unsettled: Function that returns the number of unacked messages in Redis; None for a queue
+            without acks.
         kind: "rmq", "python" (a peer that RMQ is compared with), "floor" or "node".
-        table: of its jobs in PostgreSQL, where it has them, with the condition of unacked ones.
-        durable: what is on a disk when a send or an ack has returned.
-        python: the oldest version that it supports, where that is newer than ours.
+        table: Table of its jobs in PostgreSQL, with the condition of unacked jobs, or None.
+        durable: What is on a disk after a send or an ack has returned.
+        python: Oldest version of Python that it supports, if it is newer than ours.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Run a peer once, its worker and producer each in a process, under a time limit."""
+"""Run a peer once, with worker and producer in separate processes, under a time limit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.databases import Postgres
 from tests.servers import Server, die_with_parent
 
 LIMIT_S = 120  # for each of filling, handling and sending
-STOP_S = 2  # from SIGTERM to SIGKILL
-ACKED_S = 5  # from the last handled to the last acked
+STOP_S = 2  # time from SIGTERM to SIGKILL
+ACKED_S = 5  # time from the last handled message to the last ack
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Run:
     """The run of one worker over `count` messages.
 
     Attributes:
-        rate: messages/s; drain: from first handled to last handled; one: from the first send.
-        cpu_us: of the worker's process, for each message.
-        late_ms: of each message, in the parts "paced" and "due".
-        acked_ms: from the last handled until all messages were acked.
-        sent_rate: messages/s of the producer alone, in the part "one".
+        rate: Messages/s; drain: from first to last handled; one: from the first send.
+        cpu_us: CPU time of the worker's process, per message.
+        late_ms: Lateness of each message, in the parts "paced" and "due".
+        acked_ms: Time from the last handled message until all messages were acked.
+        sent_rate: Messages/s of the producer alone, in the part "one".
     """
 
     count: int
@@ -49,7 +49,7 @@ class Run:
 
 
 class Database:
-    """A PostgreSQL of the bench, which has each commit on the disk before it answers."""
+    """A PostgreSQL of the bench, which writes each commit to disk before it answers."""
 
     def __init__(self) -> None:
         self._server = Postgres(durable=True)
@@ -59,11 +59,11 @@ class Database:
         self.url = self._server.url().replace("+psycopg", "")
 
     def empty(self) -> None:
-        """Drop all that a peer has made."""
+        """Drop everything that a peer has created."""
         self._server.empty(self._server.main)
 
     def count(self, table: str) -> int:
-        """Return the number of rows of a table, which a condition may follow."""
+        """Return the number of rows of a table; the name may be followed by a condition."""
         with self._engine.connect() as connection:
             return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one())
 
@@ -89,7 +89,7 @@ class Child:
         )  # fmt: skip
 
     def error(self) -> str:
-        """Return the line of its output that gives the reason why it ended."""
+        """Return the output line with the reason why it ended."""
         self.log.seek(0)
         return reason(self.log.read())
 
@@ -128,7 +128,7 @@ def _wait_for(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, An
     """Wait until a child pushes to a list; the first child is the worker.
 
     Raises:
-        Skipped: a child ended before, or time is up.
+        Skipped: A child ended early, or the time is up.
     """
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
@@ -143,7 +143,7 @@ def _wait_for(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, An
 
 
 def _acked_ms(raw: redis.Redis, database: Database | None, peer: Peer, ended_ns: int) -> float:
-    """Wait until all messages are acked; return the time since the last one was handled, ms."""
+    """Wait until all messages are acked; return the time since the last was handled, ms."""
 
     def unsettled() -> int:
         if database and peer.table:
@@ -159,7 +159,7 @@ def _acked_ms(raw: redis.Redis, database: Database | None, peer: Peer, ended_ns:
 
 
 def _end(child: Child, what: str) -> None:
-    """Wait until a child has done its work."""
+    """Wait until a child has finished."""
     try:
         code = child.process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -169,7 +169,7 @@ def _end(child: Child, what: str) -> None:
 
 
 def run(server: Server, database: Database | None, peer: Peer, part: str, count: int) -> Run:
-    """Measure a part once, on an empty server."""
+    """Measure a part once on an empty server."""
     env = _environment(server, database, peer, part, count)
     worker = [interpreter(peer), *(word.replace("{url}", server.url) for word in peer.worker)]
     producer = [interpreter(peer), "-m", "bench.peers.produce", peer.module]
@@ -199,7 +199,7 @@ def run(server: Server, database: Database | None, peer: Peer, part: str, count:
                 began = int(sent["began"])
                 sent_rate = count / (int(sent["ended"]) - began) * 1e9
     seconds = (ended - began) / 1e9
-    measured = count - 1 if part == "drain" else count  # the first handled starts the clock
+    measured = count - 1 if part == "drain" else count  # the first message starts the clock
     return Run(
         count,
         rate=measured / seconds,

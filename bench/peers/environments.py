@@ -1,4 +1,4 @@
-"""An environment for each peer, because peers need different versions of redis-py."""
+"""A separate environment for each peer, because peers need different versions of redis-py."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def interpreter(peer: Peer) -> str:
 
 
 def home(peer: Peer) -> Path:
-    """Return the directory of its environment; git ignores it, and `make clean` removes it."""
+    """Return the directory of its environment, which git ignores and `make clean` removes."""
     return HOMES / peer.name
 
 
 def _base(peer: Peer) -> str:
-    """Return an interpreter that is new enough for a peer: ours, else one of PATH or of pyenv."""
+    """Return an interpreter that is new enough for a peer: ours, or one from PATH or pyenv."""
     if sys.version_info >= peer.python:
         return sys.executable
     wanted = ".".join(map(str, peer.python))
@@ -87,7 +87,7 @@ def make(peer: Peer) -> None:
     """Install the packages of a peer.
 
     Raises:
-        Skipped: they cannot be installed.
+        Skipped: They cannot be installed.
     """
     where, base = home(peer), _base(peer)
     shutil.rmtree(where, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""huey: JSON instead of its default pickle. It has no ack: a message is gone once it is popped."""
+"""huey: JSON instead of its default pickle. It has no ack: a popped message is gone."""
 
 from __future__ import annotations
 

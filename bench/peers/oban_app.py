@@ -1,4 +1,4 @@
-"""Oban for Python, on PostgreSQL: uvloop, as its own command has it; done jobs are kept."""
+"""Oban for Python, on PostgreSQL: uvloop, as in its own command; done jobs are kept."""
 
 from __future__ import annotations
 

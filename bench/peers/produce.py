@@ -1,7 +1,7 @@
 """The producer's process: `python -m bench.peers.produce APP`, in the environment of that peer.
 
 An app is a module with `async def send(body)` and `async def fill(bodies)`. They may block, because
-nothing else runs in this process.
+this process does no other work.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import redis
 from bench.peers.tally import MESSAGES, PART, READY, SENT, URL, body
 
 PACE = 100  # messages/s of the part "paced"
-DUE_S = 5.0  # over which the messages of the part "due" are due
+DUE_S = 5.0  # time over which the due times of the part "due" are spread
 
 
 class App(Protocol):
-    """The functions that a peer's module offers a producer."""
+    """The functions that a peer's module has for a producer."""
 
     async def send(self, body: str) -> None:
         """Send a message."""
 
     async def fill(self, bodies: list[str]) -> None:
-        """Send all messages, in the fastest way that the peer has."""
+        """Send all messages in the peer's fastest way."""
 
     async def fill_due(self, bodies: list[str]) -> None:
-        """Send all messages, each due at the time at which its body begins; RMQ only."""
+        """Send all messages, each due at the time at the start of its body; RMQ only."""
 
 
 def _wait_until(when: float) -> None:

@@ -10,9 +10,9 @@ from bench.measurement import Measurement, percentile
 from bench.peers.catalogue import Peer
 from bench.peers.drive import Run
 
-PART = "peers"  # of the bench
-PARTS = ("drain", "one", "paced", "due")  # of each peer
-ONE_TARGETS = {"bullmq": 1.2, "dramatiq": 2.0, "stream": 0.65}  # messages/s, RMQ's / theirs
+PART = "peers"  # part of the bench
+PARTS = ("drain", "one", "paced", "due")  # parts of each peer
+ONE_TARGETS = {"bullmq": 1.2, "dramatiq": 2.0, "stream": 0.65}  # messages/s, RMQ's / the peer's
 
 
 class Results:
@@ -24,28 +24,28 @@ class Results:
         self.skipped: dict[str, str] = {}
 
     def add(self, name: str, part: str, number: int, run: Run) -> None:
-        """Note one run."""
+        """Add one run."""
         self.runs[part, name][number] = run
 
     def rates(self, part: str, name: str) -> list[float]:
-        """Messages/s of each round."""
+        """Return the messages/s of each round."""
         return [run.rate for run in self.runs[part, name].values()]
 
     def late_ms(self, part: str, name: str, percent: float) -> list[float]:
-        """A percentile of each round."""
+        """Return a percentile of the lateness in each round, ms."""
         return [percentile(run.late_ms, percent) for run in self.runs[part, name].values()]
 
     def ratios(self, part: str, name: str, to: str) -> list[float]:
-        """The rate of a peer divided by that of another, in each round that has both."""
+        """Return the rate of a peer divided by another's, in each round that has both."""
         ours, theirs = self.runs[part, name], self.runs[part, to]
         return [ours[n].rate / theirs[n].rate for n in ours if n in theirs]
 
     def of_kind(self, kind: str) -> list[str]:
-        """Names, in the order of the catalogue."""
+        """Return the names of a kind, in the order of the catalogue."""
         return [name for name, peer in self.peers.items() if peer.kind == kind]
 
     def best(self, part: str) -> str | None:
-        """The fastest Python peer, by the median of its rounds."""
+        """Return the fastest Python peer, by the median of its rounds."""
         measured = [name for name in self.of_kind("python") if self.runs[part, name]]
         return max(
             measured, key=lambda name: statistics.median(self.rates(part, name)), default=None
@@ -66,7 +66,7 @@ def _lateness(
 
 
 def _beside(results: Results, part: str, name: str) -> list[Measurement]:
-    """Compare a row of RMQ with the peers that have a target in a part."""
+    """Compare RMQ's row with the peers that have a target in a part."""
     if part == "drain":
         best = results.best(part)
         targets = {best: 8.0} if best else {}
@@ -83,8 +83,8 @@ def measurements(results: Results, versions: Mapping[str, str] | None = None) ->
     """Return each rate and lateness with its rounds, and with its target if it has one.
 
     Args:
-        results: of all runs.
-        versions: of what peers need beside their packages.
+        results: Results of all runs.
+        versions: Versions that peers need in addition to their packages.
     """
     figures: list[Measurement] = []
     for part in PARTS:

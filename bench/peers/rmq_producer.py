@@ -1,4 +1,4 @@
-"""RMQ's producer, the same for both of its rows: the blocking client, and JSON."""
+"""RMQ's producer, the same for both of RMQ's rows: the blocking client, and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure every peer in every part, in turns: the part `peers` of the bench."""
+"""Measure every peer in every part, in turn: the part `peers` of the bench."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def _install(results: Results, console: Console) -> None:
 
 @contextlib.contextmanager
 def _database(peers: Sequence[Peer]) -> Iterator[Database | None]:
-    """Start a PostgreSQL, if a peer needs one and this machine has it."""
+    """Start a PostgreSQL if a peer needs it and this machine has it."""
     with contextlib.ExitStack() as stack:
         found = None
         if any(peer.table for peer in peers):
-            with contextlib.suppress(pytest.skip.Exception):  # none here
+            with contextlib.suppress(pytest.skip.Exception):  # PostgreSQL is not installed
                 found = Database()
                 stack.callback(found.stop)
         yield found
@@ -78,13 +78,13 @@ def _round(
 
 
 def peers(server: Server, rounds: int, quick: bool, names: Sequence[str] = ()) -> list[Measurement]:
-    """Measure each peer; each round begins with another one.
+    """Measure each peer; each round begins with another peer.
 
     Args:
-        server: the server.
-        rounds: of each part.
-        quick: few messages.
-        names: of the peers; all, if there are none.
+        server: Server to measure.
+        rounds: Rounds of each part.
+        quick: True for few messages.
+        names: Names of the peers; empty: all.
     """
     console = Console(stderr=True)
     results = Results([peer for peer in PEERS if not names or peer.name in names])

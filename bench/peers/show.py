@@ -12,7 +12,7 @@ from rich.table import Table
 from bench import report
 from bench.measurement import Measurement
 
-Peers = Mapping[str, Mapping[str, Any]]  # by name, what `as_json` of a figure returns
+Peers = Mapping[str, Mapping[str, Any]]  # `as_json` of a figure, by name
 HEADING = (
     "queue", "no-op, msg/s", "least .. most", "RMQ is", "CPU us", "1 + 1, msg/s", "least .. most",
     "RMQ is", "p50 / p99 ms at 100/s", "on a disk",
@@ -34,7 +34,7 @@ def _rate(figures: Peers, part: str, name: str) -> tuple[str, str]:
 
 
 def times(figures: Peers, part: str, name: str) -> float | None:
-    """Return how many times as fast the slower of RMQ's two workers is, inside each round."""
+    """Return how many times as fast RMQ's slower worker is, inside each round."""
     theirs = figures.get(f"{name}: {part}")
     ours = [
         figure for figure in figures.values()
@@ -64,7 +64,7 @@ def _late(figures: Peers, name: str) -> str:
 
 
 def rows(figures: Peers) -> Iterator[list[str]]:
-    """Return a row for each queue: no-op throughput, one at a time, how soon a handler starts."""
+    """Return a row for each queue: no-op throughput, one at a time, delay of a handler's start."""
     for name in names(figures):
         notes = figures.get(f"{name}: drain", {}).get("notes", {})
         yield [
@@ -75,7 +75,7 @@ def rows(figures: Peers) -> Iterator[list[str]]:
 
 
 def settings(figures: Peers) -> Iterator[str]:
-    """Return for each queue its settings and versions, then why others were skipped."""
+    """Return the settings and versions of each queue, and why others were skipped."""
     for name in names(figures):
         notes = figures.get(f"{name}: drain", {}).get("notes", {})
         if notes:

@@ -1,7 +1,7 @@
-"""In a worker's process: count handled messages in memory, and report the last one to the driver.
+"""In a worker's process: count handled messages in memory, and report the last to the driver.
 
 It runs in every peer's environment, so it needs only the standard library and any redis-py. A body
-is 100 characters and begins with a wall-clock time in ns: when it was sent, or when it is due.
+has 100 characters and begins with a wall-clock time in ns: of its send, or its due time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 import redis
 
 URL = os.environ["RMQ_PEERS_URL"]
-DATABASE = os.environ.get("RMQ_PEERS_DATABASE", "")  # of a peer on PostgreSQL
+DATABASE = os.environ.get("RMQ_PEERS_DATABASE", "")  # for a peer on PostgreSQL
 PART = os.environ["RMQ_PEERS_PART"]
 MESSAGES = int(os.environ["RMQ_PEERS_MESSAGES"])
 READY, DONE, SENT = "peers:ready", "peers:done", "peers:sent"  # lists that other processes BLPOP
 
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends children of the worker together with it
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # kills the worker's children together with it
 
 
 def option(name: str, default: str) -> str:
@@ -35,11 +35,11 @@ class Tally:
     """Counts messages. A handler only adds 1 and, in some parts, reads the clock.
 
     In the part "drain" the first message starts the clock. In all other parts the first message
-    shows that the worker is ready, and MESSAGES more follow.
+    shows that the worker is ready, and MESSAGES messages follow.
     """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)  # next() of it is atomic also among threads
+        self._numbers = itertools.count(1)  # its next() is atomic, even among threads
         self._warm = PART != "drain"
         self._last = MESSAGES + self._warm
         self._samples: list[int] | None = [] if PART in ("paced", "due") else None

@@ -20,7 +20,7 @@ _open: list[bool] = []
 async def send(body: str) -> None:
     if not _open:
         _open.append(True)
-        await broker.startup()  # makes the consumer group, so that nothing is sent past it
+        await broker.startup()  # makes the consumer group before the first message
     await noop.kiq(body)
 
 

@@ -1,4 +1,4 @@
-"""Check the recorded history of a run, and print the findings; the verdict of a soak, too."""
+"""Check the recorded history of a run, and print the findings and the verdict of a soak."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rmq.terminal.app import ERROR, OK, Command, Failed
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
 
-UNPROVEN = 7  # an exit code that no command of `rmq` has
+UNPROVEN = 7  # an exit code that `rmq` itself never uses
 EXIT_CODES = {"pass": OK, "fail": ERROR, "unknown": UNPROVEN}
-SHOWN = 5  # findings of a check in a table; --json has all
+SHOWN = 5  # findings per check in a table; --json has all
 
 
 @click.command(
@@ -34,11 +34,11 @@ SHOWN = 5  # findings of a check in a table; --json has all
     help="With fewer answered sends the verdict is unknown.",
 )
 def check(history: str, least_sends: int) -> int:
-    """Check the HISTORY of a run, which a soak or your own programs recorded.
+    """Check the HISTORY of a run, recorded by a soak or by your own programs.
 
-    It needs no Redis. Exit code 0: pass. 1: fail, something that must hold does not. 7: unknown,
-    nothing is wrong, and nothing is proven: no fault fired, too few sends were answered, messages
-    are left, no control was run, or one was not caught.
+    It needs no Redis. Exit code 0: pass. 1: fail, a condition does not hold. 7: unknown: nothing is
+    wrong, but nothing is proven, because no fault fired, too few sends were answered, messages are
+    left, no control was run, or a control was not caught.
     """
     try:
         report = checker.check(histories.read(history), least_sends=least_sends)
@@ -48,7 +48,7 @@ def check(history: str, least_sends: int) -> int:
 
 
 def print_report(report: Report, **more: Any) -> int:
-    """Print a report, and return its exit code; `more` are further fields of the JSON document."""
+    """Print a report, and return its exit code; `more`: additional fields of the JSON document."""
     if common_options().json:
         output.document(_fields(report) | more)
     else:
@@ -123,7 +123,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
 
 
 def _print_faults(report: Report) -> None:
-    """Print a line for each kind of fault: medians of the rates, the longest gaps."""
+    """Print a line for each kind of fault, with medians of the rates and the longest gaps."""
     by_name: dict[str, list[Any]] = {}
     for fault in report.faults:
         by_name.setdefault(fault.name, []).append(fault)

@@ -1,8 +1,8 @@
-"""The check of a history: what must hold, and whether the run proves anything.
+"""The check of a history: the conditions that must hold, and whether the run proves anything.
 
-With A = ids that were sent, E = those whose send was answered, D = delivered, K = acked, X = dead:
+With A = sent ids, E = ids whose send was answered, D = delivered, K = acked, X = dead:
 
-    lost              E - D - X after the drain, and what was acked but never handled
+    lost              E - D - X after the drain, and messages acked but never handled
     stuck             E - K - X after the drain: delivered, and never settled
     unexpected        delivered and never sent, or with another body
     copies            one message of a producer under several ids
@@ -16,7 +16,7 @@ With A = ids that were sent, E = those whose send was answered, D = delivered, K
     gaps              a number of a producer is missing: must agree with `lost`
     not linearizable  no order of the operations of an id is possible (`per_id`)
 
-It counts what the programs saw and knows nothing of RMQ's counts. After Jepsen's total-queue.
+It counts the events of the programs, independently of RMQ's counts. After Jepsen's total-queue.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Report:
 
     Attributes:
         state: "pass", "fail" or "unknown".
-        doubts: why it cannot be "pass".
-        counts: of ids and events.
-        findings: by check, what is wrong; each one a line.
-        causes: of the deliveries beyond the first of a message.
+        doubts: Reasons why it cannot be "pass".
+        counts: Numbers of ids and events.
+        findings: Faults found by each check, one line each.
+        causes: Causes of repeated deliveries.
         late_ms: p50, p99 and max of the time from due to delivery; empty without timed messages.
-        faults: those that happened.
-        controls: by name, whether the broken variant was caught.
-        settings: of the run.
+        faults: Faults that happened.
+        controls: Whether each broken variant was caught, by name.
+        settings: Settings of the run.
     """
 
     state: str = "unknown"
@@ -70,8 +70,8 @@ def check(history: Iterable[Event], *, least_sends: int = LEAST_SENDS) -> Report
     """Check a history.
 
     Args:
-        history: its events, in any order.
-        least_sends: with fewer answered sends the verdict is "unknown".
+        history: Events in any order.
+        least_sends: Number of answered sends below which the verdict is "unknown".
     """
     events = sorted(history, key=lambda event: event.t)
     report = Report()

@@ -1,10 +1,10 @@
 """A producer or a consumer of a soak, as a process: `python -m bench.soak.child TASK`.
 
-It records what it asks and what it is told. A SIGTERM ends it once its batch is settled; it dies
-with its parent. With a control's name it does one thing wrong:
+It records its calls and their answers. After a SIGTERM it settles its batch and ends; it dies with
+its parent. With the name of a control it does one thing wrong:
 
     settle-first  the consumer acks before it handles
-    unfenced-ack  the consumer takes a refused ack for an accepted one
+    unfenced-ack  the consumer takes a refused ack for an accepted ack
     new-id        the producer repeats a send under another id
 """
 
@@ -29,9 +29,9 @@ from bench.soak.history import Recorder
 
 PRIORITIES = (20, 500, 90_000)
 BATCH = 10
-WAIT_S = 0.5  # of a receive: how late a SIGTERM may be noticed
-AGAIN_S = 0.05  # between two tries of a call that was not answered
-LAST_TRIES_S = 20.0  # after a SIGTERM
+WAIT_S = 0.5  # longest receive, and so the longest delay after a SIGTERM
+AGAIN_S = 0.05  # pause before an unanswered call is repeated
+LAST_TRIES_S = 20.0  # time for repetitions after a SIGTERM
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,16 +41,16 @@ class Task:
 
     Attributes:
         role: "producer" or "consumer".
-        url: of the proxy.
-        history: the file.
-        topic: its name.
-        name: of this process in the history.
-        seed: of what it sends.
-        rate: sends per second.
-        lease: s.
-        work: the time that a handler takes, s.
-        control: the name of what it does wrong, or "".
-        parent: the process that it dies with.
+        url: URL of the proxy.
+        history: Path of the history file.
+        topic: Name of the topic.
+        name: Name of this process in the history.
+        seed: Seed of the messages.
+        rate: Sends per second.
+        lease: Lease, s.
+        work: Duration of a handler, s.
+        control: Name of its deliberate mistake, or "".
+        parent: Process id of the parent that it dies with.
     """
 
     role: str
@@ -89,7 +89,7 @@ class _Child:
 
 
 class Producer(_Child):
-    """Sends messages, and repeats a send with its id until it is answered."""
+    """Sends messages, and repeats each send with the same id until it is answered."""
 
     def run(self) -> None:
         """Send until a SIGTERM comes."""
@@ -105,7 +105,7 @@ class Producer(_Child):
         body: dict[str, Any] = {"producer": self.task.name, "number": number, "pad": rng.random()}
         kind = rng.random()
         if kind < 0.005:
-            body["fails"] = 1000  # of its deliveries: more than the topic allows
+            body["fails"] = 1000  # failing deliveries: more than the topic allows
         elif kind < 0.03:
             body["fails"] = 1
         options: dict[str, Any] = {"priority": rng.choice(PRIORITIES)}
@@ -143,14 +143,14 @@ class Consumer(_Child):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.consumer = self.topic.consumer(lease=task.lease)
-        self._since = 0  # monotonic ns: when the first call began that was not answered
+        self._since = 0  # start of the first unanswered call, monotonic ns
 
     def run(self) -> None:
         """Work until a SIGTERM comes."""
         while not self.stopping.is_set():
             for step in self._steps(self._receive()):
                 step()
-        with suppress(rmq.RMQError):  # what it may have taken comes back when its lease expires
+        with suppress(rmq.RMQError):  # messages it may have taken return when their lease expires
             self.consumer.close()
 
     def _receive(self) -> list[rmq.Delivery]:
@@ -218,7 +218,7 @@ def digest(body: Any) -> str:
 
 
 def die_with(parent: int) -> None:
-    """End this process when its parent is gone, even where this process is stopped (on Linux)."""
+    """End this process when its parent is gone, even if it is stopped (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
@@ -231,7 +231,7 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Do the task of the first argument."""
+    """Run the task in the first argument."""
     task = Task(**json.loads(sys.argv[1]))
     die_with(task.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

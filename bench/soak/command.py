@@ -1,4 +1,4 @@
-"""The command line of a soak: `run`, and `check` of what was recorded."""
+"""The command line of a soak: `run`, and `check` for a recorded history."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def run_soak(
     if os.path.exists(history):
         raise Refused(f"{history} is there already; name another file with --history")
     if plot:
-        plots.load()  # an error comes before the run, not after it
+        plots.load()  # fail before the run, not after it
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     options = run.Options(
         tuple(dict.fromkeys(faults or FAULTS)), minutes * 60, seed, history, producers, consumers,
@@ -151,12 +151,12 @@ def _fields(options: Any, interrupted: bool) -> dict[str, Any]:
 
 @contextmanager
 def _shown(seconds: float) -> Iterator[Callable[[str], None]]:
-    """Show on stderr what happens: as a bar on a terminal, else a line for each part."""
+    """Show progress on stderr: a bar on a terminal, else a line for each part."""
     common = common_options()
     if not sys.stderr.isatty():
         yield lambda text: common.note(text) if ": " in text or text == "drain" else None
         return
-    from rich.console import Console  # they take long to import, and pipes need none of them
+    from rich.console import Console  # slow imports, not needed for pipes
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""Negative controls: broken variants, each with a fault that must make the checker see it."""
+"""Negative controls: broken variants, each with a fault under which the checker must catch it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Control:
     """A broken variant.
 
     Attributes:
-        name: of the option --control.
-        breaks: what it does wrong.
-        fault: under which it shows.
-        finding: the check that must see it.
-        proves: the faults whose soak needs this control.
+        name: Name in the option --control.
+        breaks: Description of the mistake.
+        fault: Fault under which the mistake shows.
+        finding: Check that must find it.
+        proves: Faults whose soak needs this control.
     """
 
     name: str
@@ -75,7 +75,7 @@ def needed(faults: tuple[str, ...]) -> list[Control]:
 
 
 def play(control: Control, options: Options, tell: Tell) -> bool:
-    """Run a control, record in the history of the soak whether it was caught, and return that."""
+    """Run a control; record in the soak's history whether it was caught, and return that."""
     tell(f"control {control.name}")
     with tempfile.TemporaryDirectory(prefix="rmq-control-") as directory:
         path = Path(directory) / "history.jsonl"
@@ -88,7 +88,7 @@ def play(control: Control, options: Options, tell: Tell) -> bool:
 
 
 def broken(control: Control, options: Options, seconds: float = SECONDS) -> Options:
-    """Return the options of a run of a control: few consumers, which are always busy."""
+    """Return the options for a control's run, with few consumers that are always busy."""
     return replace(
         options, faults=(control.fault,), seconds=seconds, control=control.name, consumers=2,
         producers=1, rate=60.0, every=1.0, work=0.02,
@@ -96,5 +96,5 @@ def broken(control: Control, options: Options, seconds: float = SECONDS) -> Opti
 
 
 def caught(control: Control, report: Report) -> bool:
-    """Whether the check that has to see this control has seen it."""
+    """Return whether the control's check has found it."""
     return bool(report.findings[control.finding])

@@ -19,10 +19,10 @@ class Message:
     """The events of one id, each list in the order of time."""
 
     id: str
-    sends: list[Event] = field(default_factory=list)  # invoke
-    answers: list[Event] = field(default_factory=list)  # ok send
+    sends: list[Event] = field(default_factory=list)  # type invoke
+    answers: list[Event] = field(default_factory=list)  # type ok
     deliveries: list[Event] = field(default_factory=list)
-    settling: list[Event] = field(default_factory=list)  # of ack, nack, release: every type
+    settling: list[Event] = field(default_factory=list)  # ack, nack, release; all types
     events: list[Event] = field(default_factory=list)
     handled: bool = False
     dead: Event | None = None
@@ -50,16 +50,16 @@ class Message:
         return [one for one in self.settling if one.op == "ack" and one.type == "ok"]
 
     def may_be_acked(self) -> bool:
-        """Whether an ack was accepted, or may have been: its outcome is not known."""
+        """Return whether an ack was accepted or has an unknown outcome."""
         refused = {one.receipt for one in self.settling if one.op == "ack" and one.type == "fail"}
         return any(one.op == "ack" and one.receipt not in refused for one in self.settling)
 
 
 def in_turn(deliveries: Iterable[Event]) -> list[Event]:
-    """Return deliveries in the order in which Redis gave them out.
+    """Return deliveries in the order in which Redis made them.
 
-    They stand in the order in which they were seen, and a process that is stopped after Redis has
-    answered it sees its delivery late. Of calls that went on at the same time, the attempt tells.
+    Their events are in the order in which programs saw them. A process that was stopped after
+    Redis answered sees its delivery late. For concurrent calls, the attempt gives the order.
     """
     turns: list[Event] = []
     for one in deliveries:
@@ -73,7 +73,7 @@ def in_turn(deliveries: Iterable[Event]) -> list[Event]:
 
 
 def repeated(message: Message) -> tuple[Counter[str], list[str]]:
-    """Return the causes of the deliveries beyond the first, and what is wrong with them."""
+    """Return the causes of repeated deliveries, and the deliveries without a cause."""
     causes: Counter[str] = Counter()
     wrong = []
     for before, again in pairwise(in_turn(message.deliveries)):
@@ -96,7 +96,7 @@ def repeated(message: Message) -> tuple[Counter[str], list[str]]:
 
 
 def overlaps(message: Message) -> list[str]:
-    """Return the deliveries that began inside the lease of another one that nobody had settled."""
+    """Return the deliveries that began inside the unsettled lease of another delivery."""
     wrong = []
     turns = in_turn(message.deliveries)
     for place, again in enumerate(turns):
@@ -115,13 +115,13 @@ def overlaps(message: Message) -> list[str]:
 
 
 def returned(message: Message) -> bool:
-    """Whether it was received by a call that began after an ack of it was accepted."""
+    """Return whether a call that began after an accepted ack received the message."""
     acked = min((one.t for one in message.acks()), default=None)
     return acked is not None and any((one.since or one.t) > acked for one in message.deliveries)
 
 
 def early(message: Message) -> int:
-    """Return by how many ms it was delivered before it was due; 0 if it was not."""
+    """Return how many ms before its due time it was delivered; 0 if it was not early."""
     if not message.sends:
         return 0
     due = message.sends[0].due
@@ -129,18 +129,18 @@ def early(message: Message) -> int:
 
 
 def lateness(message: Message) -> int | None:
-    """Return how many ms after it was due it was delivered; None for one that was due when sent."""
+    """Return how many ms after its due time it was delivered; None if it has no due time."""
     if not message.sends or not message.sends[0].due or not message.deliveries:
         return None
     return max(0, message.deliveries[0].wall - max(message.sends[0].due, message.sends[0].wall))
 
 
 def inversions(messages: Iterable[Message]) -> list[str]:
-    """Return messages that were taken from a slot in which one of higher priority waited.
+    """Return messages that were taken while a message of higher priority waited in their slot.
 
-    Only what is certain counts: the other message had been accepted before the call began that
-    received this one, and the call that received the other began after this one had come. Timed
-    messages and retries are ordered by time, and are left out.
+    Only certain cases count. The other message was accepted before the call began that received
+    this message, and the call that received the other message began after this message arrived.
+    Timed messages and retries are ordered by time, and are left out.
     """
     by_slot: dict[int, list[tuple[int, Message, Event]]] = defaultdict(list)
     for message in messages:

@@ -1,4 +1,4 @@
-"""The faults of a soak: which there are, the plan of a run from its seed, and how each is made."""
+"""The faults of a soak: their kinds, the plan of a run from its seed, and how each is made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from bench.soak.run import Scene
 
-CUT_S = 3.0  # how long a cut waits for a call that it can cut
-SCRIPTS = ("send", "prepare", "ack")  # that a soak calls all the time
+CUT_S = 3.0  # longest wait of a cut for a matching call
+SCRIPTS = ("send", "prepare", "ack")  # scripts that a soak calls all the time
 REPLACED_AFTER_S = 0.2
 
 FAULTS = {
@@ -34,10 +34,10 @@ class Step(NamedTuple):
     """A fault of a plan.
 
     Attributes:
-        at: seconds after the beginning.
-        name: a key of `FAULTS`.
-        share: 0 to 1: which process, how long, or how much.
-        script: whose reply is cut.
+        at: Time of the fault, s after the start.
+        name: Key of `FAULTS`.
+        share: Random number from 0 to 1 that decides which process, how long, or how much.
+        script: Script whose reply is cut.
     """
 
     at: float
@@ -47,15 +47,15 @@ class Step(NamedTuple):
 
 
 def plan(seed: int, names: tuple[str, ...], seconds: float, every: float) -> list[Step]:
-    """Return the faults of a run: the same for the same arguments.
+    """Return the faults of a run, which depend only on the arguments.
 
-    Each kind comes once before one comes again.
+    Each kind occurs once before a kind occurs again.
 
     Args:
-        seed: of the random numbers.
-        names: keys of `FAULTS`.
-        seconds: the length of the run.
-        every: the mean time from one fault to the next, s.
+        seed: Seed of the random numbers.
+        names: Keys of `FAULTS`.
+        seconds: Length of the run, s.
+        every: Mean time between two faults, s.
     """
     rng = random.Random(f"{seed} {names}")
     steps: list[Step] = []
@@ -96,7 +96,7 @@ def _stop_consumer(step: Step, scene: Scene) -> tuple[Callable[[], bool], int]:
     def make() -> bool:
         child.signal(signal.SIGSTOP)
         try:
-            scene.wait(scene.options.lease * (1.5 + step.share / 2))  # its end may be a second late
+            scene.wait(scene.options.lease * (1.5 + step.share / 2))  # a lease may end 1 s late
         finally:
             child.signal(signal.SIGCONT)
         return True
@@ -156,7 +156,7 @@ def _cut(inside: bool) -> Maker:
             proxy.cut(step.script, times=1 + int(step.share * 4), inside=inside)
             while proxy.fired == fired and time.monotonic() < until:
                 scene.wait(0.02)
-            scene.wait(0.2)  # for the others of this cut
+            scene.wait(0.2)  # for the other replies of this cut
             proxy.pass_all()
             return proxy.fired > fired
 

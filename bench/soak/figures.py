@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from bench.soak.history import Event
 
-WINDOW_NS = 5_000_000_000  # before and after a fault, at most
+WINDOW_NS = 5_000_000_000  # longest window before and after a fault
 CLASSES = ("send", "deliver", "ack")
 
 
@@ -18,15 +18,15 @@ class Fault:
     """A fault of a run, with its figures.
 
     Attributes:
-        name: its kind.
-        target: the process that it hit; 0 for Redis, or the line to it.
-        begun: monotonic ns.
-        ended: monotonic ns; equal to `begun` where it is a moment.
-        before: acked messages per second in the 5 s before it, during it and in the 5 s after it.
-        during: None for a fault of less than 0.1 s.
-        after: see `before`.
-        rto: the longest time without an answer, s, by operation: from the beginning of the fault
-            until the first answer of the next 5 s after its end.
+        name: Kind of the fault.
+        target: Process that it hit; 0 for Redis, or the line to it.
+        begun: Start, monotonic ns.
+        ended: End, monotonic ns; equal to `begun` for a momentary fault.
+        before: Acked messages per second in the 5 s before the fault.
+        during: The same during the fault; None for a fault of less than 0.1 s.
+        after: The same in the 5 s after the fault.
+        rto: Longest time without an answer, s, by operation: from the start of the fault until the
+            first answer in the 5 s after its end.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Fault:
 
 
 def faults(events: Sequence[Event]) -> list[Fault]:
-    """Return the faults that happened, each with its figures; events are in the order of time."""
+    """Return the faults that happened, with their figures; events are in the order of time."""
     found: list[Fault] = []
     open_: dict[str, Fault] = {}
     for event in events:
@@ -68,26 +68,26 @@ def faults(events: Sequence[Event]) -> list[Fault]:
 
 
 def beginning(events: Sequence[Event]) -> int:
-    """Return the monotonic ns at which the run began: controls may have been recorded before it."""
+    """Return the start of the run, monotonic ns: controls may have been recorded before it."""
     starts = [event.t for event in events if event.op == "start"]
     return starts[0] if starts else events[0].t if events else 0
 
 
 def rate(times: Sequence[int], since: int, until: int) -> float | None:
-    """Return the events per second of a span; None for one that is too short to tell."""
+    """Return the events per second of a span; None if it is too short."""
     if until - since < 100_000_000:
         return None
     return (bisect_left(times, until) - bisect_left(times, since)) / ((until - since) / 1e9)
 
 
 def gap(times: Sequence[int], begun: int, ended: int, until: int) -> float:
-    """Return the longest time without an event, s, which began before the fault had ended.
+    """Return the longest time without an event, s, that began before the fault had ended.
 
     Args:
-        times: of the events, sorted.
-        begun: when the fault began.
-        ended: when it ended.
-        until: where the next fault, or the history, puts an end to the span.
+        times: Times of the events, sorted.
+        begun: Start of the fault.
+        ended: End of the fault.
+        until: End of the span: the next fault, or the end of the history.
     """
     inside = times[bisect_right(times, begun) : bisect_left(times, max(ended, begun + 1))]
     following = times[bisect_left(times, max(ended, begun + 1)) :][:1]
@@ -96,5 +96,5 @@ def gap(times: Sequence[int], begun: int, ended: int, until: int) -> float:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the value that this part of the sorted values does not exceed."""
+    """Return the value that a share `part` of the sorted values does not exceed."""
     return values[min(len(values) - 1, int(part * len(values)))]

@@ -1,7 +1,7 @@
-"""A history: the events that producers, consumers and faults recorded, one JSON object a line.
+"""A history: the events that producers, consumers and faults recorded, one JSON object per line.
 
-The recorder belongs to the programs that use the queue, not to the queue: it notes what they asked
-and what they were told, so a history can contradict RMQ's own counts.
+The recorder belongs to the programs that use the queue, not to the queue. It records their calls
+and the answers, so a history can contradict RMQ's own counts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 TYPES = ("invoke", "ok", "fail", "unknown")
-# The fields that an operation cannot do without, besides the type, the times and the process.
+# Required fields of each operation, in addition to type, times and process.
 REQUIRED: dict[str, tuple[str, ...]] = {
-    "start": (),  # of a run; `settings` has its seed and the settings of its topic
+    "start": (),  # start of a run; `settings` has its seed and the settings of its topic
     "send": ("id",),
     "deliver": ("id", "receipt"),  # ok: a consumer has received it
     "handle": ("id",),  # ok: its work is done
@@ -38,26 +38,26 @@ class Event:
 
     Attributes:
         type: invoke, ok, fail (it did not happen) or unknown (it may have happened).
-        op: a key of `REQUIRED`.
-        t: monotonic ns, one clock for all processes of a machine.
-        wall: epoch ms, the clock that the Redis of this machine uses.
-        pid: the process that recorded it.
-        id: the message's id.
-        digest: of its body.
-        receipt: of its delivery.
-        attempt: the number of the delivery, from 1.
-        due: epoch ms; 0 for a message that is due when it is sent.
-        priority: 0 for none.
-        slot: -1 if it is not known.
-        level: the durability that the send reached.
-        since: monotonic ns at which the call that received it began.
-        until: epoch ms at which its lease ends.
-        producer: who sent it; with `number` the message's identity apart from its id.
-        number: the number that its producer gave it; -1 for none.
-        name: of a fault or a control.
-        target: the process that a fault hits; 0 for Redis, or the line to it.
-        reason: of a failure, or of a dead letter.
-        settings: of the run.
+        op: Key of `REQUIRED`.
+        t: Monotonic ns, one clock for all processes of a machine.
+        wall: Epoch ms, by the clock that the Redis of this machine uses.
+        pid: Process that recorded the event.
+        id: Id of the message.
+        digest: Digest of the body.
+        receipt: Receipt of the delivery.
+        attempt: Number of the delivery, from 1.
+        due: Due time, epoch ms; 0 for a message that is due when it is sent.
+        priority: Priority; 0 for none.
+        slot: Index of the slot; -1 if unknown.
+        level: Durability that the send reached.
+        since: Start of the call that received the message, monotonic ns.
+        until: End of the lease, epoch ms.
+        producer: Name of the producer; with `number` it identifies the message without its id.
+        number: Producer's number of the message; -1 for none.
+        name: Name of a fault or a control.
+        target: Process that a fault hits; 0 for Redis, or the line to it.
+        reason: Reason of a failure, or of a dead letter.
+        settings: Settings of the run.
     """
 
     type: str
@@ -92,11 +92,11 @@ _KIND_WORDS = {str: "a text", int: "a whole number", dict: "an object"}
 
 
 class HistoryError(ValueError):
-    """A line that is no event; the message names the line and the field."""
+    """A line that is not an event; the message names the line and the field."""
 
 
 class Recorder:
-    """Appends events to a file, each in one write, so that several processes may share the file."""
+    """Appends events to a file, each in one write, so that several processes can share the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -104,7 +104,7 @@ class Recorder:
         self._pid = os.getpid()
 
     def record(self, type: str, op: str, **facts: Any) -> None:
-        """Append one event with the times of now."""
+        """Append one event with the current times."""
         event = {
             "type": type, "op": op, "t": time.monotonic_ns(), "wall": time.time_ns() // 1_000_000,
             "pid": self._pid, **facts,
@@ -120,16 +120,16 @@ class Recorder:
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Event]:
-    """Read the events of a file, without a last line that has no end.
+    """Read the events of a file, without an unfinished last line.
 
     Raises:
-        HistoryError: a line is no event.
-        OSError: the file cannot be read.
+        HistoryError: A line is not an event.
+        OSError: The file cannot be read.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return  # its process was killed in the write, or writes still
+                return  # its process was killed during the write, or is still writing
             yield parse(line, number)
 
 
@@ -137,7 +137,7 @@ def parse(line: bytes, number: int) -> Event:
     """Parse the line with this number.
 
     Raises:
-        HistoryError: it is no event.
+        HistoryError: The line is not an event.
     """
     try:
         facts = json.loads(line)

@@ -1,16 +1,16 @@
 """Linearizability of each message: is there an order of its operations that one queue could do?
 
-Ids are independent, so each message is a small automaton of its own:
+Ids are independent, so each message is a small automaton:
 
     absent -> store <-> prepare(receipt) -> acked | dead
 
-The search is that of Wing and Gong ("Testing and Verifying Concurrent Objects", 1993) with
-remembered states: take an operation that no other one must precede, apply it, go on, and go back
-where nothing fits. An operation whose outcome is unknown may take effect at any time after its
-call, or never. A lease may expire at its end; this needs no operation.
+The search is by Wing and Gong ("Testing and Verifying Concurrent Objects", 1993) with remembered
+states. It takes an operation that no other operation must precede, applies it and continues. If
+nothing fits, it goes back. An operation with an unknown outcome may take effect at any time after
+its call, or never. A lease may expire at its end without an operation.
 
-It sees what counts of messages do not: an ack that was accepted with an old receipt, and a message
-that is delivered after its ack.
+It finds errors that counts of messages do not show: an ack that was accepted with an old receipt,
+and a delivery after an ack.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.soak.history import Event
 
 NEVER = 1 << 62
 ROUNDING_MS = 5  # the recorder and Redis each round the time
-LIMIT = 20_000  # steps of one search; a message has some ten operations
+LIMIT = 20_000  # steps of one search; a message has about ten operations
 
 ABSENT, STORE, PREPARE, ACKED, DEAD = "absent", "store", "prepare", "acked", "dead"
 _SETTLING = ("ack", "nack", "release", "extend")
@@ -87,10 +87,10 @@ def _unknown(event: Event) -> Operation:
 
 
 def successors(state: State, operation: Operation) -> tuple[State, ...]:
-    """Return the states that an operation may lead to; none if it cannot happen in this state."""
+    """Return the states after an operation; empty if it cannot happen in this state."""
     op, receipt = operation.op, operation.receipt
     if op == "send":
-        return (State(STORE),) if state.phase == ABSENT else (state,)  # else it is a duplicate
+        return (State(STORE),) if state.phase == ABSENT else (state,)  # a later send is a duplicate
     expired = state.phase == PREPARE and operation.wall + ROUNDING_MS >= state.until
     if op == "deliver":
         if state.phase == STORE or expired:
@@ -112,7 +112,7 @@ def successors(state: State, operation: Operation) -> tuple[State, ...]:
             return (State(PREPARE, receipt, max(state.until, operation.until)),)
         given_back = State(STORE, receipt)
         return (given_back, State(DEAD, receipt)) if op == "nack" else (given_back,)
-    # The same call once more, after one whose outcome was unknown: it is done once.
+    # The same call, repeated after an unknown outcome, is executed once.
     same = {"ack": (ACKED,), "nack": (STORE, DEAD), "release": (STORE,)}
     return (state,) if state.phase in same.get(op, ()) else ()
 
@@ -121,7 +121,7 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
     """Return whether some order of the operations of one message is possible.
 
     Args:
-        history: in the order in which they began.
+        history: Operations in the order in which they began.
     """
     definite = sum(1 << i for i, one in enumerate(history) if one.outcome != "unknown")
     seen: set[tuple[int, State]] = set()

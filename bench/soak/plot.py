@@ -21,7 +21,7 @@ def load() -> Any:
     """Import matplotlib.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: matplotlib is not installed.
     """
     try:
         matplotlib = importlib.import_module("matplotlib")
@@ -45,10 +45,10 @@ def acked_per_second(events: Iterable[Event], first: int) -> list[int]:
 
 
 def draw(history: Iterable[Event], path: str) -> None:
-    """Draw the chart of a history into a file, whose ending says of which kind: .svg, .png, .pdf.
+    """Draw the chart of a history into a file; its extension gives the format: .svg, .png, .pdf.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, or does not write such files.
+        ConfigurationError: matplotlib is not installed, or cannot write the format.
     """
     pyplot = load()
     events = sorted(history, key=lambda event: event.t)

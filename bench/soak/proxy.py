@@ -1,14 +1,14 @@
-"""A TCP proxy in a thread, between a client and its Redis, that does what networks do.
+"""A TCP proxy in a thread, between a client and its Redis, that imitates network faults.
 
 cut     the server has executed the n-th matching call, and the connection ends before the reply,
         or in the middle of it
-hold    a matching request arrives late, even though its sender has gone meanwhile
+hold    a matching request arrives late, even if its sender has disconnected
 delay   every byte is late
-hole    nothing gets through and nobody is told (no RST)
-strand  connections made so far stay open and pass nothing any more; new ones work (half-open)
-deafen  the same for those that have subscribed to a channel, and no others
+hole    no bytes pass, and no RST is sent
+strand  existing connections stay open and pass nothing; new connections work (half-open)
+deafen  the same only for connections that have subscribed to a channel
 reset   every connection ends at once
-refuse  new connections end at once, as those to a server that is down
+refuse  new connections end at once, as if the server was down
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from rmq.errors import Unavailable
 from rmq.kernel.transport import scripts
 
-START_S = 30.0  # for what takes milliseconds on a machine with nothing else to do
+START_S = 30.0  # longest wait for a start, which takes milliseconds on an idle machine
 CHUNK = 1 << 20  # bytes read at a time
 
 
@@ -29,7 +29,7 @@ class _Plan:
     """A fault that waits for its call."""
 
     def __init__(self, verb: str, skip: int, times: int, hold_s: float, inside: bool) -> None:
-        # A script by its verb, a plain command by its name in capitals.
+        # A script is identified by its verb, a plain command by its name in capitals.
         self.mark = verb.encode() if verb.isupper() else scripts.load(verb).sha.encode()
         self.skip = skip
         self.times = times
@@ -37,7 +37,7 @@ class _Plan:
         self.inside = inside
 
     def matches(self, data: bytes) -> bool:
-        """Whether this request is one that it waits for."""
+        """Return whether this request triggers the fault."""
         if self.times == 0 or self.mark not in data:
             return False
         if self.skip:
@@ -48,10 +48,10 @@ class _Plan:
 
 
 class Proxy:
-    """Listens on a port of its own; `fired` counts the faults that really happened.
+    """Listens on its own port; `fired` counts the faults that happened.
 
     Args:
-        target: the port of the server on this machine, or the path of its unix socket.
+        target: Port of the server on this machine, or path of its unix socket.
     """
 
     def __init__(self, target: int | str) -> None:
@@ -62,11 +62,11 @@ class Proxy:
         self.fired = 0
         self.port = 0
         self._accepted = 0  # connections so far
-        self._stranded = 0  # the first so many of them pass nothing
-        self._subscribed: set[int] = set()  # numbers of those that listen to a channel
+        self._stranded = 0  # number of first connections that pass nothing
+        self._subscribed: set[int] = set()  # numbers of connections with a subscription
         self._deaf: set[int] = set()
         self._plan: _Plan | None = None
-        self._inside = False  # whether the cut that is under way lets half of the reply pass
+        self._inside = False  # whether the current cut passes half of the reply
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
@@ -81,27 +81,27 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def cut(self, verb: str, *, skip: int = 0, times: int = 1, inside: bool = False) -> None:
-        """Lose the reply of the next calls of a script, after `skip` that pass.
+        """Lose the replies of the next calls of a script, after `skip` calls that pass.
 
-        With `inside`, its first half arrives.
+        With `inside`, the first half of the reply arrives.
         """
         self._plan = _Plan(verb, skip, times, 0, inside)
 
     def pass_all(self) -> None:
-        """Forget a cut or a hold that still waits for its call."""
+        """Cancel a cut or a hold that still waits for its call."""
         self._plan = None
 
     def hold(self, verb: str, seconds: float, *, skip: int = 0) -> None:
-        """Deliver the next call of a script late, after `skip` that pass."""
+        """Deliver the next call of a script late, after `skip` calls that pass."""
         self._plan = _Plan(verb, skip, 1, seconds, False)
 
     def strand(self) -> None:
-        """Leave every connection of now open, and pass nothing on it any more."""
+        """Keep all existing connections open, and pass nothing on them."""
         self.fired += 1
         self._stranded = self._accepted
 
     def unsubscribe(self) -> int:
-        """Strand the connections that have subscribed so far, and no others; how many there are."""
+        """Strand only the connections with a subscription; return their number."""
         self.fired += 1
         self._deaf |= self._subscribed
         return len(self._deaf)
@@ -164,7 +164,7 @@ class Proxy:
         while self.hole:  # noqa: ASYNC110 - another thread fills it in
             await asyncio.sleep(0.01)
         if number <= self._stranded or number in self._deaf:
-            # For good. Hundreds that looked again and again would hold up all the others.
+            # Wait forever: hundreds of polling connections would slow down all others.
             await asyncio.Event().wait()
 
     async def _requests(
@@ -216,7 +216,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def between(target: int | str) -> Iterator[Proxy]:
-    """A proxy in front of this server."""
+    """Run a proxy in front of this server."""
     proxy = Proxy(target)
     try:
         yield proxy

@@ -1,6 +1,6 @@
 """A soak: producers and consumers as processes, an embedded Redis, and faults by a plan.
 
-It writes a history and judges nothing: `bench.soak.checker` reads the history.
+It only writes a history; `bench.soak.checker` judges the history.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.soak.server import Server, wait_for
 TOPIC = "soak"
 MAX_RETRIES = 5
 MAX_DELIVERIES = MAX_RETRIES + 1
-STOP_S = 30.0  # for a process to settle what it has
+STOP_S = 30.0  # time for a process to settle its messages
 HELD = ("priority", "retries", "later", "in_flight")
 Tell = Callable[[str], None]
 
@@ -36,18 +36,18 @@ class Options:
     """The options of a soak.
 
     Attributes:
-        faults: keys of `faults.FAULTS`.
-        seconds: how long faults happen; the drain comes after it.
-        seed: of the plan and of what is sent.
-        history: the file, which is appended to.
-        producers: processes that send.
-        consumers: processes that receive.
-        rate: sends per second of all producers together.
-        lease: s.
-        slots: of the topic.
-        every: the mean time from one fault to the next, s.
-        work: the time that a handler takes, s.
-        control: the name of what a process does wrong, or "no-aof", or "".
+        faults: Keys of `faults.FAULTS`.
+        seconds: Time in which faults happen, s; the drain follows.
+        seed: Seed of the plan and of the messages.
+        history: File to append to.
+        producers: Number of sending processes.
+        consumers: Number of receiving processes.
+        rate: Sends per second of all producers together.
+        lease: Lease, s.
+        slots: Slots of the topic.
+        every: Mean time between two faults, s.
+        work: Duration of a handler, s.
+        control: Name of a process's deliberate mistake, or "no-aof", or "".
     """
 
     faults: tuple[str, ...]
@@ -65,7 +65,7 @@ class Options:
 
 
 class SoakError(rmq.RMQError):
-    """A part of the soak itself failed: a process ended that nobody had killed."""
+    """A part of the soak itself failed: a process ended without being killed."""
 
 
 class Child:
@@ -80,15 +80,15 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the parent, which ends it
+                start_new_session=True,  # Ctrl-C reaches only the parent, which ends the child
             )
         self.pid = self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Wait until it is about to begin its work.
+        """Wait until it is ready to start its work.
 
         Raises:
-            SoakError: it has ended.
+            SoakError: It has ended.
         """
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
@@ -113,17 +113,17 @@ class Child:
             raise SoakError(f"{self.task.name} ended with {code}: {self._error_text()}")
 
     def stop(self) -> None:
-        """Let it end: SIGTERM, and SIGKILL if it takes too long.
+        """End it: SIGTERM, and SIGKILL if it takes too long.
 
         Raises:
-            SoakError: it ended with an error.
+            SoakError: It ended with an error.
         """
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         code = self._process.poll()
         self.kill()
-        # It dies of the signal if it has not begun yet: it is started anew after a kill.
+        # A process that was just restarted after a kill may die of the SIGTERM.
         if code not in (0, -signal.SIGTERM):
             raise SoakError(
                 f"{self.task.name} did not end well after a SIGTERM ({code}): {self._error_text()}"
@@ -176,10 +176,10 @@ class Scene:
         self.consumers[self.consumers.index(child)] = self._consumer()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass.
+        """Wait while the soak runs.
 
         Raises:
-            SoakError: a process has ended meanwhile.
+            SoakError: A process has ended.
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -188,22 +188,22 @@ class Scene:
             time.sleep(min(left, 0.1))
 
     def kill(self) -> None:
-        """End every process that is left."""
+        """Kill all remaining processes."""
         for child in (*self.producers, *self.consumers):
             child.kill()
         self.recorder.close()
 
 
 def run(options: Options, tell: Tell) -> None:
-    """Run a soak, and record its history; children and server are gone when it returns.
+    """Run a soak and record its history; stops all children and the server before it returns.
 
     Args:
-        options: what it does.
-        tell: is told what happens, for a person.
+        options: Options of the soak.
+        tell: Function that is called with progress texts for a person.
 
     Raises:
-        EmbeddedError: no server can be started.
-        SoakError: a process of the soak failed.
+        EmbeddedError: No server can be started.
+        SoakError: A process of the soak failed.
     """
     with _scene(options) as scene:
         scene.recorder.record(
@@ -245,7 +245,7 @@ def _play(scene: Scene, tell: Tell) -> None:
     for step in faults.plan(options.seed, options.faults, options.seconds, options.every):
         scene.wait(begun + step.at - time.monotonic())
         if time.monotonic() - begun > options.seconds:
-            break  # faults took longer than their time in the plan
+            break  # faults took longer than planned
         tell(step.name)
         faults.inject(step, scene)
     tell("load")
@@ -253,7 +253,7 @@ def _play(scene: Scene, tell: Tell) -> None:
 
 
 def _drain(scene: Scene, client: rmq.Client, tell: Tell) -> None:
-    """End the producers, wait until nothing is left, and record the dead letters."""
+    """End the producers, wait until no message is left, and record the dead letters."""
     tell("drain")
     for child in scene.producers:
         child.stop()
@@ -265,7 +265,7 @@ def _drain(scene: Scene, client: rmq.Client, tell: Tell) -> None:
     def is_empty() -> bool:
         for child in scene.consumers:
             child.check()
-        with suppress(rmq.TopicNotFound, rmq.TopicVanished):  # the control no-aof loses it
+        with suppress(rmq.TopicNotFound, rmq.TopicVanished):  # the control no-aof loses the topic
             stats = client.admin.stats(TOPIC)
             held.update({name: stats[name] for name in HELD})
             return not any(held.values())
@@ -295,5 +295,5 @@ def _record_dead(scene: Scene, client: rmq.Client) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Make a SIGTERM what Ctrl-C is, so that it leaves no process either."""
+    """Treat a SIGTERM like Ctrl-C, so that it leaves no process behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The Redis of a soak: embedded, behind a proxy, and killed or stopped as a fault needs it."""
+"""The Redis of a soak: embedded, behind a proxy, and killed or stopped by faults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PATIENCE_S = 30.0
 
 
 class Server:
-    """An embedded server whose clients all come through `proxy`.
+    """An embedded server whose clients all connect through `proxy`.
 
-    Its AOF is synced before each answer. With `everysec` Redis answers what it has not written yet
-    while the sync before is still running, and a kill -9 on a busy disk loses it.
+    Its AOF is synced before each answer. With `everysec`, Redis answers before it has written,
+    while the previous sync is still running. A kill -9 on a busy disk would lose that data.
 
     Args:
-        directory: of its data.
-        aof: False: a kill loses everything; the control of that fault.
+        directory: Directory of its data.
+        aof: False: a kill loses everything, as the control of that fault.
     """
 
     def __init__(self, directory: str, *, aof: bool = True) -> None:
@@ -43,7 +43,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address for clients: the proxy's."""
+        """The proxy's address, for clients."""
         return self.proxy.url
 
     @property
@@ -52,10 +52,10 @@ class Server:
         return int(embedded_supervisor.record(self._directory)["server"])
 
     def command(self, *words: str) -> bytes:
-        """Run a command past the proxy; return the first line of its reply.
+        """Run a command without the proxy; return the first line of its reply.
 
         Raises:
-            Unavailable: there is no reply, or it is an error.
+            Unavailable: There is no reply, or it is an error.
         """
         parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
         try:
@@ -75,7 +75,7 @@ class Server:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, and start it on the same data."""
+        """Kill the server with SIGKILL, and restart it with the same data."""
         pid = self.pid
         self.proxy.refuse = True  # until its AOF is synced again
         try:
@@ -107,10 +107,10 @@ def wait_for(
     seconds: float = PATIENCE_S,
     pause: float = 0.01,
 ) -> None:
-    """Ask every `pause` seconds whether something is so, and wait until it is.
+    """Check every `pause` seconds whether a condition holds, and wait until it does.
 
     Raises:
-        Unavailable: it is not, after so many seconds; `otherwise` is the message.
+        Unavailable: It does not hold after `seconds`; `otherwise` is the message.
     """
     until = time.monotonic() + seconds
     while not is_so():

@@ -10,7 +10,7 @@ from tools import plain_english as plain
 
 # Hits for each thousand words. Lower a figure when you have rewritten a folder; the goal is 7.
 MOST = {
-    "bench": 19, "docs": 10.5, "docs/coming-from": 10.5, "examples": 13, "lua": 15,
+    "bench": 8, "docs": 10.5, "docs/coming-from": 10.5, "examples": 13, "lua": 15,
     "lua/audit": 26, "lua/dead_letters": 15.5, "lua/groups": 34, "lua/lib": 23.5,
     "lua/queries": 20, "lua/schedules": 17, "lua/server": 9, "lua/topic": 22, "rmq": 11,
     "rmq/cli": 7.5, "rmq/client": 20.5, "rmq/features": 22, "rmq/interceptors": 14,
