@@ -1,8 +1,8 @@
 """A worker that lost its lease cannot overwrite the writes of its successor.
 
 New prices of an article come as messages, in order. One consumer receives a price and is paused.
-Its lease expires, a second consumer takes over, and writes this price and the next one. Then the
-first one resumes and writes, but a later delivery has written before: it changes nothing.
+Its lease expires. A second consumer takes over, and writes this price and the next price. Then the
+first consumer resumes and tries to write. A later delivery has written before, so nothing changes.
 
     python examples/fencing.py                on SQLite and a private redis-server
     python examples/fencing.py --db URL --url redis://...
@@ -31,35 +31,35 @@ UNFENCED = text("UPDATE article SET price = :price WHERE id = :id")
 
 
 def set_price(engine: Engine, d: rmq.Delivery) -> bool:
-    """Write a price, unless a later delivery has written one; whether it did."""
+    """Write a price unless a later delivery has written a price; return whether it was written."""
     with engine.begin() as connection:
         done = connection.execute(FENCED, {**d.body, "fence": d.fence})
     return done.rowcount == 1
 
 
 def set_price_unfenced(engine: Engine, d: rmq.Delivery) -> bool:
-    """Write a price, whoever has written one: what goes wrong."""
+    """Write a price without the condition, to show the mistake."""
     with engine.begin() as connection:
         done = connection.execute(UNFENCED, d.body)
     return done.rowcount == 1
 
 
 def create(engine: Engine) -> None:
-    """Make the table, with one article in it."""
+    """Create the table with one article."""
     with engine.begin() as connection:
         for statement in SCHEMA:
             connection.execute(text(statement))
 
 
 def price(engine: Engine) -> int:
-    """Return the present price of tea."""
+    """Return the current price of tea."""
     with engine.connect() as connection:
         found: int = connection.execute(text("SELECT price FROM article")).scalar_one()
     return found
 
 
 def play(engine: Engine, prices: rmq.Topic, write: Callable[[Engine, rmq.Delivery], bool]) -> int:
-    """Let a consumer be too late; what tea costs in the end. It should be 250."""
+    """Let a consumer write too late; return the final price of tea, which should be 250."""
     for one in (300, 250):
         prices.send({"id": "tea", "price": one}, slot_basis="tea")
     slow = prices.consumer(ordered=True, lease=1)
@@ -68,7 +68,7 @@ def play(engine: Engine, prices: rmq.Topic, write: Callable[[Engine, rmq.Deliver
 
     with prices.consumer(ordered=True) as quick:
         for _ in range(2):
-            (d,) = quick.receive(wait=10)  # the first, when the lease of slow has run out
+            (d,) = quick.receive(wait=10)  # the first message comes when the lease of slow expires
             print(f"quick  {'wrote' if write(engine, d) else 'could not write'} {told(d)}")
             d.ack()
 

@@ -1,17 +1,17 @@
 """Replay a real day of flights in half a minute, with every kind of message that RMQ has.
 
-842 flights left New York on 1 January 2013. Each is a fixed-time message, due when it was scheduled
-to leave. A departure asks for its airport's board to be refreshed, and range-merge turns a burst of
+842 flights left New York on 1 January 2013. Each is a fixed-time message, due at its scheduled
+departure. A departure asks for a refresh of its airport's board, and range-merge turns a burst of
 such requests into one refresh. Flights that left more than an hour late are also priority messages,
-the latest first. Some departures fail once or twice and are retried; one fails every time and ends
-as a dead letter.
+the latest first. Some departures fail once or twice and are retried; one fails every time and
+becomes a dead letter.
 
     python examples/flights.py                     on a private redis-server, in .rmq/flights
     python examples/flights.py --url redis://...   on yours (or set RMQ_URL)
 
-What was sent, what was settled and when each flight was due is noted down here, apart from Redis.
-The table compares: the program exits with 1 when a message was lost or handled before it was due.
-A busy machine makes departures late; then the program says how late, and how busy it was.
+The program records outside of Redis which messages were sent and settled, and when each flight was
+due. At the end it compares: the exit code is 1 if a message was lost or was handled before it was
+due. A busy machine makes departures late; then the program says how late, and how busy it was.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ DATA = Path(__file__).with_name("flights-2013-01-01.csv")
 HOME = Path(".rmq", "flights")
 EST = timezone(timedelta(hours=-5), "EST")
 LEASE_S = 5.0
-LATE_MS = 250.0  # nobody looks for a reason of less
-TELL_S = 3.0  # between two lines of progress, where there is no terminal
-REFRESH_S = 0.5  # requests for one board inside this time are one refresh
+LATE_MS = 250.0  # a shorter lateness is not explained
+TELL_S = 3.0  # time between two lines of progress, if stdout is not a terminal
+REFRESH_S = 0.5  # requests for one board within this time become one refresh
 VERY_LATE_MIN = 60
 FAIL_SHARE = 0.03
-PATIENCE_S = 30.0  # after the last delivery; whatever is unsettled then counts as lost
+PATIENCE_S = 30.0  # after the last delivery; unsettled messages then count as lost
 WAITING = ("retries", "priority", "due", "later", "in_flight")  # of admin.stats
 
 
 class Flight(NamedTuple):
-    """A row of the day. `minutes_late` is 0 for one that left early or never left."""
+    """A row of the day; `minutes_late` is 0 for a flight that left early or never left."""
 
     name: str
     airport: str
@@ -82,15 +82,15 @@ def read_day(path: Path = DATA) -> list[Flight]:
 
 
 def failures_of(name: str) -> int:
-    """How often this flight's departure fails before it succeeds; the same in every run."""
+    """Return how often this flight's departure fails before it succeeds; the same in every run."""
     crc = zlib.crc32(name.encode())
     return 1 + crc % 2 if crc / 2**32 < FAIL_SHARE else 0
 
 
 def skew(client: rmq.Client) -> tuple[float, float]:
-    """How far the server's clock, which RMQ goes by, is ahead of ours, and how wrong that may be.
+    """Return how far the server's clock is ahead of ours, and the error of that, both in seconds.
 
-    Both in seconds. A server on this machine has our clock.
+    RMQ uses the server's clock. A server on this machine has our clock.
     """
     if client.url.startswith(("embedded:", "unix:")):
         return 0.0, 0.0
@@ -105,7 +105,7 @@ def skew(client: rmq.Client) -> tuple[float, float]:
 
 
 class Machine:
-    """How busy this machine is: the programs that want a core, looked at again and again."""
+    """Measures repeatedly how many programs want a core of this machine."""
 
     def __init__(self) -> None:
         has_affinity = hasattr(os, "sched_getaffinity")
@@ -113,7 +113,7 @@ class Machine:
         self._looks: list[float] = []
 
     def look(self) -> None:
-        """Count them once. Linux tells of this moment, other systems of the last minute."""
+        """Count once. Linux shows the current number, other systems the last minute's average."""
         try:
             runnable = Path("/proc/loadavg").read_text().split()[3]
             self._looks.append(float(runnable.partition("/")[0]))
@@ -121,12 +121,12 @@ class Machine:
             self._looks.append(os.getloadavg()[0])
 
     def load(self) -> float:
-        """Return their number on average."""
+        """Return the average number of programs."""
         return sum(self._looks) / len(self._looks) if self._looks else 0.0
 
 
 class Books:
-    """Our own record of the run. Redis is not asked: that is what makes it a check."""
+    """Our own record of the run, kept without Redis so that it can check Redis."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -137,25 +137,25 @@ class Books:
         self.departed: dict[bytes, float] = {}  # message id -> how late its first handler began, ms
 
     def add_sent(self, topic: rmq.Topic, result: rmq.SendResult) -> None:
-        """Note what now carries the body: a new message, or the one that it merged into."""
+        """Record the message with the body: a new message, or the message that it merged into."""
         with self._lock:
             if result.status == "merged":
                 self.merged += 1
             self.sent[result.message_id] = topic.name
 
     def add_delivery(self, delivery: rmq.Delivery) -> None:
-        """Note that a message was handed over."""
+        """Record that a message was delivered."""
         with self._lock:
             self.delivered += 1
             self.retried += delivery.attempt > 1
 
     def add_settled(self, delivery: rmq.Delivery) -> None:
-        """Note that a message was handled to its end."""
+        """Record that a message was handled completely."""
         with self._lock:
             self.settled[delivery.id] += 1
 
     def add_departure(self, id: bytes, now_ms: float) -> None:
-        """Note that a departure's handler begins; the first time counts."""
+        """Record the start of a departure's handler; only the first start counts."""
         with self._lock:
             self.departed.setdefault(id, now_ms - self.due_ms[id])
 
@@ -164,7 +164,7 @@ class Books:
         return [id for id in self.sent if not self.settled[id] and id not in dead]
 
     def duplicates(self) -> int:
-        """How often a message was handled to its end after it had been before."""
+        """Return how often a message was handled completely more than once."""
         return sum(self.settled[id] - 1 for id in self.sent if self.settled[id] > 1)
 
 
@@ -185,11 +185,11 @@ class Day:
         self.machine = Machine()
 
     def now(self) -> float:
-        """The server's time, epoch s."""
+        """Return the server's time, epoch s."""
         return time.time() + self.skew_s
 
     def clear(self) -> None:
-        """Remove what an earlier run has left: its dead letters, and all of it if it was killed."""
+        """Remove the dead letters of an earlier run, and all its messages if it was killed."""
         for topic in self.topics:
             topic.open()
             while True:
@@ -197,11 +197,11 @@ class Day:
                 self.client.admin.purge(topic.name, "dead", keep=0)
                 if not self.client.admin.stats(topic.name)["in_flight"]:
                     break
-                time.sleep(0.2)  # a killed run's leases, LEASE_S at the most
+                time.sleep(0.2)  # until the leases of a killed run have expired, at most LEASE_S
                 self.client.admin.rollback(topic.name)
 
     def send(self) -> None:
-        """Every flight is due at its scheduled time, on the shortened clock."""
+        """Send every flight, due at its scheduled time on the shortened clock."""
         first = min(flight.scheduled for flight in self.flights)
         span = (max(flight.scheduled for flight in self.flights) - first) / self.seconds
         begin = self.now() + 1.0
@@ -222,7 +222,7 @@ class Day:
         self.first, self.span, self.begin = first, span, begin
 
     def depart(self, delivery: rmq.Delivery) -> None:
-        """Handle a departure: it may fail; if not, the airport's board has to show it."""
+        """Handle a departure: it fails, or asks for a refresh of the airport's board."""
         self.books.add_departure(delivery.id, self.now() * 1000)
         flight = delivery.body
         if flight["flight"] == self.doomed or delivery.attempt <= failures_of(flight["flight"]):
@@ -236,16 +236,16 @@ class Day:
         self.books.add_sent(self.boards, refresh)
 
     def announce(self, delivery: rmq.Delivery) -> None:
-        """Handle an alert or a board refresh: there is no screen here, so nothing is left to do."""
+        """Handle an alert or a refresh; the example has no screen, so nothing is done."""
 
     def work(self, topic: rmq.Topic, handle: Callable[[rmq.Delivery], None]) -> None:
-        """Run a consumer in a thread of its own."""
+        """Run a consumer in its own thread."""
         try:
             with topic.consumer(lease=LEASE_S) as consumer:
                 while not self.stop.is_set():
                     for delivery in consumer.receive(max_messages=4, wait=0.2):
                         self.books.add_delivery(delivery)
-                        # A lease is lost where this machine stands still: it will come again.
+                        # If this machine pauses, a lease may be lost; the message comes again.
                         with contextlib.suppress(NotBoarded, rmq.LeaseLost):
                             with delivery:  # acks at its end, or nacks when the handler raises
                                 handle(delivery)
@@ -254,17 +254,17 @@ class Day:
             self.stop.set()
 
     def waiting(self) -> int:
-        """How many messages wait or are in flight, as Redis counts them."""
+        """Return how many messages wait or are in flight, by Redis's count."""
         stats = [self.client.admin.stats(topic.name) for topic in self.topics]
         return sum(one[name] for one in stats for name in WAITING)
 
     def clock(self) -> str:
-        """The time in New York on the shortened clock."""
+        """Return the time in New York on the shortened clock."""
         passed = min(max(0.0, self.now() - self.begin), self.seconds)
         return f"{(self.first + passed * self.span).astimezone(EST):%H:%M}"
 
     def run(self, show: Callable[[], None]) -> dict[str, Any]:
-        """Live through the day; `show` is called as it goes."""
+        """Run the day; `show` is called repeatedly to show progress."""
         started = time.monotonic()
         self.clear()
         with ThreadPoolExecutor(4) as threads:
@@ -281,18 +281,18 @@ class Day:
                     show()
                     self.machine.look()
                     time.sleep(0.1)
-                    if self.books.delivered > seen:  # slow is not lost
+                    if self.books.delivered > seen:  # a slow run is not a loss
                         seen = self.books.delivered
                         until = max(until, time.monotonic() + PATIENCE_S)
             finally:
                 self.stop.set()
         for job in jobs:
-            job.result()  # raises what a consumer raised
+            job.result()  # raises a consumer's exception
         show()
         return self.report(time.monotonic() - started)
 
     def report(self, duration_s: float) -> dict[str, Any]:
-        """The figures, all of them counted."""
+        """Return all figures of the run."""
         books, admin = self.books, self.client.admin
         dead = {
             bytes(message.id)
@@ -356,7 +356,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def lateness(report: dict[str, Any]) -> str:
-    """Say how late departures were, and why; nothing where they were on time."""
+    """Return how late departures were, and why; '' if they were on time."""
     if not report["late_max_ms"] > LATE_MS:
         return ""
     load, cores = report["load"], report["cores"]
@@ -446,7 +446,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Allow one run at a time: two would take each other's flights and count them lost."""
+    """Allow only one run at a time: two runs would take each other's flights."""
     HOME.parent.mkdir(parents=True, exist_ok=True)
     with HOME.with_suffix(".lock").open("w") as lock:
         try:
@@ -457,7 +457,7 @@ def alone() -> Iterator[None]:
 
 
 def command() -> str:
-    """How the reader can call rmq from here: by name, or beside the Python that runs this."""
+    """Return the command that runs rmq here: its name, or its path next to this Python."""
     if shutil.which("rmq"):
         return "rmq"
     return os.path.relpath(Path(sys.executable).with_name("rmq"))

@@ -2,9 +2,9 @@
 
     python examples/many_types.py
 
-A topic is a way of working: how long a lease is, whether order counts, what may wait behind what. A
-type is a kind of work, and has a handler. One message at the end has a type that this program does
-not know: it waits for a program that does.
+A topic is a way of working: the length of a lease, the order, and which messages wait for which. A
+type is a kind of work and has a handler. The last message has a type that this program does not
+handle, so it waits for a program that does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ done: Counter[str] = Counter()  # by type
 balance: Counter[str] = Counter()  # by customer
 
 
-@mails.handler(type=LETTERS, concurrency=4)  # one handler for twenty types: they differ in a text
+@mails.handler(type=LETTERS, concurrency=4)  # one handler for twenty types that differ in a text
 def write(letter: Body, d: rmq.Delivery) -> None:
     done[str(d.type)] += 1
 
@@ -75,17 +75,17 @@ def updating(field: str) -> Callable[[Body, rmq.Delivery], None]:
     return update
 
 
-for field in FIELDS:  # a handler of its own for each type
+for field in FIELDS:  # a separate handler for each type
     catalogue.handler(type=f"product.{field}", concurrency=1)(updating(field))
 
 
-@catalogue.handler  # the default: all other types, and messages without one
+@catalogue.handler  # the default, for all other types and for messages without a type
 def reindex(product: Body) -> None:
     done["default"] += 1
 
 
 def send_all() -> int:
-    """Send a message of each type, one without a type, and one that nobody handles."""
+    """Send a message of each type, a message without a type, and a message without a handler."""
     for letter in LETTERS:
         mails.send({"to": "ann@example.org"}, type=letter)
     for sign, names in ENTRIES.items():
@@ -102,7 +102,7 @@ def send_all() -> int:
 
 
 def main() -> None:
-    """Send everything, let a worker handle it, and say what was done."""
+    """Send everything, let a worker handle it, and print the results."""
     expected = send_all()
     with rmq.Worker(client):
         until = time.monotonic() + 30

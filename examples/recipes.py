@@ -1,7 +1,7 @@
-"""Three changes in a database that come once, however often their message comes.
+"""Three database changes that happen once, however often their message is delivered.
 
-Each is one transaction of a handler, and needs nothing of RMQ: a copy of the message, or a delivery
-whose ack was lost, finds that the change was made.
+Each change is one transaction of a handler and needs no feature of RMQ. A copy of the message, or a
+delivery after a lost ack, finds that the change was made.
 
     python examples/recipes.py                on SQLite and a private redis-server
     python examples/recipes.py --db URL --url redis://...
@@ -33,7 +33,7 @@ SCHEMA = (
 
 
 def change_price(connection: Connection, body: dict[str, Any]) -> bool:
-    """Precondition: the message says which version of the row it was made for."""
+    """Precondition: the message names the version of the row that it changes."""
     changed = connection.execute(
         text(
             "UPDATE article SET price = :price, version = version + 1 "
@@ -45,7 +45,7 @@ def change_price(connection: Connection, body: dict[str, Any]) -> bool:
 
 
 def pay(connection: Connection, body: dict[str, Any]) -> bool:
-    """Unique constraint: who inserts the row pays. Of two at once one fails, and comes again."""
+    """Unique constraint: inserting the row decides. Of two at once, one fails and is retried."""
     query = "SELECT id FROM payment WHERE id = :id"
     if connection.execute(text(query), body).first():
         return False
@@ -59,7 +59,7 @@ def pay(connection: Connection, body: dict[str, Any]) -> bool:
 
 
 def add_points(connection: Connection, body: dict[str, Any]) -> bool:
-    """Token: the sender recorded it; it is spent in the transaction of the change."""
+    """Token: the sender stored it; the transaction of the change deletes it."""
     spent = connection.execute(text("DELETE FROM token WHERE token = :token"), body)
     if spent.rowcount == 1:
         connection.execute(text("UPDATE member SET points = points + :points WHERE id = :id"), body)
@@ -75,14 +75,14 @@ MESSAGES: dict[str, dict[str, Any]] = {
 
 
 def create(connection: Connection) -> None:
-    """Make the tables, and record the token that goes out with a message."""
+    """Create the tables, and store the token that is sent with a message."""
     for statement in SCHEMA:
         connection.execute(text(statement))
     connection.execute(text("INSERT INTO token VALUES (:token)"), MESSAGES["add_points"])
 
 
 def state(connection: Connection) -> tuple[int, ...]:
-    """The price of tea, and Ada's balance and points."""
+    """Return the price of tea, and Ada's balance and points."""
     query = "SELECT price, balance, points FROM article, member"
     return tuple(connection.execute(text(query)).one())
 

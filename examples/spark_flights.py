@@ -1,19 +1,20 @@
 """Flights through RMQ and Spark and back: delays by airport and hour, and alerts about the worst.
 
-Every flight is a message. A streaming query reads them, adds up the delays of each airport and
-hour under a watermark, and writes them to parquet. A second query turns the hours that went badly
-into priority messages, and a plain consumer takes these, the worst first. Both queries end by
-themselves (availableNow).
+Every flight is a message. A streaming query reads them, adds up the delays of each airport and hour
+under a watermark, and writes them to parquet. A second query turns bad hours into priority
+messages, and a plain consumer takes these, the worst first. Both queries end by themselves
+(availableNow).
 
     python examples/spark_flights.py                      842 flights of one day, a private server
     python examples/spark_flights.py --url redis://...    on yours (or set RMQ_URL)
     python examples/spark_flights.py --data FILE.csv.gz   another file with the same columns
 
-An hour is written when it is over: when the watermark has passed it. So after the last flight a
-message is sent that only tells the time, and the query is started once more on its checkpoint.
-What comes out is held against the same sums in plain Python: it exits with 1 where they differ.
+An hour is written when the watermark has passed its end. To move the watermark after the last
+flight, the program sends a message that has only a time, and starts the query again on its
+checkpoint. It compares the results with the same sums in plain Python, and exits with 1 if they
+differ.
 
-Needs rmq[spark] and Java 17.
+It needs rmq[spark] and Java 17.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from spark_connector import RmqDataSource
 DATA = Path(__file__).with_name("flights-2013-01-01.csv")
 HOME = Path(".rmq", "spark-flights")
 FLIGHTS, ALERTS = "flights.delays", "flights.bad-hours"
-LATE_BY = timedelta(hours=2)  # for so long the watermark waits for flights that come out of order
+LATE_BY = timedelta(hours=2)  # how long the watermark waits for flights out of order
 BAD_MIN = 20  # minutes late on average
 FLIGHT = "airport string, scheduled timestamp, late_min int"
 HOUR = "airport string, hour timestamp, flights bigint, late_min bigint, worst_min int"
 
 
 class Hour(NamedTuple):
-    """An airport in one hour: flights that left, minutes late in all, and the latest of them."""
+    """An airport in one hour: number of flights, sum of the minutes late, and the largest."""
 
     airport: str
     hour: str
@@ -57,12 +58,12 @@ class Hour(NamedTuple):
 
     @property
     def is_bad(self) -> bool:
-        """Whether flights left late enough for an alert."""
+        """Return whether flights left late enough for an alert."""
         return self.late_min >= BAD_MIN * self.flights
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Flights that left, as they were to leave; one that left early is 0 minutes late."""
+    """Return the flights that left, by scheduled departure; early flights are 0 minutes late."""
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     flights = [
@@ -78,7 +79,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def expected(flights: list[dict[str, Any]]) -> list[Hour]:
-    """The same sums in plain Python."""
+    """Return the same sums, computed in plain Python."""
     late: dict[tuple[str, str], list[int]] = {}
     for flight in flights:
         at = (flight["airport"], f"{flight['scheduled'][:13]}:00")
@@ -87,7 +88,7 @@ def expected(flights: list[dict[str, Any]]) -> list[Hour]:
 
 
 def session() -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else tasks run in python3 of PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else tasks use python3 of PATH
     builder = SparkSession.builder.appName("flights").master("local[2]")
     for name, value in {
         "spark.ui.enabled": "false",
@@ -105,7 +106,7 @@ def session() -> SparkSession:
 
 
 def delays(spark: SparkSession, url: str) -> DataFrame:
-    """The streaming query: messages to sums by airport and hour."""
+    """Return the streaming query that turns messages into sums by airport and hour."""
     messages = (
         spark.readStream.format("rmq")
         .option("url", url)
@@ -124,15 +125,15 @@ def delays(spark: SparkSession, url: str) -> DataFrame:
             F.max("late_min").alias("worst_min"),
         )
     )
-    # No filter on the message that only tells the time: Spark would drop it before the watermark
-    # has seen it. Its own hour is never over.
+    # Do not filter out the message that only has a time: Spark would drop it before the watermark
+    # has seen it. Its own hour is never complete.
     return sums.select(
         "airport", F.col("window.start").alias("hour"), "flights", "late_min", "worst_min"
     )
 
 
 def alerts(hours: DataFrame) -> DataFrame:
-    """Bad hours as messages, the worse the more urgent."""
+    """Return bad hours as messages; worse hours have a larger priority."""
     return hours.filter(F.col("late_min") >= BAD_MIN * F.col("flights")).select(
         F.to_json(F.struct("airport", "hour", "flights", "late_min", "worst_min")).alias("value"),
         (17 + F.floor(F.col("late_min") / F.col("flights"))).cast("int").alias("priority"),
@@ -140,7 +141,7 @@ def alerts(hours: DataFrame) -> DataFrame:
 
 
 def run_to_end(frame: DataFrame, home: Path, name: str, **options: str) -> None:
-    """Run a query over all there is. Nothing may be dropped for being too late."""
+    """Run a query over all waiting rows, and check that no row was dropped as too late."""
     writer = frame.writeStream.option("checkpointLocation", str(home / f"{name}.checkpoint"))
     query = writer.options(**options).trigger(availableNow=True).start()
     query.awaitTermination()
@@ -150,7 +151,7 @@ def run_to_end(frame: DataFrame, home: Path, name: str, **options: str) -> None:
 
 
 def clear(client: rmq.Client) -> None:
-    """Remove what an earlier run has left."""
+    """Remove the messages of an earlier run."""
     for topic in (client.topic(FLIGHTS, slots=4), client.topic(ALERTS, slots=1)):
         topic.open()
         client.admin.purge(topic.name, "store")
@@ -159,7 +160,7 @@ def clear(client: rmq.Client) -> None:
 def through(
     spark: SparkSession, client: rmq.Client, url: str, flights: list[dict[str, Any]]
 ) -> list[Hour]:
-    """Send the flights, run both queries; what stands in parquet."""
+    """Send the flights, run both queries, and return the hours in parquet."""
     clear(client)
     topic = client.topic(FLIGHTS)
     with tempfile.TemporaryDirectory(prefix="rmq-flights-") as name:
@@ -191,7 +192,7 @@ def through(
 
 
 def taken(client: rmq.Client) -> list[tuple[int, Hour]]:
-    """The alerts as a consumer gets them: priority, and the hour."""
+    """Return the alerts as a consumer gets them: priority and hour."""
     found = []
     with client.topic(ALERTS).consumer() as consumer:
         while some := consumer.receive(max_messages=100, wait=0.5):
@@ -205,7 +206,7 @@ def taken(client: rmq.Client) -> list[tuple[int, Hour]]:
 
 @contextlib.contextmanager
 def server(url: str | None) -> Iterator[str]:
-    """The URL of a Redis that Spark's tasks can reach too: yours, or a private one's socket."""
+    """Return the URL of a Redis that Spark's tasks can reach: yours, or a private one's socket."""
     if url:
         yield url
         return

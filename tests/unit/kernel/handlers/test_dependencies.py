@@ -206,7 +206,9 @@ def test_a_dependency_that_depends_on_itself_is_refused() -> None:
 def test_a_parameter_before_the_body_is_refused() -> None:
     def handle(value: Annotated[int, rmq.Depends(plain)], body: int) -> None: ...
 
-    with pytest.raises(rmq.InvalidType, match="a dependency fills 'value' by name; put 'value' last"):
+    with pytest.raises(
+        rmq.InvalidType, match="a dependency fills 'value' by name; put 'value' last"
+    ):
         registered(handle)
 
 
