@@ -1,7 +1,8 @@
 """Claim business keys, and finish or give up claims in the round trip that settles the message.
 
-A claim stands in the slot that its key hashes to, with `slot_of` as for a basis; so claims spread
-over the slots with which its topic was created, whatever resizes came later; one call serves many.
+A claim is in the slot that its key hashes to, by `slot_of` as for a basis. Claims therefore spread
+over the slots with which the topic was created, independent of later resizes. One call serves many
+claims of a slot.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from rmq.kernel.transport.steps import Command, Flow, Pipeline, pipeline, raise_
 log = logging.getLogger("rmq")
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
-UNSURE_WAIT_S = 1.0  # until a message comes back whose claim Redis did not answer
+UNSURE_WAIT_S = 1.0  # wait before a message whose claim Redis did not answer is tried again
 BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 
-# keys of a slot, and the claims of one call -> the call
+# keys of a slot, the claims of one call -> the call
 _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
 _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
 
 def new_owner(delivery: DeliveryData | HeldDelivery) -> bytes:
-    """Name the owner of a delivery's claim: message id, delivery number and a random part.
+    """Return the owner of a delivery's claim: message id, delivery number and a random part.
 
-    A Redis that lost its last second gives the delivery numbers of that second again, while a claim
-    in another slot may have survived: without the random part two runs would be one owner.
+    A Redis that lost its last second repeats the delivery numbers of that second, while a claim in
+    another slot may have survived. Without the random part, two runs would have the same owner.
     """
     return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
 
 
 def claim_slot(name: bytes, slots: int) -> int:
-    """Return the slot of a claim: that of its key, without the consumer before it."""
+    """Return the slot of a claim: the slot of its key, without the consumer's name."""
     return slot_of(name.partition(b":")[2], slots)
 
 
 def claim_key(context: TopicContext, name: bytes) -> bytes:
-    """Return the Redis key of a claim; the topic is open."""
+    """Return the Redis key of a claim; the topic must be open."""
     return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
 
 
@@ -67,8 +68,8 @@ def _calls(
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
     """Claim keys for as long as their leases, and write the result into each claim.
 
-    If the call fails, its claims are "unsure": they may be ours, and are given up with the
-    deliveries.
+    If the call fails, its claims are "unsure": they may be ours, so they are given up together
+    with the deliveries.
     """
     for claim in claims:
         claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
@@ -86,18 +87,18 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
         for claim, (state, age_ms, left_ms) in zip(part, reply, strict=True):
             claim.state = state
             if state == BUSY:
-                # As long again as its owner has been at it: soon for a short piece of work, and
-                # seldom for a long one.
+                # Wait as long as the owner has worked so far: briefly for short work, and longer
+                # for long work.
                 wait_s = min(max(age_ms / 1000, LEAST_WAIT_S), MOST_WAIT_S)
                 claim.wait_s = min(wait_s, max(left_ms / 1000, LEAST_WAIT_S))
 
 
 class ExtraCommands:
-    """Commands about claims that go before a settling, in its round trip.
+    """Commands about claims that run before a settling, in its round trip.
 
     Args:
-        keeping: calls whose claims are lost if the reply does not name them.
-        others: calls whose replies do not matter.
+        keeping: Calls whose claims are lost if the reply does not name them.
+        others: Calls whose replies do not matter.
     """
 
     def __init__(self, keeping: _Calls, others: _Calls = ()) -> None:
@@ -107,7 +108,7 @@ class ExtraCommands:
         self._keeping = len(keeping)
 
     def note_replies(self, replies: Sequence[Any]) -> None:
-        """Mark lost claims. An error about a claim does not keep a message from being settled."""
+        """Mark lost claims. An error about a claim does not stop a message from being settled."""
         for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
                 log.error("%d claims are left to expire: %s", len(claims), reply)
@@ -138,16 +139,16 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
 
 
 def finish(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
-    """Mark the claims of deliveries as done; None where there are none."""
+    """Return commands that mark the claims of deliveries as done, or None without claims."""
     claims = held(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
 
 def unclaim(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
-    """End the claims of deliveries that go back; None where there are none.
+    """Return commands that end the claims of deliveries that go back, or None without claims.
 
-    The claim of finished work is marked as done: the next delivery has only to confirm it. All
-    others are given up, also those that may not be ours. A "kept" claim ends with its run.
+    The claim of finished work is marked as done, so the next delivery only confirms it. All other
+    claims are given up, even claims that may not be ours. A "kept" claim ends with its run.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]
@@ -156,12 +157,12 @@ def unclaim(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraC
 
 
 def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> ExtraCommands:
-    """Mark some claims as done, and give up others."""
+    """Return commands that mark some claims as done and give up others."""
     return ExtraCommands(_finish_calls(context, done), _unclaim_calls(context, free))
 
 
 def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
-    """Hold claims for as long as their leases from now; None where there are none."""
+    """Return commands that extend claims to the end of their leases, or None without claims."""
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]
@@ -171,7 +172,7 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
 
 
 def held(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
-    """Return the claims that deliveries hold."""
+    """Return the claims that these deliveries have."""
     return _claims_in(deliveries, FIRST)
 
 
@@ -179,7 +180,7 @@ def run_alone(extra: ExtraCommands) -> Flow[None]:
     """Run commands about claims without a settling.
 
     Raises:
-        RMQError: the first error, after all of them were run.
+        RMQError: The first error, raised after all commands have run.
     """
     replies: list[Any] = yield Pipeline(list(extra.commands))
     extra.note_replies(replies)

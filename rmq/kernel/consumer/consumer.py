@@ -1,11 +1,12 @@
 """Consume: receive deliveries and settle them. The blocking twins are generated.
 
-Two phases. `receive` leases messages; `ack` settles them. A delivery that is neither acked nor
-given back is rolled back when its lease ends, and costs the message a retry. At least once,
-therefore: a consumer that dies after its work and before its ack has the work done again.
+There are two phases: `receive` leases messages, and `ack` settles them. If a delivery is neither
+acked nor given back, it is rolled back when its lease ends, which costs the message a retry.
+Messages are delivered at least once: if a consumer dies between its work and its ack, the work is
+done again.
 
-After OutcomeUnknown a call may be repeated: the next call of the consumer, whichever it is, first
-repeats the commands that had no reply, under the same numbers, for up to a minute.
+After OutcomeUnknown you may repeat the call. For up to a minute, any next call of the consumer
+first repeats the commands without a reply, under the same numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.steps import Flow
 
 D = TypeVar("D", bound=DeliveryData)
-DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its delivery is settled
+DISPOSITIONS = (Snooze, Retry, Reject)  # exceptions by which a handler settles its delivery
 
 
 def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
-    """Raise LeaseLost for the first of the deliveries whose lease was lost."""
+    """Raise LeaseLost for the first delivery in the list, if there is one."""
     if lost:
         raise LeaseLost(
             f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
@@ -49,7 +50,7 @@ def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
 
 
 def raise_if_claim_lost(delivery: HeldDelivery) -> None:
-    """Raise ClaimLost where an acked delivery had lost its claim before."""
+    """Raise ClaimLost if an acked delivery had lost its claim."""
     claim = delivery.claim
     if claim is not None and claim.lost:
         raise ClaimLost(
@@ -60,23 +61,23 @@ def raise_if_claim_lost(delivery: HeldDelivery) -> None:
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Carry out a verb; return the deliveries whose lease was lost."""
+    """Run a verb for deliveries; return the deliveries whose lease was lost."""
     given = list(deliveries)
     lost = set((yield from verb(held_all(given))))
     return [delivery for delivery in given if held_of(delivery) in lost] if lost else []
 
 
 class AsyncDelivery(DeliveryData):
-    """An attempt to hand a message to a consumer.
+    """A message as it was delivered to a consumer.
 
-    `async with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`,
-    `Retry` and `Reject` are carried out and end there; Ctrl-C releases.
+    `async with delivery:` acks at the end of the block. An exception nacks and is raised again.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
     """
 
     __slots__ = ()
 
     async def ack(self) -> None:
-        """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
+        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         one, run = self._settle_with
         raise_if_lost(await run(one.ack(self._held)), "ack")
         raise_if_claim_lost(self._held)
@@ -84,22 +85,22 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give it back as failed; costs a retry.
+        """Give the message back as failed; costs a retry.
 
         Args:
-            delay: until the retry; None: the topic's policy; 0: at once.
-            error: kept with the failure and shown with the dead letter.
+            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            error: Error that is stored with the failure and shown with the dead letter.
         """
         one, run = self._settle_with
         raise_if_lost(await run(one.nack(self._held, delay, error)), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
-        """Make it a dead letter at once, whatever retries remain."""
+        """Make the message a dead letter at once, regardless of its retries."""
         one, run = self._settle_with
         raise_if_lost(await run(one.reject(self._held, reason)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Hand it back unworked, now or for `delay`; costs no retry."""
+        """Give the message back unhandled, now or after `delay`; costs no retry."""
         one, run = self._settle_with
         raise_if_lost(await run(one.release(self._held, delay)), "release")
 
@@ -125,7 +126,7 @@ class AsyncDelivery(DeliveryData):
             except StorageError:
                 if is_expected:
                     raise
-                return False  # the handler's own error goes on its way; the lease expires by itself
+                return False  # raise the handler's own error; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
                 raise_if_claim_lost(self._held)
@@ -133,9 +134,9 @@ class AsyncDelivery(DeliveryData):
 
 
 class AsyncConsumer:
-    """Receives deliveries of one topic. For `async with`: leaving hands back unsettled deliveries.
+    """Receives deliveries of one topic. The end of `async with` releases unsettled deliveries.
 
-    One task receives with it; deliveries may be settled in any task.
+    Only one task may receive with it; any task may settle deliveries.
     """
 
     def __init__(
@@ -155,32 +156,33 @@ class AsyncConsumer:
     ) -> list[AsyncDelivery]:
         """Receive messages: lease them and return their deliveries.
 
-        Interrupted, by Ctrl-C or a cancellation, it ends at once and hands back its messages.
+        If it is interrupted by Ctrl-C or a cancellation, it ends at once and releases its messages.
 
         Args:
-            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
-            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
-                ever.
+            max_messages: Largest number of messages, 1 to 1000. It does not wait for more messages
+                if some are available.
+            wait: Longest wait for the first message, seconds or timedelta; 0: no wait; None:
+                unlimited.
 
         Returns:
-            Deliveries, in the order of their slot; empty when none came in time. A message that
-            cannot be decoded becomes a dead letter with the reason instead. An ordered consumer
-            gets messages of one slot: handle them one after the other, and stop at the first that
-            fails or is put off (`release` those behind it).
+            Deliveries in the order of their slot; empty if no message came in time. A message that
+            cannot be decoded becomes a dead letter with the reason. An ordered consumer gets
+            messages of one slot. Handle them one after the other, and stop at the first that fails
+            or is postponed (`release` the messages after it).
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                hands back the messages that this call may have leased; that costs no retry.
+                releases the messages that this call may have leased, at no cost of a retry.
         """
         held = await self._transport.run(self._flows.receive(max_messages, wait))
         return [AsyncDelivery(each, self._settle_with) for each in held]
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
-        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
+        """Settle deliveries for good; return the deliveries whose lease was lost."""
         return await self._transport.run(carry_out(self._flows.ack, deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; return the lost ones."""
+        """Settle deliveries by their receipts, from any process; return the lost receipts."""
         return await self._transport.run(self._flows.ack_receipts(receipts))
 
     async def nack(
@@ -190,42 +192,42 @@ class AsyncConsumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[AsyncDelivery]:
-        """Give deliveries back as failed; return those whose lease was lost."""
+        """Give deliveries back as failed; return the deliveries whose lease was lost."""
         nack = partial(self._flows.nack, delay=delay, error=error)
         return await self._transport.run(carry_out(nack, deliveries))
 
     async def reject(
         self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
     ) -> list[AsyncDelivery]:
-        """Make deliveries dead letters; return those whose lease was lost."""
+        """Make deliveries dead letters; return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return await self._transport.run(carry_out(reject, deliveries))
 
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """Hand deliveries back unworked; return those whose lease was lost."""
+        """Give deliveries back unhandled; return the deliveries whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return await self._transport.run(carry_out(release, deliveries))
 
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
-        """Extend leases; return those whose lease was lost."""
+        """Extend leases; return the deliveries whose lease was lost."""
         extend = partial(self._flows.extend, lease=lease)
         return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and at every later call; from another task."""
+        """Make `receive` return at once, now and in later calls; called from another task."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     async def close(self) -> None:
-        """Hand back unsettled deliveries, and unsubscribe.
+        """Release unsettled deliveries, and unsubscribe.
 
-        From another task, or in a signal handler, it ends a `receive` that waits, which returns
-        an empty list, and an iteration. In a signal handler that has interrupted a blocking
-        `receive` it does no more than that; close it again behind the loop, as `async with` does.
+        Called from another task or a signal handler, it ends an iteration, and a `receive` that
+        waits returns an empty list. In a signal handler that has interrupted a blocking
+        `receive`, it does only that. Close the consumer again after the loop, as `async with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -237,20 +239,20 @@ class AsyncConsumer:
                 await self._transport.unsubscribe(self._flows.state.subscription)
 
     async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
-        """Receive deliveries one by one, for ever: `async for delivery in consumer`.
+        """Receive deliveries one by one, without end: `async for delivery in consumer`.
 
-        It ends when the consumer is closed, by any task. A message that arrives at that moment is
-        released and costs no retry. So does one that is not settled when the loop ends by `break`
-        or an error, as soon as the consumer is closed; use `async with` for both. Nothing is
-        received in advance. For many messages a second, `receive` takes batches.
+        The loop ends when any task closes the consumer. A message that arrives at that moment is
+        released at no cost of a retry. If the loop ends by `break` or an error, an unsettled
+        delivery is released when the consumer is closed; use `async with` for both. Nothing is
+        received in advance. For many messages a second, use `receive`, which takes batches.
 
         Raises:
-            Unavailable, OutcomeUnknown: as `receive`; another loop continues.
+            Unavailable, OutcomeUnknown: See `receive`; you may start another loop.
         """
         state = self._flows.state
         while not state.interrupted:
             deliveries = await self.receive(1, wait=None)
-            for delivery in deliveries if not state.interrupted else ():  # else close releases them
+            for delivery in deliveries if not state.interrupted else ():  # else close releases it
                 yield delivery
 
     async def __aenter__(self) -> AsyncConsumer:
@@ -261,4 +263,4 @@ class AsyncConsumer:
             await self.close()
         except StorageError:
             if error is None:
-                raise  # else the first error goes on its way; the leases expire by themselves
+                raise  # else raise the first error; the leases expire by themselves

@@ -19,16 +19,16 @@ from rmq.kernel.transport.blocking import Transport
 
 
 class Delivery(DeliveryData):
-    """An attempt to hand a message to a consumer.
+    """A message as it was delivered to a consumer.
 
-    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`,
-    `Retry` and `Reject` are carried out and end there; Ctrl-C releases.
+    `with delivery:` acks at the end of the block. An exception nacks and is raised again.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
     """
 
     __slots__ = ()
 
     def ack(self) -> None:
-        """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
+        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         one, run = self._settle_with
         raise_if_lost(run(one.ack(self._held)), "ack")
         raise_if_claim_lost(self._held)
@@ -36,22 +36,22 @@ class Delivery(DeliveryData):
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give it back as failed; costs a retry.
+        """Give the message back as failed; costs a retry.
 
         Args:
-            delay: until the retry; None: the topic's policy; 0: at once.
-            error: kept with the failure and shown with the dead letter.
+            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            error: Error that is stored with the failure and shown with the dead letter.
         """
         one, run = self._settle_with
         raise_if_lost(run(one.nack(self._held, delay, error)), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
-        """Make it a dead letter at once, whatever retries remain."""
+        """Make the message a dead letter at once, regardless of its retries."""
         one, run = self._settle_with
         raise_if_lost(run(one.reject(self._held, reason)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
-        """Hand it back unworked, now or for `delay`; costs no retry."""
+        """Give the message back unhandled, now or after `delay`; costs no retry."""
         one, run = self._settle_with
         raise_if_lost(run(one.release(self._held, delay)), "release")
 
@@ -77,7 +77,7 @@ class Delivery(DeliveryData):
             except StorageError:
                 if is_expected:
                     raise
-                return False  # the handler's own error goes on its way; the lease expires by itself
+                return False  # raise the handler's own error; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
                 raise_if_claim_lost(self._held)
@@ -85,9 +85,9 @@ class Delivery(DeliveryData):
 
 
 class Consumer:
-    """Receives deliveries of one topic. For `with`: leaving hands back unsettled deliveries.
+    """Receives deliveries of one topic. The end of `with` releases unsettled deliveries.
 
-    One thread receives with it; deliveries may be settled in any thread.
+    Only one thread may receive with it; any thread may settle deliveries.
     """
 
     def __init__(
@@ -105,32 +105,33 @@ class Consumer:
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages: lease them and return their deliveries.
 
-        Interrupted, by Ctrl-C or a cancellation, it ends at once and hands back its messages.
+        If it is interrupted by Ctrl-C or a cancellation, it ends at once and releases its messages.
 
         Args:
-            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
-            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
-                ever.
+            max_messages: Largest number of messages, 1 to 1000. It does not wait for more messages
+                if some are available.
+            wait: Longest wait for the first message, seconds or timedelta; 0: no wait; None:
+                unlimited.
 
         Returns:
-            Deliveries, in the order of their slot; empty when none came in time. A message that
-            cannot be decoded becomes a dead letter with the reason instead. An ordered consumer
-            gets messages of one slot: handle them one after the other, and stop at the first that
-            fails or is put off (`release` those behind it).
+            Deliveries in the order of their slot; empty if no message came in time. A message that
+            cannot be decoded becomes a dead letter with the reason. An ordered consumer gets
+            messages of one slot. Handle them one after the other, and stop at the first that fails
+            or is postponed (`release` the messages after it).
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                hands back the messages that this call may have leased; that costs no retry.
+                releases the messages that this call may have leased, at no cost of a retry.
         """
         held = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in held]
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
+        """Settle deliveries for good; return the deliveries whose lease was lost."""
         return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; return the lost ones."""
+        """Settle deliveries by their receipts, from any process; return the lost receipts."""
         return self._transport.run(self._flows.ack_receipts(receipts))
 
     def nack(
@@ -140,38 +141,38 @@ class Consumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[Delivery]:
-        """Give deliveries back as failed; return those whose lease was lost."""
+        """Give deliveries back as failed; return the deliveries whose lease was lost."""
         nack = partial(self._flows.nack, delay=delay, error=error)
         return self._transport.run(carry_out(nack, deliveries))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Make deliveries dead letters; return those whose lease was lost."""
+        """Make deliveries dead letters; return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Hand deliveries back unworked; return those whose lease was lost."""
+        """Give deliveries back unhandled; return the deliveries whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return self._transport.run(carry_out(release, deliveries))
 
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Extend leases; return those whose lease was lost."""
+        """Extend leases; return the deliveries whose lease was lost."""
         extend = partial(self._flows.extend, lease=lease)
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and at every later call; from another thread."""
+        """Make `receive` return at once, now and in later calls; called from another thread."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     def close(self) -> None:
-        """Hand back unsettled deliveries, and unsubscribe.
+        """Release unsettled deliveries, and unsubscribe.
 
-        From another thread, or in a signal handler, it ends a `receive` that waits, which returns
-        an empty list, and an iteration. In a signal handler that has interrupted a blocking
-        `receive` it does no more than that; close it again behind the loop, as `with` does.
+        Called from another thread or a signal handler, it ends an iteration, and a `receive` that
+        waits returns an empty list. In a signal handler that has interrupted a blocking
+        `receive`, it does only that. Close the consumer again after the loop, as `with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -183,20 +184,20 @@ class Consumer:
                 self._transport.unsubscribe(self._flows.state.subscription)
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Receive deliveries one by one, for ever: `for delivery in consumer`.
+        """Receive deliveries one by one, without end: `for delivery in consumer`.
 
-        It ends when the consumer is closed, by any thread. A message that arrives at that moment is
-        released and costs no retry. So does one that is not settled when the loop ends by `break`
-        or an error, as soon as the consumer is closed; use `with` for both. Nothing is
-        received in advance. For many messages a second, `receive` takes batches.
+        The loop ends when any thread closes the consumer. A message that arrives at that moment is
+        released at no cost of a retry. If the loop ends by `break` or an error, an unsettled
+        delivery is released when the consumer is closed; use `with` for both. Nothing is
+        received in advance. For many messages a second, use `receive`, which takes batches.
 
         Raises:
-            Unavailable, OutcomeUnknown: as `receive`; another loop continues.
+            Unavailable, OutcomeUnknown: See `receive`; you may start another loop.
         """
         state = self._flows.state
         while not state.interrupted:
             deliveries = self.receive(1, wait=None)
-            for delivery in deliveries if not state.interrupted else ():  # else close releases them
+            for delivery in deliveries if not state.interrupted else ():  # else close releases it
                 yield delivery
 
     def __enter__(self) -> Consumer:
@@ -207,4 +208,4 @@ class Consumer:
             self.close()
         except StorageError:
             if error is None:
-                raise  # else the first error goes on its way; the leases expire by themselves
+                raise  # else raise the first error; the leases expire by themselves

@@ -1,8 +1,8 @@
-"""The flows of a consumer, for either transport: receive, settle, hand back.
+"""The flows of a consumer, for both transports: receive, settle, give back.
 
-Replies become deliveries here, and the state of a delivery follows its settling. A settling whose
-reply is missing is kept, and the consumer's next call repeats it under its numbers before its own
-work; so a repeated ack succeeds, whether the first one was carried out or not.
+Here replies become deliveries, and a delivery gets its new state after it was settled. A settling
+without a reply is kept, and the consumer's next call repeats it under its numbers before its own
+work. A repeated ack therefore succeeds, whether or not the first ack was executed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from rmq.kernel.transport.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
 Verb = Callable[[list[HeldDelivery]], Flow[list[HeldDelivery]]]
-TIDY_FROM = 256  # unsettled deliveries, before a consumer forgets those whose lease expired
-FORGET_S = 60.0  # after its lease expired for so long, a delivery cannot be handed back
+TIDY_FROM = 256  # unsettled deliveries above which a consumer forgets long-expired deliveries
+FORGET_S = 60.0  # time after the end of its lease when a delivery is forgotten
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
 _PLAIN = {
@@ -68,19 +68,19 @@ def _lease_ms(value: Duration | None) -> int | None:
 
 
 class ConsumerFlows:
-    """The flows of a consumer, for either transport to run.
+    """The flows of a consumer, run by either transport.
 
     Args:
-        context: of its topic.
-        lease: of each message; None: the topic's.
-        mode: whether messages are settled before they are handed over.
-        ordered: take messages of one slot at a time.
+        context: The topic.
+        lease: Lease of each message; None: the topic's lease.
+        mode: Whether messages are settled before they are delivered.
+        ordered: True to take messages of one slot at a time.
 
     Attributes:
-        state: what is known of the slots.
-        open: the deliveries that are not settled, by message id: to be handed back at the end.
-        at_most_once: whether messages are settled before they are handed over.
-        settles_fast: a worker's: what cannot be settled now keeps nothing else.
+        state: State of the slots.
+        open: Unsettled deliveries by message id, which are given back at the end.
+        at_most_once: Whether messages are settled before they are delivered.
+        settles_fast: True in a worker: a failed settling must not delay other settlings.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class ConsumerFlows:
         self._missing_replies = MissingReplies()
         self.settles_fast = False
         self._receipt_acks = ReceiptAcks(context)
-        self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
+        self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloaded.Removal()
-        self._confirmed: list[HeldDelivery] = []  # at most once: settled, and not handed over yet
+        self._confirmed: list[HeldDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
         """Take messages under shared leases from now on, as a worker does."""
@@ -116,14 +116,14 @@ class ConsumerFlows:
     # --- receiving -------------------------------------------------------------------------------
 
     def receive(self, max_messages: int, wait: Duration | None) -> Flow[list[HeldDelivery]]:
-        """Receive messages, as `Consumer.receive`."""
+        """Receive messages; see `Consumer.receive`."""
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
         return self.receive_by(limit, partial(receive.receive, self.state, limit, wait))
 
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[HeldDelivery]]:
-        """Make deliveries of what a flow takes from the slots: up to `limit` messages."""
+        """Make deliveries, up to `limit`, of the messages that a flow takes from the slots."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         place = self.state.receiving.take()
@@ -136,13 +136,13 @@ class ConsumerFlows:
             if self._missing_replies.are_missing() and not self.settles_fast:
                 yield from self._missing_replies.repeat()
             if self._unreadable:
-                with suppress(StorageError):  # a broken Redis shows again in what follows
+                with suppress(StorageError):  # the next command raises it again
                     yield from self._reject_unreadable()
             if self._confirmed:
                 return self._take_confirmed(limit)
             deliveries: list[HeldDelivery] = []
             resizes = 0
-            # A batch of undecodable messages alone is not an answer.
+            # A batch with only undecodable messages is not returned as an empty result.
             while not deliveries and not self.state.interrupted:
                 try:
                     batches = yield from take()
@@ -156,7 +156,7 @@ class ConsumerFlows:
                     if self.at_most_once:
                         deliveries = yield from self._ack_first(deliveries, batches, limit)
                     elif deliveries:
-                        self._keep(deliveries)  # before close may look
+                        self._keep(deliveries)  # before `close` may look for them
                 except RMQError:
                     raise
                 except BaseException as error:
@@ -168,28 +168,28 @@ class ConsumerFlows:
         return deliveries
 
     def _keep(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Remember deliveries until they are settled, or their lease expired long ago."""
+        """Remember deliveries until they are settled, or until long after their lease expired."""
         if self._shared_leases is not None:
             self._shared_leases.hold(deliveries)
         self.open.update({delivery.raw_id: delivery for delivery in deliveries})
         if len(self.open) > self._tidy_at:
             long_ago = time.monotonic() - FORGET_S
             for delivery in list(self.open.values()):
-                # A worker settles its own, and renews the lease that they share.
+                # A worker settles its deliveries and renews their shared lease.
                 if delivery.origin.lease is None and delivery.origin.until < long_ago:
                     self._forget(delivery)
             self._tidy_at = 2 * len(self.open) + TIDY_FROM
 
     def is_held(self, id: bytes) -> bool:
-        """Return whether a delivery of this message is held, and not settled."""
+        """Return whether an unsettled delivery of this message is held."""
         delivery = self.open.get(id)
         return delivery is not None and delivery.state == OPEN
 
     def _forget(self, delivery: HeldDelivery) -> None:
-        """Drop a delivery, so that its body can be freed."""
+        """Forget a delivery, so that its body can be freed."""
         kept = self.open.pop(delivery.raw_id, None)
         if kept is not None and kept is not delivery:
-            self.open.setdefault(delivery.raw_id, kept)  # the same message, delivered again since
+            self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
     def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[HeldDelivery]]:
         """Make deliveries; undecodable messages are rejected, now or at the next call."""
@@ -211,14 +211,14 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[HeldDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[HeldDelivery]]:
-        """At most once: ack deliveries, and return up to `limit` of those that are settled."""
-        if not deliveries:  # none of them could be read
+        """At most once: ack deliveries; return up to `limit` settled deliveries."""
+        if not deliveries:  # all messages were unreadable
             return self._take_confirmed(limit)
         try:
             settling = self._build_ack(*self._leases(deliveries))
             yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
         except OutcomeUnknown:
-            # The next call asks again, or close gives them back.
+            # The next call repeats the ack, or `close` gives them back.
             self._keep([d for d in deliveries if d.state == OPEN])
             raise
         except RMQError:
@@ -232,9 +232,9 @@ class ConsumerFlows:
     def _note_confirmed(
         self, deliveries: Sequence[HeldDelivery], letters: str
     ) -> list[HeldDelivery]:
-        """At most once: note which deliveries are settled, and can be handed over."""
+        """At most once: record which deliveries are settled and can be returned."""
         lost = self._note_letters(deliveries, letters)
-        # The answer of a repeat is that of some slots: others may be handed over already.
+        # The answer of a repeat is for some slots only: other deliveries may already be returned.
         self._confirmed += [
             d for d, letter in zip(deliveries, letters, strict=True) if letter == "1"
         ]
@@ -259,7 +259,7 @@ class ConsumerFlows:
             if self._shared_leases is not None:
                 for slot in set(leases.slots):
                     self._shared_leases.retire(slot)
-            self._unreadable = []  # refused: their leases expire
+            self._unreadable = []  # refused, so their leases expire
             raise
         self._unreadable = []
 
@@ -268,7 +268,7 @@ class ConsumerFlows:
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch; return undecodable messages with the reason.
 
-        An offloaded body is a reference, which is to be read.
+        An offloaded body is still a reference, which the caller must read.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -284,7 +284,7 @@ class ConsumerFlows:
                 continue  # a replayed delivery that is no longer ours
             if lefts:
                 left = lefts[position]
-            score = base + left + (fence & 2047) / 2048  # score.receipt_score, in the hot loop
+            score = base + left + (fence & 2047) / 2048  # inlined score.receipt_score, for speed
             decode = _PLAIN.get(entry[0]) if entry else None
             try:
                 body = decode(entry[8:]) if decode else reading.body_of(record.read(entry))
@@ -305,8 +305,8 @@ class ConsumerFlows:
         """Return the deliveries as a list, and their leases.
 
         Raises:
-            InvalidValue, InvalidType: one is given twice, is of another topic, or is no delivery.
-            AlreadySettled: one of them.
+            InvalidValue, InvalidType: A delivery is given twice, has another topic, or is invalid.
+            AlreadySettled: A delivery is already settled.
         """
         given = list(deliveries)
         if len(set(map(id, given))) != len(given):
@@ -321,7 +321,7 @@ class ConsumerFlows:
                     + (f", by the {late_verb} whose reply came late" if late_verb else "")
                 )
             if delivery.unconfirmed:
-                delivery.unconfirmed = ""  # that settling was refused, and did nothing
+                delivery.unconfirmed = ""  # that settling was refused and did nothing
             keys = delivery.origin.keys
             if keys is not checked:
                 settle.check_topic(self.context, keys)
@@ -333,7 +333,7 @@ class ConsumerFlows:
         return given, Leases(slots, ids, scores, numbers)
 
     def _note_letters(self, deliveries: Sequence[HeldDelivery], letters: str) -> list[HeldDelivery]:
-        """Note the new state of each; return those whose lease was lost."""
+        """Set the new state of each delivery; return the deliveries whose lease was lost."""
         lost, settled = [], []
         for delivery, letter in zip(deliveries, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -350,7 +350,7 @@ class ConsumerFlows:
     def _note_deadlines(
         self, deliveries: Sequence[HeldDelivery], deadlines: Sequence[int | None], until: float
     ) -> list[HeldDelivery]:
-        """Note the new deadlines; return those whose lease was lost."""
+        """Set the new deadlines; return the deliveries whose lease was lost."""
         lost = []
         for delivery, deadline in zip(deliveries, deadlines, strict=True):
             if deadline is None and delivery.state == SETTLED:
@@ -371,16 +371,16 @@ class ConsumerFlows:
         build: Callable[[list[HeldDelivery], Leases], Settling[Any]],
         note: Callable[[list[HeldDelivery], Any], list[HeldDelivery]] | None = None,
     ) -> Flow[list[HeldDelivery]]:
-        """Carry out a verb; return the deliveries whose lease was lost.
+        """Run a verb; return the deliveries whose lease was lost.
 
-        A delivery for which the same verb was answered meanwhile is done. At most once, all are
-        settled, and no verb but an ack is left.
+        If the same verb was answered for a delivery in the meantime, the delivery is done. At most
+        once, all deliveries are already settled, and only an ack is possible.
 
         Args:
-            verb: its name.
-            deliveries: not settled yet.
-            build: makes the calls.
-            note: takes note of the answer; None: the answer is letters.
+            verb: Name of the verb.
+            deliveries: Unsettled deliveries.
+            build: Function that makes the calls.
+            note: Function that handles the answer; None: the answer has letters.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -417,13 +417,13 @@ class ConsumerFlows:
     ) -> Flow[list[HeldDelivery]]:
         one, settles = deliveries[0], verb != "extend"
         if settles:
-            count_settling(deliveries, 1)  # a delivery that is settled is not counted down
+            count_settling(deliveries, 1)  # the count of a settled delivery is not reduced
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
         except BaseException as error:
             if settles:
                 count_settling(deliveries, -1)
-            # A time limit is raised as any exception, and Redis may have carried the call out.
+            # After a time limit, or another foreign exception, Redis may have executed the call.
             if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
@@ -455,7 +455,7 @@ class ConsumerFlows:
         return claim.unclaim(self.context, deliveries)
 
     def ack(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
-        """Settle deliveries for good. As all verbs, it returns those whose lease was lost."""
+        """Settle deliveries for good. Like all verbs, it returns the deliveries that were lost."""
         return self._settle("ack", deliveries, self._build_ack)
 
     def nack(
@@ -464,7 +464,7 @@ class ConsumerFlows:
         delay: Duration | None,
         error: BaseException | str | None,
     ) -> Flow[list[HeldDelivery]]:
-        """Give deliveries back as failed, with one error."""
+        """Give deliveries back as failed, all with the same error."""
         wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
 
         def build(given: list[HeldDelivery], leases: Leases) -> Settling[str]:
@@ -493,7 +493,7 @@ class ConsumerFlows:
     ) -> Flow[list[HeldDelivery]]:
         """Make deliveries dead letters.
 
-        `kind`: r by the handler; u the body does not fit; n no handler.
+        `kind`: r rejected by the handler; u the body does not fit; n no handler.
         """
 
         def build(given: list[HeldDelivery], leases: Leases) -> Settling[str]:
@@ -505,7 +505,7 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[HeldDelivery], delay: Duration
     ) -> Flow[list[HeldDelivery]]:
-        """Hand deliveries back unworked."""
+        """Give deliveries back unhandled."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
         build = partial(self._build_release, wait_ms)
         return (yield from self._settle("release", deliveries, build))
@@ -519,7 +519,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[HeldDelivery], lease: Duration | None
     ) -> Flow[list[HeldDelivery]]:
-        """Extend leases. Under shared leases, which a worker renews, only say which are lost."""
+        """Extend leases; a worker renews its shared leases, so there it only finds lost ones."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_held(deliveries))
@@ -537,9 +537,9 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_held(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
-        """Return the deliveries that are lost. Claims are renewed; nothing else is changed.
+        """Return the lost deliveries and renew claims; nothing else is changed.
 
-        A worker renews a shared lease as long as it holds a delivery: there is nothing to extend.
+        A worker renews a shared lease while it holds a delivery, so no lease must be extended.
         """
         given, leases = self._leases(deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
@@ -550,7 +550,7 @@ class ConsumerFlows:
         return self._note_letters(given, letters)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
-        """Settle deliveries by their receipts; return the lost ones."""
+        """Settle deliveries by their receipts; return the lost receipts."""
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
         letters = yield from self._receipt_acks.ack(given)
@@ -568,7 +568,7 @@ class ConsumerFlows:
             )
 
     def claim(self, deliveries: Sequence[HeldDelivery]) -> Flow[None]:
-        """Claim the keys of deliveries whose claims are made, for as long as their leases."""
+        """Take the claims that deliveries have, until the end of their leases."""
         self._check_has_leases()
         claims = [d.claim for d in deliveries if d.claim and d.claim.state == UNSURE]
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
@@ -576,7 +576,7 @@ class ConsumerFlows:
             yield from claim.claim(self.context, claims, lease_ms)
 
     def close(self) -> Flow[None]:
-        """Release deliveries that are not settled, at once and without costing a retry.
+        """Release unsettled deliveries at once, at no cost of a retry.
 
         At most once, deliveries whose settling has no reply are given up.
         """

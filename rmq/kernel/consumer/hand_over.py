@@ -1,20 +1,20 @@
-"""Hand-overs: credits that a sleeping consumer leaves in its slots, and what comes for them.
+"""Hand-overs: a sleeping consumer leaves credits in its slots, and receives messages for them.
 
-A credit is good for a hand-over of some messages: the script that stores the next ones leases them
-to this consumer, and publishes them on the channel of its subscription. So a message that comes
-alone takes one script and one wake-up, where a signal and a take are two of each. Who listens all
-the time, as a worker does, leaves credits that are good for several hand-overs.
+A credit allows hand-overs of some messages: the script that stores the next messages leases them to
+this consumer, and publishes them on the channel of its subscription. A single message therefore
+needs one script and one wake-up, instead of a signal and a take with two of each. A consumer that
+listens all the time, as a worker does, leaves credits for several hand-overs.
 
-A credit costs nothing while it stands: each second its consumer looks at it, which only reads, and
-tells how many hand-overs have been made. One that should have come by then is taken for lost.
+A standing credit costs little: each second its consumer looks at it, which only reads, and returns
+the number of hand-overs made. A hand-over that should have arrived by then is treated as lost.
 
-A consumer knows which of its credits may still stand. Before a call ends it has withdrawn them:
-the script that removes them publishes a number behind all that was handed over, and what the
-consumer reads before this number is all there is. Nothing stays in a socket while a program works.
+A consumer records which of its credits may still stand. Before a call ends, it withdraws them: the
+script that removes them publishes a number after all hand-overs. The consumer reads everything up
+to this number, so nothing remains in a socket while a program works.
 
-Each hand-over is a take that found nothing, and whose answer may come later. So what was handed
-over and not heard, because the connection died, is recovered as any take without a reply is: the
-take is repeated under its number, gives the same batch, and that is released. It costs no retry.
+Each hand-over is a take that found nothing at first, and whose answer may come later. A hand-over
+that was lost with its connection is recovered like any take without a reply. The take is repeated
+under its number, returns the same batch, and the batch is released. That costs no retry.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
     from rmq.kernel.consumer.state import ReceiveState
 
 
-# Leases count from the last poll, since what comes later may have been in a socket all the time. A
-# lease of which the second since then is much is taken by prepare.
+# Leases count from the last poll, because a message may have been in the socket since then. If the
+# second since then is a large part of the lease, `prepare` takes the messages instead.
 LEASE_MIN_MS = 5000
-SLOTS_MAX = 64  # of a topic; in more, credits cost more than a signal to all consumers
-# Without a message for so long, only a wait that is as long is worth credits, less what has passed
-# of it: they are left, renewed and withdrawn. In shorter waits a signal wakes the consumer.
+SLOTS_MAX = 64  # slots of a topic; with more, credits cost more than a signal to all consumers
+# After IDLE_S without a message, only a wait of at least LONG_S is worth the cost of credits, which
+# are left, renewed and withdrawn. In a shorter wait, a signal wakes the consumer.
 IDLE_S, LONG_S = 30.0, 25.0
-WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
-COLLECT_S = 1.0  # how long to wait for what is on its way
-DEAF_S = 0.5  # a connection that did not receive an offer after so long is given up
+WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call if it is not used
+COLLECT_S = 1.0  # longest wait for hand-overs that are on their way
+DEAF_S = 0.5  # a connection that does not receive an offer within this time is given up
 
 SlotBatch = tuple[SlotKeys, Batch]
 
 
 class Take(NamedTuple):
-    """A prepare whose reply is missing; its session stays at its number until the reply comes."""
+    """A `prepare` without a reply; its session keeps its number until the reply comes."""
 
     keys: SlotKeys
     session: ReplaySession
     command: Command[Batch]
-    began: float = 0.0  # by the monotonic clock; leases that it takes are no older
+    began: float = 0.0  # by the monotonic clock; the leases that it takes are not older
     offer: Offer | None = None
 
 
-# The hand-overs of a credit that may still come: by their numbers, their sessions, which stay where
-# they are meanwhile.
+# The hand-overs of a credit that may still come: their numbers and their replay sessions, which do
+# not move on until then.
 Credit = dict[int, ReplaySession]
 
 
@@ -74,18 +74,18 @@ class Credits:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._number = 0
-        self._offered = 0  # the number of the last offer, if it is to be heard
+        self._offered = 0  # number of the last offer that must be heard; 0: none
         self._offered_at = 0.0
-        self.hand_overs = 1  # that a credit is good for
-        self.used_at = time.monotonic()  # when a message came last, by a credit or without
-        self.channel = b""  # of the standing ones
+        self.hand_overs = 1  # hand-overs that each credit allows
+        self.used_at = time.monotonic()  # time of the last message, with a credit or without
+        self.channel = b""  # channel of the standing credits
         self.standing: dict[int, Credit] = {}  # by slot
-        # Hand-overs that a look has told of and that have not come, by slot and number; since when.
+        # Hand-overs that were made but have not arrived, by slot and number; time of that finding.
         self._made: dict[tuple[int, int], float] = {}
-        self.in_doubt = False  # one was gone when it was to be renewed: it was used, or has lapsed
+        self.in_doubt = False  # whether a credit was gone at its renewal: used, or expired
 
     def next_number(self, count: int = 1) -> int:
-        """Return the first of so many numbers, which are larger than those before."""
+        """Reserve `count` numbers, larger than all earlier numbers, and return the first."""
         self._number += count
         return self._number - count + 1
 
@@ -96,10 +96,10 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return the offer of a credit in each of these slots; None if there is none to make.
+        """Return the offer of a credit in each of these slots, or None if no offer is possible.
 
-        From now on the credits may stand, whatever becomes of the call. Those that stand already
-        are renewed. `sessions`: of the first hand-over in each slot, at its number; of new ones.
+        From now on the credits may stand, even if the call fails. Standing credits are renewed.
+        `sessions`: sessions of the first hand-over of each new credit.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
@@ -124,7 +124,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Whether the consumer would receive a hand-over, and sleeps for long enough."""
+        """Return whether the consumer can receive a hand-over and sleeps long enough for one."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -137,7 +137,7 @@ class Credits:
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
-        """Note that a hand-over has come; return whether it was awaited."""
+        """Record that a hand-over has arrived; return whether it was expected."""
         credit = self.standing.get(slot)
         session = credit.pop(number, None) if credit is not None else None
         if credit is None or session is None:
@@ -148,14 +148,14 @@ class Credits:
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
-        """Note that a credit is gone, and its last `unused` hand-overs will not come."""
+        """Record that a credit is gone, and that its last `unused` hand-overs will not come."""
         credit = self.standing.get(slot)
         if credit is not None:
             for number in sorted(credit)[-unused:] if unused else ():
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
-        """Take note of what a script says of an offer."""
+        """Record a script's answer to an offer."""
         if credit.stands:
             awaited = sorted(self.standing.get(slot, ()))
             for number in awaited[: -credit.left]:
@@ -169,7 +169,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[Take]:
-    """Return takes that give what was handed over for the credit of a slot; none stands there."""
+    """Return takes that repeat the hand-overs of a slot's credit, which no longer stands."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
@@ -178,10 +178,11 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[Take]:
 
 
 def take_payloads(state: ReceiveState) -> list[SlotBatch]:
-    """Return what was handed over for credits that stood.
+    """Return the hand-overs for credits that stood.
 
-    Anything else is ignored: it is malformed, or the answer has come another way. What may have
-    been in the socket for as long as its lease, because this process stood still, is released.
+    All other payloads are ignored: they are malformed, or the answer has come another way. After a
+    long pause of this process, hand-overs may have been in the socket for their whole lease; they
+    are released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
@@ -194,7 +195,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
             batch, is_retired = handed.batch, False
             if state.shared is not None:
                 number = shared_lease(batch.deadline_s * 1000)
-                is_retired = number != state.shared.number(handed.slot)  # it is renewed no more
+                is_retired = number != state.shared.number(handed.slot)  # no longer renewed
                 batch = batch._replace(lease=state.shared.handed_over(handed.slot, number))
                 credits.in_doubt = credits.in_doubt or is_retired
             slot_batch = state.context.slots[handed.slot], batch
@@ -203,14 +204,14 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw all credits; return what was handed over for them meanwhile.
+    """Withdraw all credits; return the hand-overs that were made for them.
 
     Hand-overs that can no longer arrive are in `state.unconfirmed_offers` afterwards.
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel
     slots = [keys for keys in state.context.slots if keys.index in credits.standing]
-    if not slots:  # the credit that was in doubt has come to its end meanwhile
+    if not slots:  # the credit in doubt has ended in the meantime
         credits.in_doubt = False
         return take_payloads(state)
     command = scripts.withdraw(slots, channel, number)

@@ -1,4 +1,4 @@
-"""Offloaded bodies in a consumer: those of a batch are read, those it has acked are removed."""
+"""Offloaded bodies in a consumer: read the bodies of a batch, and remove bodies after the ack."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, InBackground, InThread
 
-REMOVE_S = 0.5  # a consumer removes what it has acked once in so long
-READ_BYTES = 64 * 1024 * 1024  # of the bodies of one batch; one is read, however large it is
+REMOVE_S = 0.5  # time between two removals of acked bodies
+READ_BYTES = 64 * 1024 * 1024  # bodies of one batch; a single body is read regardless of its size
 Reasons = list[tuple[Lease, bytes]]
 
 
 def read(
     context: TopicContext, shared: SharedLeases | None, deliveries: list[HeldDelivery]
 ) -> Flow[tuple[list[HeldDelivery], Reasons]]:
-    """Read the bodies of deliveries that have references instead.
+    """Read the bodies of deliveries that have references.
 
-    A message whose object cannot be had has failed. From the first one on that is too much for this
-    batch, all are released, so that their order stays.
+    If an object cannot be read, its message has failed. The first delivery that exceeds the limit
+    of this batch is released with all deliveries after it, so that their order is kept.
 
     Returns:
-        The deliveries that have bodies; the leases of those that cannot be decoded, and why.
+        The deliveries with bodies; the leases of undecodable messages, with the reasons.
     """
     within = _within(deliveries)
     kept, excess = deliveries[:within], deliveries[within:]
@@ -59,7 +59,7 @@ def read(
 
 
 def _within(deliveries: Sequence[HeldDelivery]) -> int:
-    """Return how many deliveries from the first on have bodies that are not too much together."""
+    """Return the number of first deliveries whose bodies together are within the limit."""
     size = 0
     for at, delivery in enumerate(deliveries):
         if type(delivery.body) is Reference:
@@ -74,7 +74,7 @@ def _lease(delivery: HeldDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Carry it out; if that fails, the messages come back when their leases expire."""
+    """Run a settling; if it fails, the messages come back when their leases expire."""
     try:
         yield from settling.run()
     except RMQError:
@@ -84,10 +84,10 @@ def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases
 
 
 class Removal:
-    """What a consumer removes.
+    """Removes acked bodies of a consumer.
 
     Attributes:
-        slots: those that have given it offloaded bodies.
+        slots: Slots from which it got offloaded bodies.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Remove, a little later, what has been acked by then."""
+        """Schedule a removal of the bodies that are acked by then."""
         if self.slots and not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)

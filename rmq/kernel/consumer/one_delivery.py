@@ -1,4 +1,4 @@
-"""The flows of one delivery: what many threads or tasks settle at once shares calls."""
+"""The flows of one delivery; threads or tasks that settle at the same time share calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_er
 from rmq.kernel.transport.steps import Flow
 
 ITEMS_MAX = 100  # deliveries in one call
-ITEM_BYTES = 1024  # of one in a call, at most, but for a long error
+ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error
 
 
 class Item(NamedTuple):
-    """A delivery that is settled together with others."""
+    """A delivery that is settled together with other deliveries."""
 
     delivery: HeldDelivery
-    error: failure.Error  # of a nack
+    error: failure.Error  # for a nack
 
 
-SettlingFlow = Flow[list[HeldDelivery]]  # returns those whose lease was lost
+SettlingFlow = Flow[list[HeldDelivery]]  # returns the deliveries whose lease was lost
 SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
@@ -33,7 +33,7 @@ class OneDelivery:
     """The flows of one delivery.
 
     Args:
-        flows: of its consumer.
+        flows: Flows of the consumer.
     """
 
     def __init__(self, flows: ConsumerFlows) -> None:
@@ -43,13 +43,13 @@ class OneDelivery:
         self._extend_items = Coalescer(partial(self._together, self._extend), ITEMS_MAX)
 
     def ack(self, delivery: HeldDelivery) -> SettlingFlow:
-        """Settle it for good."""
+        """Settle the delivery for good."""
         return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
 
     def nack(
         self, delivery: HeldDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
-        """Give it back as failed; it shares a call if `delay` is None."""
+        """Give the delivery back as failed; it shares a call if `delay` is None."""
 
         def alone() -> SettlingFlow:
             return self.flows.nack([delivery], delay, error)
@@ -59,7 +59,7 @@ class OneDelivery:
         return self._settle(self._nack_items, alone, delivery, error)
 
     def extend(self, delivery: HeldDelivery, lease: Duration | None) -> SettlingFlow:
-        """Extend its lease; it shares a call if `lease` is None."""
+        """Extend the lease; it shares a call if `lease` is None."""
 
         def alone() -> SettlingFlow:
             return self.flows.extend([delivery], lease)
@@ -69,15 +69,15 @@ class OneDelivery:
         return self._settle(self._extend_items, alone, delivery)
 
     def reject(self, delivery: HeldDelivery, reason: failure.Error) -> SettlingFlow:
-        """Make it a dead letter."""
+        """Make the message a dead letter."""
         return self.flows.reject([delivery], reason)
 
     def release(self, delivery: HeldDelivery, delay: Duration) -> SettlingFlow:
-        """Hand it back unworked."""
+        """Give the delivery back unhandled."""
         return self.flows.release([delivery], delay)
 
     def settle_after(self, error: BaseException | None, delivery: HeldDelivery) -> SettlingFlow:
-        """Settle a delivery whose `with` block ended so."""
+        """Settle a delivery according to how its `with` block ended."""
         if error is None or self.flows.at_most_once:
             return self.ack(delivery)
         if isinstance(error, Snooze):
@@ -88,7 +88,7 @@ class OneDelivery:
             return self.reject(delivery, failure.text_of(error) or "rejected")
         if isinstance(error, Exception):
             return self.nack(delivery, None, error)
-        return self.release(delivery, 0)  # Ctrl-C is not the message's fault
+        return self.release(delivery, 0)  # Ctrl-C is not a failure of the message
 
     def _ack(self, items: list[Item]) -> SettlingFlow:
         return self.flows.ack([item.delivery for item in items])
@@ -107,9 +107,9 @@ class OneDelivery:
         delivery: HeldDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Carry out a verb, together with all that ask for it at the same time."""
+        """Run a verb, together with concurrent calls of the same verb."""
         if delivery.state or delivery.unconfirmed:
-            return alone()  # others must not be refused since it is settled already
+            return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
 
     def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
@@ -118,10 +118,10 @@ class OneDelivery:
         try:
             lost = set((yield from settle(items)))
         except StorageError as error:
-            # Of several slots, some may have answered.
+            # If there are several slots, some may have answered.
             failed, lost = error, {i.delivery for i in items if i.delivery.state == LOST}
         except RMQError:
-            return [APART] * len(items)  # refused before the call: one of them cannot be settled
+            return [APART] * len(items)  # refused before the call: a delivery cannot be settled
         outcomes: list[Any] = []
         for item in items:
             if failed is not None and item.delivery.state == OPEN:
@@ -132,11 +132,11 @@ class OneDelivery:
 
 
 class SettleWith(NamedTuple):
-    """Settles deliveries, for their own verbs.
+    """The object by which a delivery settles itself.
 
     Attributes:
-        one: the flows of one delivery.
-        run: runs a flow; an AsyncDelivery awaits what it returns.
+        one: Flows of one delivery.
+        run: Function that runs a flow; an AsyncDelivery awaits its result.
     """
 
     one: OneDelivery

@@ -1,6 +1,6 @@
-"""Settlings whose replies are missing: their consumer repeats them before its next call.
+"""Settlings without a reply, which their consumer repeats before its next call.
 
-Here too: acks by receipts, from any process.
+The acks by receipt, from any process, are here as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, Sleep
 
-CALLS_MAX = 64  # calls without a reply that are kept
+CALLS_MAX = 64  # largest number of calls without a reply
 
 
 class _UnansweredCall(NamedTuple):
@@ -48,14 +48,14 @@ class ReceiptAcks:
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
         """Settle deliveries; return a letter for each: 1 settled, 0 lost.
 
-        An earlier call about one of the receipts that got no reply is repeated first.
+        An earlier call for one of these receipts that got no reply is repeated first.
         """
         yield from opening.ensure_open(self._context)
         letters: dict[Receipt, str] = {}
         for call in list(self._unanswered):
             if set(receipts).isdisjoint(call.receipts):
                 continue
-            with suppress(ScriptFailed):  # refused: nothing was settled
+            with suppress(ScriptFailed):  # refused, so nothing was settled
                 answer = yield from call.settling.run()
                 letters |= dict(zip(call.receipts, answer, strict=True))
             self._unanswered.remove(call)
@@ -77,25 +77,25 @@ class ReceiptAcks:
         return Lease(receipt.id.slot, receipt.id, receipt.score)
 
 
-RECHECK_S = 0.01  # between two looks at what another thread or task repeats
+RECHECK_S = 0.01  # time between two checks of a repeat in another thread or task
 
 
 class _Unanswered(NamedTuple):
     settling: Settling[Any]
-    slots: frozenset[bytes]  # the keys of its slots
-    note: Callable[[Any], object]  # called with the answer
+    slots: frozenset[bytes]  # keys of its slots
+    note: Callable[[Any], object]  # function that handles the answer
 
 
 class MissingReplies:
-    """The settlings of one consumer that have no answer. Threads and tasks may share it.
+    """The settlings of one consumer that have no answer; threads and tasks may share the object.
 
-    There are at most as many as threads and tasks that settle: each repeats those that are here
-    before its own, and goes no further while that fails.
+    There are at most as many as threads and tasks that settle, because each repeats them before its
+    own settling, and does not continue while that fails.
 
     Attributes:
-        waiting: settlings to repeat.
-        repeating: Settlings that a thread or task repeats just now: by a number, its place, which
-            lives as long as the repeat, and the slots.
+        waiting: Settlings to repeat.
+        repeating: Settlings that a thread or task is repeating, by a number: a place that lives as
+            long as the repeat, and the slots.
     """
 
     __slots__ = ("repeating", "waiting")
@@ -105,7 +105,7 @@ class MissingReplies:
         self.repeating: dict[int, tuple[weakref.ref[Place], frozenset[bytes]]] = {}
 
     def are_missing(self) -> bool:
-        """Whether there are any."""
+        """Whether there are settlings without an answer."""
         return bool(self.waiting or self.repeating)
 
     def add(
@@ -115,7 +115,7 @@ class MissingReplies:
         settling: Settling[Any],
         note: Callable[[list[HeldDelivery], Any], object],
     ) -> None:
-        """Keep a settling until it is answered; the deliveries in question are unconfirmed."""
+        """Keep a settling until it is answered; its deliveries become unconfirmed."""
         for delivery in deliveries:
             if delivery.state == OPEN:
                 delivery.unconfirmed = verb
@@ -123,20 +123,20 @@ class MissingReplies:
         self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 
     def clear(self) -> None:
-        """Give up all of them."""
+        """Give up all settlings without an answer."""
         self.waiting.clear()
 
     def repeat(
         self, slots: Collection[bytes] | None = None, fails_fast: bool = False
     ) -> Flow[None]:
-        """Repeat them and note the answers; wait for those that another thread or task repeats.
+        """Repeat settlings and record the answers; wait for repeats in other threads or tasks.
 
         Args:
-            slots: only those of a slot with one of these keys.
-            fails_fast: as of a command.
+            slots: Keys of slots; only settlings of these slots are repeated. None: all.
+            fails_fast: Whether commands fail at once if a master is away.
 
         Raises:
-            OutcomeUnknown, Unavailable: there is still no answer; the settling is kept.
+            OutcomeUnknown, Unavailable: There is still no answer; the settling is kept.
         """
 
         def is_asked(of: frozenset[bytes]) -> bool:
@@ -151,7 +151,7 @@ class MissingReplies:
                 continue
             place = Place(threading.get_ident())
             number, end = id(place), self.repeating.pop
-            # First: it is always in one of the two.
+            # Add it before it is removed below, so that it is always in one of the two lists.
             self.repeating[number] = weakref.ref(place, partial(end, number)), unanswered.slots
             try:
                 self.waiting.remove(unanswered)
@@ -164,7 +164,7 @@ class MissingReplies:
                 self.waiting.appendleft(unanswered)
                 raise
             except RMQError:
-                pass  # refused: nothing was settled
+                pass  # refused, so nothing was settled
             except BaseException:
                 self.waiting.appendleft(unanswered)
                 raise

@@ -1,7 +1,7 @@
-"""Roll back expired leases: of deliveries, of queries, and those that a worker's deliveries share.
+"""Roll back expired leases: of deliveries, of queries, and shared leases of workers.
 
-A consumer that is about to take messages of a slot rolls back what one turn allows. An operator
-may ask for all of a topic.
+A consumer that is about to take messages from a slot first rolls back a limited number of leases.
+An operator may roll back all expired leases of a topic.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Command, Flow, Pipeline
 
-ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next turn goes on
+ROLLBACKS_MAX = 20  # calls for 100 leases each in one turn; the next turn continues
 LEASE_CALLS_MAX = 100  # calls for shared leases in one turn
-QUERY_MOST = 250  # messages of one call that ends deliveries of a query: some ms of Redis
+QUERY_MOST = 250  # messages per call that ends deliveries of a query, some ms of Redis
 QUERY_CALLS_MAX = 400  # calls for one query in one turn
-PAGE = 100  # messages of one look; one that is cut short by its bytes has more
+PAGE = 100  # messages per page; a page that was cut by its bytes is followed by another page
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
-    """Give back what shared leases and queries of a slot hold that expired; return how many.
+    """Release messages of expired shared leases and queries of a slot; return their number.
 
-    They then stand in the PrepareQueue with a deadline that has passed, for `rollback`.
+    They stay in the PrepareQueue with a deadline in the past, for `rollback`.
     """
     total = 0
     for _ in range(LEASE_CALLS_MAX):
@@ -48,7 +48,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Give back messages of a slot whose lease expired; return how many."""
+    """Roll back messages of a slot whose lease expired; return their number."""
     total = 0
     for _ in range(ROLLBACKS_MAX):
         reply = yield scripts.rollback(context, keys)
@@ -59,7 +59,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
 
 
 def rollback_topic(context: TopicContext) -> Flow[int]:
-    """Give back all messages of a topic whose lease expired; return how many."""
+    """Roll back all messages of a topic whose lease expired; return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
@@ -75,18 +75,18 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
 def release_unheld(
     context: TopicContext, leases: Mapping[int, int], is_held: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages that are in flight under a worker's leases, and that it does not hold.
+    """Release messages in flight under a worker's leases that the worker does not hold.
 
-    Redis has lost their settling: a failover or a restart brought back an older state. Each is
-    released by its receipt, so it is left alone if anything has happened to it since.
+    Redis has lost their settling, because a failover or a restart restored an older state. Each
+    message is released by its receipt, so a message that has changed since then is not affected.
 
     Args:
-        context: of the topic.
-        leases: numbers of the shared leases, by slot.
-        is_held: whether the worker holds the message of this id.
+        context: The topic.
+        leases: Numbers of the shared leases, by slot.
+        is_held: Function that returns whether the worker holds the message with this id.
 
     Returns:
-        How many were released.
+        The number of released messages.
     """
     unheld: list[settle.Lease] = []
     offsets = {slot: 0 for slot in leases if slot < len(context.slots)}

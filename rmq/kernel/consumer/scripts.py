@@ -1,10 +1,9 @@
 """Commands of consumers: lease, settle and give back messages, roll back expired leases, claims.
 
-Shared leases: one lease for all deliveries that a worker process has of a slot.
-
-`prepare` opens them. `lua/lib/leases/shared_leases.lua` says what they are to the other scripts. A
+A shared lease is one lease for all deliveries that a worker process has of a slot. `prepare` opens
+shared leases, and `lua/lib/leases/shared_leases.lua` describes how other scripts use them. A
 worker's heartbeat process sends `lease_renew` and `lease_release` itself
-(`rmq/worker/heartbeat/renewer.py`): it has no more of RMQ than the texts of these scripts.
+(`rmq/worker/heartbeat/renewer.py`); it has only the texts of these scripts, no other part of RMQ.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[A
     """Return receipts as runs of consecutive deliveries: count, first receipt, delivery number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
-        return [b"1", b"1", repr(first), b"%d" % number]  # bytes: the way of one ack is short
+        return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)
     ]:
@@ -73,8 +72,8 @@ def claim(
 ) -> Command[list[tuple[str, int, int]]]:
     """Take claims of one slot, each for its owner.
 
-    The value of each: "first", it is the owner's; "done"; or "busy", with the ms since another
-    owner claimed it and the ms until that claim ends.
+    The result of each is "first" (the owner has it), "done", or "busy" with two times: the ms since
+    another owner claimed it, and the ms until that claim ends.
     """
     return Command(
         scripts.load("claim"),
@@ -87,14 +86,14 @@ def claim(
 def renew(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[bool]]:
-    """Hold claims for longer; for each, whether it is still its owner's."""
+    """Extend claims; return for each whether its owner still has it."""
     return Command(scripts.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans)
 
 
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed for their time to live; for each, whether it was its owner's."""
+    """Mark claims as consumed for their time to live; return for each whether its owner had it."""
     return Command(
         scripts.load("finish"),
         _claim_keys(keys, names),
@@ -104,12 +103,12 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims that are being consumed; for each, whether it was its owner's."""
+    """Give up claims in state consuming; return for each whether its owner had it."""
     return Command(scripts.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
 def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
-    """Renew a shared lease; return the ms that it has left, 0 where it is gone."""
+    """Renew a shared lease; return the ms left, or 0 if it is gone."""
     return Command(
         scripts.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
@@ -119,7 +118,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
 
 
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
-    """Give back deliveries of an expired shared lease: how many, and whether there are more."""
+    """Release deliveries of an expired shared lease; return their number, and whether more wait."""
     return Command(
         scripts.load("lease_rollback"),
         (keys.slot, keys.prepare, keys.leases, keys.queries),
@@ -131,7 +130,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Give back, at no cost, deliveries of a shared lease but those that had begun."""
+    """Release deliveries of a shared lease that had not begun, at no cost of a retry."""
     return Command(
         scripts.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -147,7 +146,7 @@ def check_run(run: object) -> str:
     """Return the name of a query, which is 32 hex digits.
 
     Raises:
-        InvalidValue: anything else.
+        InvalidValue: The name is anything else.
     """
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
@@ -155,13 +154,13 @@ def check_run(run: object) -> str:
 
 
 class QueryLease(NamedTuple):
-    """The owner of a query, and how long the query and its owner keep what they have."""
+    """The owner of a query, and the leases of the query and of its owner."""
 
     run: str  # 32 hex digits
     owner: str
-    lease_ms: int  # of the messages
-    owner_ms: int  # no other owner may run the query for so long
-    exact: bool = False  # a batch ends only when all of it was handed out
+    lease_ms: int  # lease of the messages
+    owner_ms: int  # time in which no other owner may run the query
+    exact: bool = False  # whether a batch ends only after all of it was delivered
 
 
 class QueryRollbackReply(NamedTuple):
@@ -175,9 +174,9 @@ class QueryState(NamedTuple):
     """The reply to query_inspect."""
 
     messages: int
-    owner_left_ms: int  # negative: so long ago it ended
-    owner: str  # "": no owner is known
-    report: bytes = b""  # of the owner
+    owner_left_ms: int  # negative: time since its end
+    owner: str  # "": unknown
+    report: bytes = b""  # report of the owner
 
 
 def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
@@ -186,14 +185,14 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 
 def rollback_failure(run: str) -> bytes:
-    """Return the failure entry of messages that this query gave back; it names the query."""
+    """Return the failure entry of messages that a query's expired lease gave back."""
     return failure.encode(f"the lease of query {run} ran out")
 
 
 def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
-    """Give back what a query holds if its lease expired. `force`: even if it did not."""
+    """Release the messages of a query if its lease expired; `force`: even if it did not."""
     return Command(
         scripts.load("query_rollback"),
         (
@@ -211,7 +210,7 @@ def query_rollback(
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
-    """List the queries that hold messages of a slot: run, and ms until its lease expires."""
+    """List the queries that hold messages of a slot: name, and ms until the lease expires."""
     return Command(
         scripts.load("queries"),
         (keys.slot, keys.queries, keys.leases),
@@ -224,20 +223,20 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
-_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # beside them; then a count
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; above them a count
 
 
 class Offer(NamedTuple):
-    """A credit that a caller leaves where it finds nothing: hand-overs on its own channel."""
+    """A credit that a caller leaves if it finds no message: hand-overs on its own channel."""
 
-    number: int  # of the first hand-over; 0: it renews what it has left, and believes to stand
+    number: int  # number of the first hand-over; 0: it renews credits that it believes to stand
     channel: bytes
-    is_heard: bool = False  # a number was heard there before: this one need not be published
-    sessions: Sequence[ReplaySession] = ()  # of further hand-overs, each at its number
+    is_heard: bool = False  # a number was heard there before, so this number is not published
+    sessions: Sequence[ReplaySession] = ()  # sessions of further hand-overs
 
     @property
     def renews(self) -> bool:
-        """Whether the caller has left the credit before."""
+        """Whether the caller renews an earlier credit."""
         return self.number == 0
 
     def encode(self) -> bytes:
@@ -250,11 +249,11 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """The part of a reply that is about a credit: one offered, or one to be renewed."""
+    """The part of a reply about a credit that was offered or renewed."""
 
     stands: bool = False
-    left: int = 0  # the hand-overs for which it is still good, or was when it was removed
-    is_repeat: bool = False  # of an earlier copy, which may have left the credit; now it is gone
+    left: int = 0  # hand-overs it still allows, or allowed when it was removed
+    is_repeat: bool = False  # answer of an earlier copy, whose credit is now gone
 
 
 NO_CREDIT = CreditState()
@@ -263,24 +262,24 @@ NO_CREDIT = CreditState()
 class Batch(NamedTuple):
     """The reply to prepare."""
 
-    wait_us: int  # microseconds until the slot has more work: 0 now, -1 never as things stand
+    wait_us: int  # us until the slot has more work; 0: now; -1: never, as things are
     expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
-    deadline_s: int  # of a shared lease: 3e9 + its number
+    deadline_s: int  # for a shared lease: 3e9 + its number
     first_delivery: int
     newest: int
-    lefts: bytes  # retries left of each; empty where all are fresh
+    lefts: bytes  # retries left of each message; empty if all are new
     ids: list[bytes]
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
     credit: CreditState = NO_CREDIT
-    lease: SharedLease | None = None  # under which they were taken; not from the reply
+    lease: SharedLease | None = None  # shared lease of the batch; not part of the reply
 
 
 class HandOver(NamedTuple):
-    """The message on a consumer's own channel: the deliveries for a credit."""
+    """The message on a consumer's own channel, with the deliveries for a credit."""
 
     number: int
-    slot: int  # its index
+    slot: int  # index of the slot
     batch: Batch
 
 
@@ -303,8 +302,8 @@ def prepare(
 ) -> Command[Batch]:
     """Lease up to `limit` messages of one slot.
 
-    `shared`: under the shared lease of this number, or under a new one where it is gone or for 0;
-    None: each delivery has a deadline of its own.
+    `shared`: number of the shared lease to use; a new shared lease is opened for 0, or if that
+    lease is gone. None: each delivery has its own deadline.
     """
 
     def parse(reply: list[Any]) -> Batch:
@@ -336,13 +335,13 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the microseconds until each slot has work: 0 now, -1 never as things stand.
+    """Return the microseconds until each slot has work; 0: now; -1: never, as things are.
 
     Args:
-        slots: at most NEXT_READY_MAX.
-        waits: the caller sleeps now.
-        many_topics: the slots are of several topics; -2 then stands for a slot whose topic was
-            deleted or created anew, which otherwise is an error.
+        slots: At most NEXT_READY_MAX slots.
+        waits: Whether the caller sleeps now.
+        many_topics: Whether the slots are of several topics. Then -2 marks a slot whose topic was
+            deleted or created again; otherwise that is an error.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
@@ -357,10 +356,10 @@ def next_ready_or_credit(
     lease_ms: int,
     sessions: Sequence[ReplaySession],
 ) -> Command[tuple[list[int], list[CreditState]]]:
-    """As next_ready, for a caller that leaves a credit in each slot if none has work.
+    """Do the same as next_ready, and leave a credit in each slot if no slot has work.
 
-    `sessions`: of each slot's credit; none where it renews them. Returns the microseconds, and what
-    is said of each credit.
+    `sessions`: session of each slot's credit; empty for a renewal. Returns the microseconds, and
+    the state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -386,14 +385,14 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
     """Remove the credits of a channel.
 
     Returns:
-        How many connections were sent the number, then for each slot how many hand-overs its credit
-        was still good for.
+        The number of connections that were sent `number`, and for each slot the number of
+        hand-overs that its credit still allowed.
     """
     return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add to the counts of how late messages were taken, one count for each bucket."""
+    """Add one count per bucket to the counts of how late messages were taken."""
     return Command(
         scripts.load("lateness_report"),
         (keys.slot,),
@@ -407,7 +406,7 @@ def _waits(waits: bool | Offer) -> bytes:
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read what came on a consumer's own channel; None if it is no hand-over of these slots."""
+    """Read a payload of a consumer's own channel; None if it is no hand-over of these slots."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -430,7 +429,7 @@ def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None
 
 
 def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:
-    """Give back messages of one slot whose lease expired."""
+    """Roll back messages of one slot whose lease expired."""
     return Command(
         scripts.load("rollback"),
         (
@@ -446,7 +445,7 @@ class ExtendReply(NamedTuple):
     """The reply to extend."""
 
     deadline_s: int
-    letters: str  # one for each delivery: 1 extended, 0 lost
+    letters: str  # a letter for each delivery: 1 extended, 0 lost
 
 
 def ack(
@@ -460,8 +459,8 @@ def ack(
 ) -> Command[str]:
     """Settle deliveries of one slot for good. A letter for each: 1 settled, 0 lost.
 
-    `numbers`: the delivery numbers (fences), if known. `marks`: the numbers that `rmq.Audit` gave
-    the messages, if known.
+    `numbers`: delivery numbers (fences); empty if unknown. `marks`: the messages' numbers of
+    `rmq.Audit`; empty if unknown.
     """
     return Command(
         scripts.load("ack"),
@@ -536,7 +535,7 @@ def release(
 ) -> Command[str]:
     """Give deliveries back without a failure. A letter for each: 1 released, 0 lost.
 
-    `places`: of each message its priority, or its due time.
+    `places`: priority or due time of each message.
     """
     return Command(
         scripts.load("release"),
@@ -564,7 +563,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Move the deadline of leases."""
+    """Move the deadlines of leases."""
     return Command(
         scripts.load("extend"),
         (keys.slot, keys.prepare),

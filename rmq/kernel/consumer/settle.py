@@ -1,10 +1,10 @@
 """Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
 
-Each verb takes the leases of the deliveries and returns a `Settling`: one call for each slot and
-thousand, or hundred, each in a replay session of its own. The reply has a letter for each delivery,
-in order. A settling without a reply keeps its sessions and their numbers, so it can be run again:
-calls that were made answer as before, and the others are made. Extra commands go before the calls,
-in the same round trip.
+Each verb takes the leases of the deliveries and returns a `Settling`. It makes a call for each slot
+and each thousand deliveries (for some verbs, each hundred), in its own replay session. The reply
+has a letter for each delivery, in order. A settling without a reply keeps its sessions and their
+numbers, so it can be run again: executed calls answer as before, and the others are executed. Extra
+commands run before the calls, in the same round trip.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand
 
 T = TypeVar("T")
-# Deliveries of one call with an error for each, or of an ack where Redis frees large bodies: it
-# stands still for some ms.
+# Deliveries per call with an error for each, or per ack if Redis frees large bodies, which takes it
+# some ms.
 SLOW_MAX = 100
-UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error
+
+UNKNOWN = "?"  # letter of a delivery whose slot answered with an error
 
 
 class Lease(NamedTuple):
@@ -35,17 +36,17 @@ class Lease(NamedTuple):
     slot: int
     id: bytes
     score: float
-    number: int = 0  # the delivery number (fence); 0 where only the receipt is known
+    number: int = 0  # delivery number (fence); 0 if only the receipt is known
 
 
 class Leases(NamedTuple):
-    """Many leases, column by column: scripts take them so, and a row for each would cost more."""
+    """Many leases as columns, because scripts take columns and rows would cost more."""
 
     slots: Sequence[int]
     ids: Sequence[bytes]
     scores: Sequence[float]
     numbers: Sequence[int]
-    marks: Sequence[bytes] = ()  # of rmq.Audit; empty where none are known
+    marks: Sequence[bytes] = ()  # numbers of rmq.Audit; empty if unknown
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
@@ -71,10 +72,10 @@ class Leases(NamedTuple):
 
 
 def check_topic(context: TopicContext, keys: SlotKeys) -> None:
-    """Refuse a delivery of another topic: in Redis its member may name a message of this one.
+    """Refuse a delivery of another topic, whose member may name a message of this topic.
 
     Raises:
-        InvalidValue: these are not the keys of a slot of this topic.
+        InvalidValue: These are not the keys of a slot of this topic.
     """
     slots = context.slots
     if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
@@ -84,12 +85,12 @@ def check_topic(context: TopicContext, keys: SlotKeys) -> None:
         )
 
 
-# keys, session, the leases of one call, and their positions among all -> the call
+# keys, session, leases of one call, their positions in the settling -> the call
 _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]]
 
 
 def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
-    """Split leases by slot, at most so many each."""
+    """Split leases by slot, at most `most` each."""
     count = len(leases.ids)
     if count == 1 or (count <= most and len(set(leases.slots)) == 1):
         return [(leases.slots[0], leases, range(count))]
@@ -103,16 +104,16 @@ def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]
     ]
 
 
-# how many deliveries, the replies with their positions, the positions in lost slots -> the answer
+# number of deliveries, replies with their positions, positions in lost slots -> the answer
 _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 
 
 class Settling(Generic[T]):
     """The calls of one settling, which may be repeated until they are answered.
 
-    Redis keeps the answers for a minute (`lua/lib/replay.lua`). Run again after that, a call finds
-    by the receipts what is still the caller's: nothing is done twice, but what the first call had
-    settled is then reported as lost.
+    Redis keeps the answers for a minute (`lua/lib/replay.lua`). A later repeat finds by the
+    receipts which leases the caller still has. Nothing is done twice, but deliveries that the first
+    call settled are then reported as lost.
     """
 
     __slots__ = (
@@ -140,7 +141,7 @@ class Settling(Generic[T]):
         parts = _split(leases, most) if leases.ids else []
         if last_first:
             parts.reverse()
-        # A topic that was created anew may have fewer slots: leases of the others are lost.
+        # A topic that was created again may have fewer slots; leases of missing slots are lost.
         slots = context.slots
         self._lost = [positions for slot, _, positions in parts if slot >= len(slots)]
         parts = [part for part in parts if part[0] < len(slots)]
@@ -157,16 +158,17 @@ class Settling(Generic[T]):
         self._is_repeat = False
 
     def run(self) -> Flow[T]:
-        """Make the calls. The first error is raised after all are made."""
+        """Make the calls; raise the first error after all calls were made."""
         answer, error = yield from self.try_run()
         if error is not None:
             raise error
         return answer
 
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
-        """As `run`; but if only some slots failed, return the answer and the first error.
+        """Do the same as `run`, but if only some slots failed, return answer and first error.
 
-        `fails_fast`: as of a command. What is `unanswered` then can be run again.
+        `fails_fast`: whether commands fail at once if a master is away. If the settling is
+        `unanswered` afterwards, it can be run again.
         """
         for call in self._calls:
             call.fails_fast = fails_fast and self._extra is None
@@ -178,12 +180,12 @@ class Settling(Generic[T]):
             elif not (self._is_repeat and isinstance(error, Unavailable)):
                 self._give_sessions_back()
             raise
-        except BaseException:  # interrupted: Redis may have carried the call out
+        except BaseException:  # interrupted, so Redis may have executed the call
             self._is_repeat = True
             raise
         pairs = list(zip(self._positions, replies, strict=True))
         lost = self._lost
-        if len(replies) == 1 and not isinstance(replies[0], RMQError):  # as most are
+        if len(replies) == 1 and not isinstance(replies[0], RMQError):  # the common case
             self._give_sessions_back()
             return self._read(self._size, pairs, lost), None
         open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
@@ -196,12 +198,12 @@ class Settling(Generic[T]):
 
     @property
     def unanswered(self) -> bool:
-        """Whether calls of it may have been made, and have no answer."""
+        """Whether calls may have been executed but have no answer."""
         return self._is_repeat and bool(self._sessions)
 
     @property
     def slots(self) -> set[bytes]:
-        """The slots of its calls, by their keys."""
+        """The keys of the slots of its calls."""
         return {call.keys[0] for call in self._calls}
 
     def _call(self) -> Flow[list[Any]]:
@@ -215,7 +217,7 @@ class Settling(Generic[T]):
         return (yield Pipeline(calls)) if calls else []
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the calls without an answer, to be run again; give the other sessions back."""
+        """Keep the calls without an answer for a repeat; give the other sessions back."""
         if not numbers:
             return self._give_sessions_back()
         kept = set(numbers)
@@ -260,7 +262,7 @@ def _deadlines(
 
 
 def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:
-    """Settle for good. A letter for each: 1 settled, 0 lost."""
+    """Settle deliveries for good. A letter for each: 1 settled, 0 lost."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -278,7 +280,7 @@ def nack(
     wait_ms: int | None,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give back as failed. A letter for each: r retry, d dead, 0 lost."""
+    """Give deliveries back as failed. A letter for each: r retry, d dead, 0 lost."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -296,7 +298,7 @@ def reject(
     reason: str,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Make dead letters. A letter for each: d dead, 0 lost.
+    """Make deliveries dead letters. A letter for each: d dead, 0 lost.
 
     `reason`: r rejected, u undecodable.
     """
@@ -317,9 +319,9 @@ def release(
     wait_ms: int,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give back without a failure. A letter for each: 1 released, 0 lost.
+    """Give deliveries back without a failure. A letter for each: 1 released, 0 lost.
 
-    `places`: of each message its priority, or its due time.
+    `places`: priority or due time of each message.
     """
 
     def build(
@@ -328,14 +330,14 @@ def release(
         in_part = [places[p] for p in positions]
         return scripts.release(context, keys, session, part.ids, part.scores, in_part, wait_ms)
 
-    # Each call puts its messages in front of all others, so the first thousand goes last.
+    # Each call puts its messages before all others, so the first thousand is sent last.
     return Settling(context, leases, build, _letters, extra, last_first=wait_ms == 0)
 
 
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[int | None]]:
-    """Move deadlines. For each the new deadline in s; None: the lease is lost; 0: not known."""
+    """Move deadlines. The result has each new deadline in s; None: lost; 0: unknown."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -346,10 +348,10 @@ def extend(
 
 
 def check_held(context: TopicContext, leases: Leases) -> Flow[str]:
-    """Ask whether leases are still held. A letter for each: ? held, 0 lost."""
+    """Check whether leases are still held. A letter for each: ? held, 0 lost."""
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
-        held = None  # a topic that was created anew may have fewer slots
+        held = None  # a topic that was created again may have fewer slots
         if slot < len(context.slots):
             key = context.slots[slot].prepare
             held = yield RawCommand("extend", "ZSCORE", key, member_of(message_id))

@@ -1,9 +1,9 @@
-"""A consumer's state between two calls: its slots, and messages that it never handed over.
+"""A consumer's state between two calls: its slots, and leased messages that were not delivered.
 
-On a Redis Cluster a take fails fast when the master of its slot is away. The slot is visited again
-soon, and what the consumer knows of it is here. For as long as the client repeats its commands
-(`retry_for`), that is no error: a replica takes over within seconds. But no call says meanwhile
-that there are no messages.
+On a Redis Cluster a take fails fast if the master of its slot is away. The slot is visited again
+soon, and its state is kept here. While the client repeats its commands (`retry_for`), that is not
+an error, because a replica takes over within seconds. During that time no call reports that there
+are no messages.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rmq.kernel.transport.steps import (
     next_looks,
 )
 
-VISIT_S = 0.2  # between two visits of such a slot
+VISIT_S = 0.2  # time between two visits of a slot whose master is away
 
 
 class AwaySlots:
     """The slots of one consumer whose masters are away.
 
     Attributes:
-        takes: by slot: those that have no reply. The next visit of the slot repeats them.
+        takes: Takes without a reply, by slot; the next visit of the slot repeats them.
     """
 
     __slots__ = ("_error", "_since", "_visit_at", "takes")
@@ -55,7 +55,7 @@ class AwaySlots:
         return bool(self._since)
 
     def note(self, slot: int, error: StorageError) -> bool:
-        """Note that a visit failed; False if the master of the slot is not away."""
+        """Record a failed visit; return False if the master of the slot is not away."""
         if not is_master_away(error):
             return False
         now = time.monotonic()
@@ -65,23 +65,23 @@ class AwaySlots:
         return True
 
     def end(self, slot: int) -> None:
-        """Note that a slot is served."""
+        """Record that a slot is served again."""
         if self._since:
             self._since.pop(slot, None)
             self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget the slots from this index on, which are no more; their takes stay."""
+        """Forget the slots from this index on, which no longer exist; keep their takes."""
         for slot in [slot for slot in self._since if slot >= count]:
             self.end(slot)
 
     def delay(self, ready_at: list[float]) -> None:
-        """Put off the visits of these slots; `ready_at`: when each slot is visited."""
+        """Postpone the visits of these slots in `ready_at`, the times of the next visits."""
         for slot, visit_at in self._visit_at.items():
             ready_at[slot] = visit_at
 
     def raise_overdue(self) -> None:
-        """Raise the error of a slot that has been away for too long, once for each visit."""
+        """Raise the error of a slot that has been away for too long, once per visit."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -91,11 +91,10 @@ log = logging.getLogger("rmq")
 
 
 def report(state: ReceiveState) -> Flow[None]:
-    """Add the counts of a consumer to those of its topic; an error of Redis is logged only.
+    """Add the lateness counts of a consumer to its topic's; errors of Redis are only logged.
 
     Guarantee:
-        Each delivery is reported once at most. What may have been reported, and has no reply, is
-        not reported again.
+        Each delivery is reported at most once. A report without a reply is not repeated.
     """
     context, counts = state.context, state.lateness.take()
     try:
@@ -110,15 +109,15 @@ def report(state: ReceiveState) -> Flow[None]:
         log.debug("topic %r: lateness cannot be reported just now: %s", context.name, error)
 
 
-END_S = 5.0  # how long close waits for a receive that it has interrupted
-RECHECK_S = 0.01  # between two looks at what another thread or task does
+END_S = 5.0  # longest wait of `close` for a receive that it has interrupted
+RECHECK_S = 0.01  # time between two checks of another thread or task
 
 
 NEVER = float("inf")
 
 
 class ReceiveState:
-    """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
+    """A consumer's state of its slots, including when each has work, by the monotonic clock."""
 
     __slots__ = (
         "all_know_we_sleep",
@@ -154,44 +153,44 @@ class ReceiveState:
     def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
         self.context = context
         self.lease_ms = lease_ms
-        self.ordered = ordered  # one slot's messages at a time, in order
-        self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
-        self.fails_fast = False  # calls do not wait for a master that is away, as the caller cannot
+        self.ordered = ordered  # whether messages come from one slot at a time, in order
+        self.shared: SharedLeases | None = None  # in a worker; None: each message has its own lease
+        self.fails_fast = False  # whether calls fail at once if a master is away
         self.receiving = Places(1)  # one call at a time
-        self.interrupted = False  # take nothing more; set from another thread
+        self.interrupted = False  # whether to stop taking; may be set by another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
         self.masterless = AwaySlots()
-        self.until = 0.0  # when the call that runs now ends
-        self.ready_at: list[float] = []  # of each slot
-        self.asked_at = 0.0  # when all slots were asked last, or those whose turn it was
-        self.turn = 0  # the slot that is asked next, where there are too many to ask all
-        self.round_began = 0.0  # when the first slot of this round was asked
-        self.round_ended = 0.0  # no slot was asked last before this time
-        self.first_slot = 0  # of the next visit
-        self.visited_at = 0.0  # when the last visit began; leases are no older
+        self.until = 0.0  # end of the current call
+        self.ready_at: list[float] = []  # next visit of each slot
+        self.asked_at = 0.0  # time when all slots, or the slots in turn, were last asked
+        self.turn = 0  # next slot to ask, if there are too many to ask all
+        self.round_began = 0.0  # time when the first slot of this round was asked
+        self.round_ended = 0.0  # every slot was asked after this time
+        self.first_slot = 0  # first slot of the next visit
+        self.visited_at = 0.0  # start of the last visit; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.unanswered: Take | None = None
-        self.undelivered: list[SlotBatch] = []  # leased, and never handed over
-        self.unconfirmed_offers: list[Take] = []  # something may have been handed over for them
+        self.undelivered: list[SlotBatch] = []  # leased, but never delivered
+        self.unconfirmed_offers: list[Take] = []  # takes that may have got a hand-over
         self.handing_back = Places(1)
         self.lateness = LatenessCounter()
-        self.checked_at = 0.0  # when some slots were asked last
+        self.checked_at = 0.0  # time when some slots were last asked
         self.busy_slots: set[int] = set()  # slots that gave messages since they were asked
-        # All slots, or those whose turn it was, noted that we may sleep when they were asked last.
+        # Whether all slots, or the slots in turn, recorded at the last ask that we may sleep.
         self.all_know_we_sleep = False
-        self.ask_before_sleep = False  # a slot that gave messages does not know that we may sleep
+        self.ask_before_sleep = False  # whether a busy slot must be asked before we sleep
 
     def wait_for_receive(self) -> Flow[None]:
-        """Wait until the call has ended that was interrupted, END_S at most."""
+        """Wait until the interrupted call has ended, at most END_S."""
         until = time.monotonic() + END_S
         while self.receiving and time.monotonic() < until:
             yield Sleep(RECHECK_S)
 
     def current_slots(self) -> list[SlotKeys]:
-        """Return the slots; where they are other ones than before, nothing is known of them.
+        """Return the slots; forget their state if they have changed.
 
-        Another call of the client may have opened the topic again meanwhile.
+        Another call of the client may have opened the topic again.
         """
         slots = self.context.slots
         if len(self.ready_at) != len(slots):
@@ -202,22 +201,22 @@ class ReceiveState:
 
     @property
     def is_to_hand_back(self) -> bool:
-        """Whether the next call begins with messages that were leased, or may have been."""
+        """Whether the next call must first release messages that were, or may have been, leased."""
         return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
 
     def may_hold_messages(self) -> bool:
-        """Whether messages are leased to this consumer, or may be, that were never handed over."""
+        """Whether this consumer has, or may have, leased messages that were never delivered."""
         return self.is_to_hand_back or bool(self.credits.standing)
 
     def count_lateness(self, batch: Batch, max_retries: int) -> None:
-        """Count how late the messages of a batch were taken; a fresh one has `max_retries` left."""
+        """Count how late the messages of a batch were taken; a new message has `max_retries`."""
         now_ms, by_test = topic_context.now_ms(), bool(topic_context.now_us)
         self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
 
     def is_signalled(self) -> bool:
-        """Whether slots without work send a signal when they get some, but `busy_slots`.
+        """Whether slots without work send a signal when they get work, except `busy_slots`.
 
-        Where credits are left in slots, all of them are asked each time.
+        If credits are left in slots, all slots are asked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_know_we_sleep or not subscription.is_heard:
@@ -229,7 +228,7 @@ class ReceiveState:
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_looks(self) -> Sequence[int]:
-        """Return the slots whose turn it is to be asked: all, where there are few."""
+        """Return the slots to ask next: all slots if there are few, else the slots in turn."""
         now, slots = time.monotonic(), len(self.ready_at)
         looks = next_looks(self.turn, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:
@@ -240,7 +239,7 @@ class ReceiveState:
         return looks
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Note that slots have work now: wake-up signals named them."""
+        """Record that slots have work now, because wake-up signals named them."""
         for slot in slots:
             if slot < len(self.ready_at):
                 self.ready_at[slot] = 0.0
