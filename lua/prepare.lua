@@ -106,7 +106,8 @@ local function first_reply(answer)
       id, record, left = '', '', 0
     end
     marks[i], ids[i], taken[i] = string.char(left), id, record
-    any_large = any_large or is_large(record)
+    local has_body = is_large(record)
+    any_large = any_large or has_body
   end
   bits = bits + (any_large and 4 or 0)
   return { 0, bits, deadline, first, accepted, table.concat(marks), ids, taken }

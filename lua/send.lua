@@ -80,7 +80,8 @@ if fields[PAUSED_SEND] then
 end
 local now = clock(ARGV[1])
 local channel, index, accepted = ARGV[3], ARGV[4], nil
-if head ~= '' and is_large(head) and not large then
+local needs_body = is_large(head)
+if needs_body and not large then
   fail('BODY', bodies)
 end
 if head ~= '' and known then

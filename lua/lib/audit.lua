@@ -26,7 +26,10 @@ local NUMBER_HEADER = '\169rmq-audit' -- as msgpack has it
 
 -- The (producer, number) that rmq.Audit put on a message: the first header of its record. The headers are not unpacked.
 local function number_of(record)
-  local at = record and headers_at(record)
+  local at
+  if record then
+    at = headers_at(record)
+  end
   if not at then
     return
   end

@@ -85,7 +85,9 @@ if most_bytes > 0 then
   --- @include "lib/records/large_bodies"
   for i = 1, n do
     local record = batch.records[i]
-    bytes = bytes + #record + (is_large(record) and large_size(record) or 0)
+    local has_body = is_large(record)
+    local size = large_size(record)
+    bytes = bytes + #record + (has_body and size or 0)
   end
 end
 if delivery > BY_CLOCK then

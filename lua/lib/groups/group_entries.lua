@@ -48,6 +48,7 @@ local function place_step(lane)
 end
 
 -- Return the tag in the score of a message that waits in a priority.
+--- @inline
 local function tag_of(score)
   local priority = math.floor(score)
   local _, exponent = math.frexp(priority)
@@ -56,6 +57,7 @@ end
 
 -- Advance the virtual time of the slot to the tag of a message that was taken. `score`: of the
 -- message.
+--- @inline
 local function note_taken(score)
   if score >= PRIORITY_MIN and score < PRIORITY_END then
     local tag = tag_of(score)
@@ -110,7 +112,10 @@ local function group_of(record)
   if flags % 32 < HEADERS then
     return '', 1
   end
-  local at = flags % 16 == 0 and FIXED + 1 or headers_at(record)
+  local at = FIXED + 1
+  if flags % 16 > 0 then
+    at = headers_at(record)
+  end
   if not at then
     return '', 1
   end

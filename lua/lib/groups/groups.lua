@@ -309,8 +309,8 @@ end
 -- Return whether enter_plainly may be tried for a message.
 --- @inline
 local function may_be_plain(groups, name, weight, share)
-  local is_plain = weight == 1 and not share and name ~= ''
-  return is_plain and groups.most == 1 and type(groups.entries[name]) ~= 'table'
+  local was_plain = weight == 1 and not share and name ~= ''
+  return was_plain and groups.most == 1 and type(groups.entries[name]) ~= 'table'
     and groups.vtime < GROUPS_RESTART
 end
 
@@ -564,8 +564,8 @@ local function change_priority(setting, record, id, score, priority)
     entry = entry_in(groups, name)
     look_up_front(groups, entry)
   elseif score >= PRIORITY_MIN then
-    local tag = math.floor(math.max(0, tag_of(score)))
-    redis.call('ZADD', store, ordered_text(priority, tag), id)
+    local tag = tag_of(score)
+    redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag))), id)
   end
   if entry and entry.member == id then
     entry.priority = priority

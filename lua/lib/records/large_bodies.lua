@@ -17,42 +17,47 @@ that field has had no such body, and its scripts read no record for this. `relea
 local REFERENCE = 12
 
 -- Whether a record refers to a large body, by its head; an empty one does not.
+--- @inline
 local function is_large(record)
   local flags = (string.byte(record, 1) or 0) % 16
   return flags >= COLLECTS and flags < COLLECTS + MERGES
 end
 
 -- The name of the body that a record, or the rest of one, refers to.
+--- @inline
 local function body_name(member, record)
   return member .. string.sub(record, -8)
 end
 
 -- The size of the body that the record of a large one refers to.
+--- @inline
 local function large_size(record)
   return #record >= FIXED + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
 end
 
 -- The reference to an offloaded body that a record ends with, or nil. Messages that merge have none.
+--- @inline
 local function offloaded_reference(record)
-  local first, at = string.byte(record, 1) or 0, FIXED + 1
-  if first < CODED or first >= CODED_END or first % HEADERS >= MERGES then
-    return nil
-  end
-  if first > CODED then -- it has a time or headers
-    at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
-    if first % 32 >= HEADERS and #record > at then
-      at = at + 2 + struct.unpack('>I2', record, at)
+  local first, at, reference = string.byte(record, 1) or 0, FIXED + 1, nil
+  if first >= CODED and first < CODED_END and first % HEADERS < MERGES then
+    if first > CODED then -- it has a time or headers
+      at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
+      if first % 32 >= HEADERS and #record > at then
+        at = at + 2 + struct.unpack('>I2', record, at)
+      end
+    end
+    if string.byte(record, at) == OFFLOADED then
+      reference = string.sub(record, at + 1)
     end
   end
-  if string.byte(record, at) == OFFLOADED then
-    return string.sub(record, at + 1)
-  end
+  return reference
 end
 
 -- Note in the slot that it has offloaded bodies, if one of these records has: ids and records, in turn. Return whether.
 local function note_offloaded(new_records)
   for i = 2, #new_records, 2 do
-    if offloaded_reference(new_records[i]) then
+    local reference = offloaded_reference(new_records[i])
+    if reference then
       redis.call('HINCRBY', slot, 'offloaded', 0) -- nothing where it is there
       return true
     end
@@ -71,10 +76,14 @@ local function drop_records(ids, moved)
     for from = 1, #ids, page do
       local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
       for i = 1, #batch do
-        if batch[i] and is_large(batch[i]) then
-          names[#names + 1] = body_name(ids[from + i - 1], batch[i])
-        elseif batch[i] and offloaded and not moved then
-          gone[#gone + 1] = offloaded_reference(batch[i])
+        local record = batch[i] or ''
+        local has_body = is_large(record)
+        if has_body then
+          local name = body_name(ids[from + i - 1], record)
+          names[#names + 1] = name
+        elseif offloaded and not moved then
+          local reference = offloaded_reference(record)
+          gone[#gone + 1] = reference
         end
       end
     end
@@ -109,7 +118,9 @@ local function sent_names(given, at, count, head, members)
     if members then
       member, own, rest = members[i], head, given[at + 1 + i]
     end
-    names[i] = is_large(own) and body_name(member, rest)
+    local has_body = is_large(own)
+    local name = body_name(member, rest)
+    names[i] = has_body and name
     any = any or names[i]
   end
   return any and names
@@ -119,10 +130,14 @@ end
 local function drop_unused(names)
   for i = 1, names and #names or 0 do
     local name = names[i]
-    local member = name and string.sub(name, 1, -9)
-    local record = name and redis.call('HGET', records, member)
-    if name and not (record and is_large(record) and body_name(member, record) == name) then
-      redis.call('HDEL', bodies, name)
+    if name then
+      local member = string.sub(name, 1, -9)
+      local record = redis.call('HGET', records, member) or ''
+      local has_body = is_large(record)
+      local its_name = body_name(member, record)
+      if not has_body or its_name ~= name then
+        redis.call('HDEL', bodies, name)
+      end
     end
   end
 end

@@ -71,7 +71,8 @@ local function read_head(head, plan, large)
   local flags = first % 32
   if flags >= COLLECTS and not large then
     --- @include "lib/records/large_bodies"
-    if is_large(head) then
+    local needs_body = is_large(head)
+    if needs_body then
       fail('BODY', bodies)
     end
   end

@@ -71,7 +71,10 @@ local function keep_within(batch, most_bytes)
   --- @include "lib/records/large_bodies"
   local read, kept, bytes, to_inspect = batch.records, {}, 0, batch.to_inspect
   for i = 1, #read do
-    bytes = bytes + #read[i] + (is_large(read[i]) and large_size(read[i]) or 0)
+    local record = read[i]
+    local has_body = is_large(record)
+    local size = large_size(record)
+    bytes = bytes + #record + (has_body and size or 0)
     if bytes > most_bytes and i > 1 then
       break
     end
@@ -107,8 +110,10 @@ local function read_records(batch, chunk)
       end
       if flags >= COLLECTS then
         --- @include "lib/records/large_bodies"
-        if is_large(record) then
-          batch.any_large, bytes = true, bytes + large_size(record) / 4
+        local has_body = is_large(record)
+        if has_body then
+          local size = large_size(record)
+          batch.any_large, bytes = true, bytes + size / 4
         end
       end
     end

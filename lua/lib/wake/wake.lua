@@ -66,6 +66,7 @@ end
 
 -- Note that a consumer may be asleep for the next minutes, also while Redis is at maxmemory.
 -- `field`: that of next_ready_in.
+--- @inline
 local function note_sleeper(field, now)
   allow_oom(store)
   redis.call('HSET', slot, field, now + ASLEEP_MS)

@@ -275,8 +275,8 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
 
 # Scripts that still have a library twice.
 _TWICE = frozenset((
-    "next_ready", "prepare", "publish", "query_take", "redrive_send",
-    "schedule_send", "send",
+    "next_ready", "prepare", "publish", "query_take",
+    "send",
 ))  # fmt: skip
 
 
