@@ -36,9 +36,9 @@ from bench.cost.spending import cpu_us, read_stats, split
 from bench.cost.table import number
 from bench.machine import REPLY_S, placed, settle
 from bench.measurement import Measurement
-from rmq.kernel.transport.pool import words_of
-from rmq.kernel.transport.scripts import load
-from rmq.kernel.transport.steps import AwaitSignal, Command
+from rmq.kernel.transport.connections.pool import words_of
+from rmq.kernel.transport.flow.steps import AwaitSignal, Command
+from rmq.kernel.transport.lua.script_loader import load
 from tests.servers import Server
 
 PLACES = 50

@@ -14,8 +14,8 @@ from bench.measurement import Measurement
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.pool import words_of
+from rmq.kernel.transport.connections.pool import words_of
+from rmq.kernel.transport.lua import script_loader
 from tests.servers import Server
 
 DAY_MS = 86_400_000
@@ -75,7 +75,7 @@ def _claim(raw: redis.Redis, count: int) -> int:
                                                  for _ in range(count)]  # fmt: skip
     owners = [b"%s:1" % str(one).encode() for one in ids.make(0, 0, count)]
     for script in ("claim", "finish"):
-        raw.script_load(scripts.load(script).text)
+        raw.script_load(script_loader.load(script).text)
     before = used_memory(raw)
     for at in range(0, count, 1000):
         part = slice(at, at + 1000)

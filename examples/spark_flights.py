@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 import rmq
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded.embedded import Embedded
 from spark_connector import RmqDataSource
 
 DATA = Path(__file__).with_name("flights-2013-01-01.csv")

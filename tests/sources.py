@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rmq.kernel.transport import places, scripts
+from rmq.kernel.transport.lua import error_places, script_loader
 
 _LUA = Path(__file__).parents[1] / "lua"
-_CACHES = (scripts.directory, scripts.load, scripts._body, scripts._paths, places._places_of)
+_CACHES = (
+    script_loader.directory,
+    script_loader.load,
+    script_loader._body,
+    script_loader._paths,
+    error_places._places_of,
+)
 
 
 @contextmanager
@@ -35,7 +41,7 @@ def with_line(home: Path, part: str, after: str, line: str) -> Iterator[str]:
     number = lines.index(after) + 1
     path.write_text("\n".join([*lines[:number], line, *lines[number:], ""]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scripts, "directory", lambda: home / "lua")
+        patch.setattr(script_loader, "directory", lambda: home / "lua")
         _clear()
         yield f"lua/{part}.lua:{number + 1}"
     _clear()

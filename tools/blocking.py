@@ -41,9 +41,9 @@ SOURCES = (
     "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
-    "rmq.kernel.transport.driver",
-    "rmq.kernel.transport.master_finder",
-    "rmq.kernel.transport.sentinel",
+    "rmq.kernel.transport.single.driver",
+    "rmq.kernel.transport.sentinel.master_finder",
+    "rmq.kernel.transport.sentinel.master_pool",
     "rmq.worker.running.invoker",
 )
 # Names of blocking code, by the async name; all other names only lose their "Async".
@@ -54,7 +54,7 @@ NAMES = {
     "call_hooks_async": "call_hooks", "drive_async": "drive", "run_async": "run",
     "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",
 }  # fmt: skip
-MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
+MODULES = {"rmq.kernel.transport.single.asyncio": "rmq.kernel.transport.single.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")
 # Words about asyncio in comments and docstrings, and the words about threads.
 _PROSE = (

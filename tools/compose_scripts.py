@@ -17,12 +17,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def composer(root: Path) -> Any:
-    """Return `rmq.kernel.transport.scripts` without running `rmq/__init__.py`."""
-    for name in ("rmq", "rmq.kernel", "rmq.kernel.transport"):
+    """Return `rmq.kernel.transport.lua.script_loader` without running `rmq/__init__.py`."""
+    for name in ("rmq", "rmq.kernel", "rmq.kernel.transport", "rmq.kernel.transport.lua"):
         package = ModuleType(name)
         package.__path__ = [str(root / name.replace(".", "/"))]
         sys.modules[name] = package
-    return importlib.import_module("rmq.kernel.transport.scripts")
+    return importlib.import_module("rmq.kernel.transport.lua.script_loader")
 
 
 class ComposeScripts(BuildHookInterface[Any]):

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from rmq.errors import Unavailable
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 
 START_S = 30.0  # longest wait for a start, which takes milliseconds on an idle machine
 CHUNK = 1 << 20  # bytes read at a time
@@ -30,7 +30,7 @@ class _Plan:
 
     def __init__(self, verb: str, skip: int, times: int, hold_s: float, inside: bool) -> None:
         # A script is identified by its verb, a plain command by its name in capitals.
-        self.mark = verb.encode() if verb.isupper() else scripts.load(verb).sha.encode()
+        self.mark = verb.encode() if verb.isupper() else script_loader.load(verb).sha.encode()
         self.skip = skip
         self.times = times
         self.hold_s = hold_s

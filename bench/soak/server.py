@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from bench.soak.proxy import Proxy
 from rmq.errors import Unavailable
-from rmq.kernel.transport import embedded_supervisor
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded import server_supervisor
+from rmq.kernel.transport.embedded.embedded import Embedded
 
 REPLY_S = 10.0
 PATIENCE_S = 30.0
@@ -49,7 +49,7 @@ class Server:
     @property
     def pid(self) -> int:
         """The process of the server."""
-        return int(embedded_supervisor.record(self._directory)["server"])
+        return int(server_supervisor.record(self._directory)["server"])
 
     def command(self, *words: str) -> bytes:
         """Run a command without the proxy; return the first line of its reply.

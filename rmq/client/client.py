@@ -29,9 +29,9 @@ from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport import url as urls
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import open_async_transport, open_transport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.url import Address
 
 _audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKeyDictionary()

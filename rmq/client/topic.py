@@ -23,7 +23,7 @@ from rmq.kernel.handlers.handler import Handler, Handlers, RetryOption, Rule, ca
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -26,7 +26,7 @@ from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Topic(TopicBase, Schedules):

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 from rmq.errors import RMQError, Unavailable
 from rmq.kernel.transport import leader
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient
-    from rmq.kernel.transport.steps import Flow
+    from rmq.kernel.transport.flow.steps import Flow
 T = TypeVar("T")
 
 

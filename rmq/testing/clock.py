@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from rmq.errors import InvalidValue
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, duration_ms
 from rmq.kernel.topic import context
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

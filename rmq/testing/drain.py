@@ -24,8 +24,8 @@ from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.worker.handled_topic import Show, close_flows, make_flows, show_for

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 
 LUA = Path(__file__).parent / "lua"
 MODULES = {"struct", "cmsgpack"}
@@ -57,8 +57,8 @@ class FakeServer:
                 del os.environ["LUA_PATH"]
             else:
                 os.environ["LUA_PATH"] = before
-        for name in scripts.names():
-            inside.script_load(scripts.load(name).text)
+        for name in script_loader.names():
+            inside.script_load(script_loader.load(name).text)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), name="rmq-fakeredis", daemon=True
         )

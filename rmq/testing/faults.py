@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeVar
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Faults:
 
 
 def _scripts(verb: str) -> tuple[str, ...]:
-    known = scripts.names()
+    known = script_loader.names()
     if verb in VERBS:
         return VERBS[verb]
     if verb not in known:

@@ -18,8 +18,8 @@ from typing import Literal
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
 from rmq.kernel.core.packages import install
 from rmq.kernel.transport import url as urls
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded.embedded import Embedded
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.url import Address
 from rmq.testing.fake_server import FakeServer
 

@@ -15,7 +15,7 @@ from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import overview, scheduled, stats
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.handlers.scopes import Values
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed

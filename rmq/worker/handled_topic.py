@@ -15,8 +15,8 @@ from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core import failure
 from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData, HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import LeaseTracker
 
 log = logging.getLogger("rmq")

@@ -20,7 +20,7 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.process import StopSignals
 from rmq.kernel.core.settings import LEASE_MIN_MS
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import WorkerMemory

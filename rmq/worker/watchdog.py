@@ -19,8 +19,8 @@ from typing import NamedTuple
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.topic import opening
-from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import open_transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine
 from rmq.worker.heartbeat.leases import FOREVER, WorkerMemory
 from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread

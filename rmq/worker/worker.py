@@ -24,9 +24,9 @@ from rmq.kernel.core.process import StopSignals
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.kernel.topic import opening
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.open import as_blocking
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat import start
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits
@@ -230,7 +230,7 @@ class Worker:
 
     def _begin(self, transport: Transport, surroundings: Surroundings) -> RunningWorker:
         for verb in SCRIPTS:  # the first message does not wait for them
-            scripts.load(verb)
+            script_loader.load(verb)
         running = RunningWorker(
             self._client, self._topics, self._hooks, self._options, transport, surroundings,
             self._stopping, self._signals,

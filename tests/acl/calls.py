@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.calls import ScriptCalls
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
+from rmq.kernel.transport.single.script_calls import ScriptCalls
 from tests.acl.scene import USER
 
 

@@ -12,7 +12,7 @@ import rmq
 from rmq.features.queries import held
 from rmq.features.workers import flows
 from rmq.kernel.topic import overview
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from tests.acl.registry import (
     LARGE,
     RUN,

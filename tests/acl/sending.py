@@ -10,7 +10,7 @@ import rmq
 from rmq.kernel.producer import scripts
 from rmq.kernel.topic import opening
 from rmq.kernel.transport.acl import ROLES
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.sql.outbox import lost
 from tests.acl.registry import LARGE, ON_TOPICS, handed, inner_of, of, waiting
 from tests.acl.scene import Scene, version_of

@@ -14,7 +14,7 @@ import rmq
 from rmq.kernel.core.keys import topic_key
 from rmq.kernel.topic import context
 from rmq.kernel.transport import acl
-from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.kernel.transport.hash_slots import hash_slot
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import DONE_WITHOUT, PASSWORD, USER, Scene

@@ -13,7 +13,7 @@ import rmq
 from rmq.kernel.producer import report
 from rmq.kernel.transport import acl
 from rmq.kernel.transport.errors import code_of
-from rmq.kernel.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport.single.subscription import SubscriptionRefused
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import DONE_WITHOUT, Scene, version_of
 from tests.acl.steps import STEPS

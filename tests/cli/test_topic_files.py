@@ -5,7 +5,7 @@ import json
 import pytest
 
 import rmq
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from tests.cli.conftest import bury
 
 

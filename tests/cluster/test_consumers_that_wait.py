@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import scripts
-from rmq.kernel.transport.steps import POLL_S
+from rmq.kernel.transport.flow.steps import POLL_S
 from tests.clusters import Cluster
 
 SLOTS = 16

@@ -13,8 +13,8 @@ import pytest
 import rmq
 from rmq.kernel.consumer import hand_over, receive, scripts
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport.cluster_slots import hash_slot
-from rmq.kernel.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport.hash_slots import hash_slot
+from rmq.kernel.transport.single.subscription import SubscriptionRefused
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import PATIENCE_S, Cluster, is_master, until
 from tests.conftest import EACH, OLDEST

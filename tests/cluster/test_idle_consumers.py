@@ -13,8 +13,8 @@ import pytest
 import rmq
 from rmq.kernel.consumer import scripts
 from rmq.kernel.topic.context import slot_of
-from rmq.kernel.transport.steps import LOOKS, POLL_S
-from rmq.kernel.transport.subscription import Listener
+from rmq.kernel.transport.flow.steps import LOOKS, POLL_S
+from rmq.kernel.transport.single.subscription import Listener
 from tests.clusters import Cluster
 from tests.conftest import Server
 
@@ -94,8 +94,8 @@ def test_without_a_subscription_it_looks_at_all_of_them(
 ) -> None:
     """The control of the test above: signals that nobody hears are not trusted."""
     unheard = property(lambda self: False)
-    monkeypatch.setattr("rmq.kernel.transport.steps.Subscription.is_heard", unheard)
-    monkeypatch.setattr("rmq.kernel.transport.subscription.Listener.is_heard", unheard)
+    monkeypatch.setattr("rmq.kernel.transport.flow.steps.Subscription.is_heard", unheard)
+    monkeypatch.setattr("rmq.kernel.transport.single.subscription.Listener.is_heard", unheard)
 
     idle(cluster.url, name, looks, SLOTS)
 
@@ -114,7 +114,7 @@ def test_an_idle_consumer_of_1024_slots_looks_at_few_on_one_server(
 def lost_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wake-up signal is heard; the subscription stands all the same."""
     monkeypatch.setattr(
-        "rmq.kernel.transport.subscription.SubscribedConnection.note_reply",
+        "rmq.kernel.transport.single.subscription.SubscribedConnection.note_reply",
         lambda self, reply, signals, subscription: self.note_life(),
     )
     wait = Listener.wait

@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
-from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.kernel.transport.hash_slots import hash_slot
 from tests.clusters import Cluster, Node
 from tests.integration.driven import connect
 from tests.integration.test_tls import WRONG

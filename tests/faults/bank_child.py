@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.kernel.consumer import claim
-from rmq.kernel.transport.steps import Pipeline
+from rmq.kernel.transport.flow.steps import Pipeline
 from rmq.ledger import Ledger, exactly_once
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware

@@ -7,7 +7,7 @@ from typing import Any
 from rmq.kernel.consumer import claim as claim_flow
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.claim import BUSY
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.rows import CONSUMED

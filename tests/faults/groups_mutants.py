@@ -9,7 +9,7 @@ first-priority  of a group the messages of the largest priority alone are looked
 from __future__ import annotations
 
 from rmq.kernel.core.groups import Groups
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.mutants import Change, loader
 
 BROKEN: dict[str, list[Change]] = {
@@ -36,4 +36,4 @@ def apply(name: str) -> None:
     if name == "two-out":
         Groups.of_slot = lambda self: "2:0:0"  # type: ignore[method-assign]
     if BROKEN.get(name):
-        scripts.load = loader(BROKEN[name])  # type: ignore[assignment]
+        script_loader.load = loader(BROKEN[name])  # type: ignore[assignment]

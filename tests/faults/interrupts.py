@@ -25,7 +25,7 @@ from typing import Any
 import rmq
 from rmq.kernel.core.places import Place
 from rmq.kernel.topic import context
-from rmq.kernel.transport import coalescing
+from rmq.kernel.transport.flow import coalescing
 from tests.faults.senders import Books
 from tests.faults.storm import END_S, Played, insist
 from tests.forkserver import Forked

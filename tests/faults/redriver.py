@@ -16,7 +16,7 @@ from typing import Any
 import rmq
 from rmq.features.dead_letters import redrive_to
 from rmq.features.dead_letters.jobs import run
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 
 HOLD_MS = 300  # so long the next runner waits for a dead one
 _move = redrive_to.Redrive._move

@@ -16,7 +16,7 @@ from rmq.features.schedules.flows import encoded, outgoing
 from rmq.kernel.core import ids
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.topic import opening as due_schedules
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 from tests.forkserver import Forked
 
 

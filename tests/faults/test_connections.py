@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from rmq.kernel.transport import pool
+from rmq.kernel.transport.connections import pool
 from tests.conftest import any_binary
 from tests.faults.connections import IDLE, SOON_S, drive, fill, idle, proxy
 from tests.patience import PATIENCE_S, wait_for

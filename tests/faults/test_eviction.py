@@ -12,7 +12,7 @@ import redis
 import rmq
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.driver import Driver
 from tests.property.mutants import Change, loader
 from tests.servers import Server
@@ -240,7 +240,7 @@ TOLERANT: list[Change] = [
 def test_a_take_that_invents_missing_records_hands_over_messages_that_are_lost(
     evicting: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts, "load", loader(TOLERANT))
+    monkeypatch.setattr(script_loader, "load", loader(TOLERANT))
     found = after_eviction(evicting, name)
 
     print(f"FIG control, a take that needs no record: {found}")

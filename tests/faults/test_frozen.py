@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.single.blocking import Transport
 from tests.faults.test_unanswered import MODES
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
@@ -118,7 +118,7 @@ def test_a_worker_behind_a_frozen_redis_leaves_nothing_dead_that_no_handler_saw(
 def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, lost, ack = Transport._exchange, [], scripts.load("ack")
+    inner, lost, ack = Transport._exchange, [], script_loader.load("ack")
     with server.raw() as raw:
         raw.script_load(ack.text)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.errors import code_of
+from rmq.kernel.transport.single.blocking import Transport
 from tests.conftest import any_binary
 from tests.faults.checker import History, Verdict
 from tests.faults.test_kill import drained

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmq.kernel.core.groups import Groups
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.faults.groups_account import (
     Account,
     Faults,
@@ -60,7 +60,7 @@ def test_the_storm_finds_groups_that_are_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, seen: str
 ) -> None:
     monkeypatch.setattr(Groups, "of_slot", Groups.of_slot)  # they are as they were at the end
-    monkeypatch.setattr(scripts, "load", scripts.load)
+    monkeypatch.setattr(script_loader, "load", script_loader.load)
     apply(broken)
     account, told = storm(tmp_path, broken=broken, kills=0, groups=30)
 

@@ -17,9 +17,9 @@ import rmq
 from bench.soak.proxy import between
 from rmq.kernel.consumer import hand_over, receive
 from rmq.kernel.consumer.state import ReceiveState
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.blocking import Doorbell
-from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Step
+from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Step
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.single.blocking import Doorbell
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect
@@ -108,8 +108,8 @@ def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
     server: Server, topic: rmq.Topic, kind: str, fault: str, verb: str, skip: int
 ) -> None:
     with server.raw() as raw:
-        for script in scripts.names():
-            raw.script_load(scripts.load(script).text)
+        for script in script_loader.names():
+            raw.script_load(script_loader.load(script).text)
     got: list[tuple[int, int]] = []
     over = threading.Event()
 

@@ -10,7 +10,7 @@ import redis
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.driver import Driver
 from tests.property.mutants import MUTANTS, loader
 from tests.servers import Server
@@ -29,7 +29,7 @@ class Case:
         consumer = self.topic.consumer(**options)
         return consumer, self.do(consumer.receive(count))
 
-    def load(self, script: scripts.Script) -> None:
+    def load(self, script: script_loader.Script) -> None:
         with redis.Redis(port=self.proxy.target) as raw:
             raw.script_load(script.text)
 
@@ -47,8 +47,8 @@ class Case:
 @pytest.fixture(params=["sync", "async"])
 def case(request: pytest.FixtureRequest, server: Server, name: str) -> Iterator[Case]:
     with server.raw() as raw:
-        for verb in scripts.names():
-            raw.script_load(scripts.load(verb).text)
+        for verb in script_loader.names():
+            raw.script_load(script_loader.load(verb).text)
     with between(server.port) as proxy, rmq.Client(server.url) as beside:
         driver = Driver(proxy.url, request.param == "async")
         yield Case(driver, proxy, beside, name)
@@ -241,8 +241,8 @@ def test_a_second_copy_is_seen_where_nothing_guards_against_it(
     """Negative control: without dedup, a lost reply and a quick consumer make a duplicate."""
     case.do(case.topic.send("warm"))
     assert case.drained() == ["warm"]
-    monkeypatch.setattr(scripts, "load", loader(MUTANTS["no dedup in send"]))
-    case.load(scripts.load("send"))
+    monkeypatch.setattr(script_loader, "load", loader(MUTANTS["no dedup in send"]))
+    case.load(script_loader.load("send"))
     case.proxy.cut("send")
     id = case.do(case.topic.new_id())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport.single.subscription import SubscriptionRefused
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server

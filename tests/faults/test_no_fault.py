@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.conftest import Clock
 from tests.faults.bank_scene import seeded
 from tests.faults.checker import History, Verdict
@@ -163,7 +163,7 @@ def test_takes_in_another_order_are_seen_as_inversions(
     monkeypatch: pytest.MonkeyPatch,
     change: list[Change],
 ) -> None:
-    monkeypatch.setattr(scripts, "load", loader(change))
+    monkeypatch.setattr(script_loader, "load", loader(change))
     history, inversions = play(client, name, random.Random(1), clock)
 
     assert history.verdict(fired=1).state == "valid"
@@ -205,7 +205,7 @@ def test_what_is_due_first_does_not_starve_priorities(
 def test_priorities_that_starve_are_seen(
     client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts, "load", loader(DUE_FIRST))
+    monkeypatch.setattr(script_loader, "load", loader(DUE_FIRST))
 
     assert takes_until_urgent(client, name, clock) == 0
 
@@ -239,7 +239,7 @@ def test_a_take_that_leaves_what_it_takes_is_seen_as_duplicates(
 ) -> None:
     assert received_by_two(client, name).state == "valid"
 
-    monkeypatch.setattr(scripts, "load", loader(LEAVES))
+    monkeypatch.setattr(script_loader, "load", loader(LEAVES))
     verdict = received_by_two(client, f"{name}-broken")
     print(f"FIG control, a take that leaves what it takes: {verdict}")
     assert (verdict.state, verdict.unexplained) == ("invalid", 5)

@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.conftest import Clock
 from tests.property.mutants import MUTANTS, Change, loader
 from tests.servers import Server
@@ -29,7 +29,7 @@ def shop(ours: Server) -> Iterator[rmq.Client]:
 
 @pytest.fixture
 def weaken(monkeypatch: pytest.MonkeyPatch) -> Break:
-    return lambda changes: monkeypatch.setattr(scripts, "load", loader(changes))
+    return lambda changes: monkeypatch.setattr(script_loader, "load", loader(changes))
 
 
 def tries_until_dead(client: rmq.Client, name: str, clock: Clock, most: int) -> int:
@@ -191,7 +191,7 @@ def test_a_rollback_of_all_that_has_ended_fails_for_good_once_there_is_much(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            scripts, "load", loader([("rollback", "'LIMIT', 0, limit", "'LIMIT', 0, -1")])
+            script_loader, "load", loader([("rollback", "'LIMIT', 0, limit", "'LIMIT', 0, -1")])
         )
         with pytest.raises(rmq.ScriptFailed, match="too many results to unpack"):
             shop.admin.rollback(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport import coalescing
+from rmq.kernel.transport.flow import coalescing
 from tests.conftest import any_binary
 from tests.faults import senders
 from tests.faults.hostile import Pair, pair

@@ -18,11 +18,11 @@ import pytest
 import redis.sentinel
 
 import rmq
-from rmq.kernel.transport import sentinel, sentinel_blocking
-from rmq.kernel.transport.master_finder import AsyncMasterFinder
-from rmq.kernel.transport.master_finder_blocking import MasterFinder
-from rmq.kernel.transport.scripts import Script
-from rmq.kernel.transport.steps import Command, Flow
+from rmq.kernel.transport.flow.steps import Command, Flow
+from rmq.kernel.transport.lua.script_loader import Script
+from rmq.kernel.transport.sentinel import master_pool, master_pool_blocking
+from rmq.kernel.transport.sentinel.master_finder import AsyncMasterFinder
+from rmq.kernel.transport.sentinel.master_finder_blocking import MasterFinder
 from rmq.worker.heartbeat.renewer import connect
 from tests.conftest import any_binary
 from tests.faults.connections import drive, fill
@@ -253,7 +253,7 @@ def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
 
     monkeypatch.setattr(MasterFinder, "refresh", lambda self: None)
     monkeypatch.setattr(AsyncMasterFinder, "refresh", nothing)
-    for module in (sentinel, sentinel_blocking):
+    for module in (master_pool, master_pool_blocking):
         monkeypatch.setattr(module, "check_role", lambda reply, connection: None)
     driver = drive(service.url(), timeout=5)
     strays = strays_after_waking(service, driver, name)
@@ -292,7 +292,7 @@ def test_a_client_that_believes_late_replies_is_seen_to_lose(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    for module in (sentinel, sentinel_blocking):
+    for module in (master_pool, master_pool_blocking):
         monkeypatch.setattr(module, "SLOW_S", float("inf"))
     assert lost_in_a_pause(service, drive(service.url(), timeout=60), name)
 

@@ -11,8 +11,8 @@ import pytest
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from rmq.kernel.transport import subscription
-from rmq.kernel.transport.steps import POLL_S, AwaitSignal, Flow, Subscription
+from rmq.kernel.transport.flow.steps import POLL_S, AwaitSignal, Flow, Subscription
+from rmq.kernel.transport.single import subscription
 from tests.conftest import any_binary
 from tests.faults.connections import drive, proxy
 from tests.integration.test_hand_over import credits_in

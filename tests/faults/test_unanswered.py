@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import receive
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.driver import Driver
 from tests.servers import Server
 
@@ -70,7 +70,7 @@ class Scene:
         self.do(self.topic.open())
 
     def _due(self, packed: bytes) -> bool:
-        if not self._times or scripts.load(self._verb).sha.encode() not in packed:
+        if not self._times or script_loader.load(self._verb).sha.encode() not in packed:
             return False
         self._times -= 1
         self.fired += 1
@@ -98,8 +98,8 @@ class Scene:
 @pytest.fixture
 def driver(request: pytest.FixtureRequest, server: Server) -> Iterator[Driver]:
     with server.raw() as raw:
-        for verb in scripts.names():
-            raw.script_load(scripts.load(verb).text)
+        for verb in script_loader.names():
+            raw.script_load(script_loader.load(verb).text)
     is_async = getattr(request, "param", "sync") == "async"
     made = Driver(server.url, is_async, retry_for=0)
     yield made

@@ -10,7 +10,7 @@ from typing import Any
 
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.delivery import SETTLED
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import HeldLease
 from rmq.worker.heartbeat.renewer import Heartbeat

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.golden.scenarios import SCENARIOS
 from tests.golden.wire import Scene, record
 from tests.golden.wire_file import title, written

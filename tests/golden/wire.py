@@ -28,7 +28,7 @@ import redis.connection
 
 from rmq.kernel.core import failure, ids
 from rmq.kernel.topic import context
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.golden.wire_text import NOW_US, PROCESS, Request, Text, lines_by_thread, read_commands
 from tests.integration.driven import connect
 from tests.servers import Server
@@ -281,7 +281,7 @@ class Scene:
         """Wait until a command has been sent so often: a script by its verb, or a plain one."""
         words = [verb.encode()]
         if verb.islower():
-            words = [b"EVALSHA", scripts.load(verb).sha.encode()]
+            words = [b"EVALSHA", script_loader.load(verb).sha.encode()]
         sent = self._recorder.requests
         self.wait_until(lambda: sum(request.count(*words) for request in list(sent)) >= count)
 
@@ -295,8 +295,8 @@ def record(scenario: Scenario, server: Server, kind: str = "sync") -> list[str]:
     All keys of the prefix are deleted afterwards.
     """
     with server.raw() as raw:
-        for name in scripts.names():
-            raw.script_load(scripts.load(name).text)
+        for name in script_loader.names():
+            raw.script_load(script_loader.load(name).text)
         try:
             with Environment() as environment, Recorder() as recorder:
                 scene = Scene(server, kind, environment, recorder)

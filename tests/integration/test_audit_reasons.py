@@ -15,8 +15,8 @@ import pytest
 
 import rmq
 from rmq.kernel.producer import report
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 from tests.integration.auditing import adds_up, lose, lost, producer
 from tests.property.mutants import loader
 
@@ -225,7 +225,7 @@ def test_without_this_account_the_audit_would_report_it(
 ):
     reason = REASONS[which]
     if reason.mutant:
-        monkeypatch.setattr(scripts, "load", loader(reason.mutant))
+        monkeypatch.setattr(script_loader, "load", loader(reason.mutant))
     else:
         monkeypatch.setattr(report, "settle", _all_stand)
 

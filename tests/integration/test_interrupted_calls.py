@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport import coalescing
+from rmq.kernel.transport.flow import coalescing
 from tests.integration.crowd import MANY, Crowd
 from tests.property.driver import Driver
 from tests.servers import Server

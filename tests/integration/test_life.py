@@ -15,8 +15,8 @@ import pytest
 import rmq
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.context import slot_of
-from rmq.kernel.transport.connector import DRIVER
-from rmq.kernel.transport.pool import as_text
+from rmq.kernel.transport.connections.connector import DRIVER
+from rmq.kernel.transport.connections.pool import as_text
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S, asleep

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S
@@ -251,8 +251,8 @@ def test_scripts_without_keys_do_nothing_and_are_loaded(ours: Server) -> None:
     with ours.raw() as raw:
         raw.flushall()
         raw.script_flush()
-        for name in scripts.names():
-            script = scripts.load(name)
+        for name in script_loader.names():
+            script = script_loader.load(name)
             with pytest.raises(Exception, match=r"."):
                 raw.execute_command("EVAL", script.text, 0)
             assert raw.script_exists(script.sha) == [True], name

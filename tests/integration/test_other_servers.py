@@ -13,11 +13,11 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.cluster_slots import hash_slot
-from rmq.kernel.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport.hash_slots import hash_slot
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
+from rmq.kernel.transport.single.subscription import SubscriptionRefused
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S
@@ -96,7 +96,7 @@ def test_errors_of_missing_commands_say_what_to_do(poor: Server, name: str) -> N
 def proxied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the server refuse calls of several hash slots, as a proxy does; their scripts."""
     refused: list[str] = []
-    names = {scripts.load(name).sha.encode(): name for name in scripts.names()}
+    names = {script_loader.load(name).sha.encode(): name for name in script_loader.names()}
 
     def refusal(packed: bytes) -> Any:
         reader = hiredis.Reader()

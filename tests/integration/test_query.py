@@ -11,7 +11,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.record import value_of
-from rmq.kernel.transport import steps as query_flow
+from rmq.kernel.transport.flow import steps as query_flow
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.patience import PATIENCE_S

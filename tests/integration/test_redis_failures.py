@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.calls import Operations, ScriptCalls
+from rmq.kernel.transport.single.script_calls import Operations, ScriptCalls
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S
 from tests.servers import Server

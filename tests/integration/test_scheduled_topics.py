@@ -14,7 +14,7 @@ import redis
 import rmq
 from rmq.features.schedules import dispatch, flows
 from rmq.features.schedules.dispatch import POLL_S
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.patience import wait_for

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -71,6 +71,6 @@ def test_a_schedule_that_is_silent_after_a_clock_was_ahead_is_seen(
     client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = [("schedule_due", "tonumber(time or 0) > now + 60000", "false")]
-    monkeypatch.setattr(scripts, "load", loader(never))
+    monkeypatch.setattr(script_loader, "load", loader(never))
 
     assert sent_after_an_hour_ahead(client, name, clock, "last") == 0

@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.integration.driven import both_clients, connect
 from tests.servers import Server, engines
 from tests.sources import with_line
@@ -79,7 +79,7 @@ def test_wrong_type_names_the_source_line_that_met_it(api: Any, name: str, serve
 
     found = re.search(r"\(read in lua/([\w/]+)\.lua:(\d+)\)", str(caught.value))
     assert found is not None
-    line = scripts.source(found[1]).splitlines()[int(found[2]) - 1]
+    line = script_loader.source(found[1]).splitlines()[int(found[2]) - 1]
     assert "redis.call(" in line
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.master_finder import AsyncMasterFinder
-from rmq.kernel.transport.master_finder_blocking import MasterFinder
+from rmq.kernel.transport.sentinel.master_finder import AsyncMasterFinder
+from rmq.kernel.transport.sentinel.master_finder_blocking import MasterFinder
 from tests.conftest import any_binary
 from tests.forkserver import Forked
 from tests.integration.driven import connect

@@ -15,8 +15,8 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.offloading import Reference
 from rmq.kernel.topic import context
 from rmq.kernel.topic.context import slot_of
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.single.blocking import Transport
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server

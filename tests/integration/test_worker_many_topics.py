@@ -11,7 +11,7 @@ import pytest
 import rmq
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from rmq.worker.receiving import fetcher
 from rmq.worker.receiving.fetcher import WAIT_S
 from tests.patience import wait_for

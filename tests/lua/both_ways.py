@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box, changes
 
 

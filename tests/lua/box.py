@@ -19,8 +19,8 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.context import ReplaySession, ReplaySessions, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 from tests.lua import failures
 from tests.lua.reading import READ_KEYS, pairwise, read_entry, sha1
 
@@ -165,7 +165,7 @@ class Box:
 
     def raw(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
         """Run a script with these very keys and arguments."""
-        made = scripts.load(script)
+        made = script_loader.load(script)
         try:
             return self.redis.evalsha(made.sha, len(keys), *keys, *args)
         except redis.exceptions.NoScriptError:

@@ -23,7 +23,7 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 from tests.lua.furnished import (
     CLAIM,

@@ -21,7 +21,7 @@ from rmq.kernel.core.retry import Levels
 from rmq.kernel.producer import scripts
 from rmq.kernel.producer.encode import Outgoing, encode_headers
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 from tests.lua.reading import HELD, MORE, SINGLE, Entry
 

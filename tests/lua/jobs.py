@@ -6,7 +6,7 @@ from typing import Any
 
 from rmq.features.dead_letters.jobs import scripts
 from rmq.kernel.core.keys import job_key, job_log_key
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 
 JOB = "t.0a1b2c3d"

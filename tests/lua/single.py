@@ -8,7 +8,7 @@ from typing import Any
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.scripts import Offer
 from rmq.kernel.producer import scripts as producer_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 from tests.lua.crediting import Sleeper
 

@@ -10,21 +10,21 @@ import redis
 
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import keys
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.lua.box import Box, case
 from tests.lua.builders import builder_of
 from tests.lua.calls import CALLS, place_of
 from tests.lua.furnished import furnish
 from tests.lua.lua_names import read_chunk
 
-NAMES = scripts.names()
-LUA = Path(str(scripts.directory()))
+NAMES = script_loader.names()
+LUA = Path(str(script_loader.directory()))
 LIBRARY = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("lib/**/*.lua"))
 ALONE = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("alone/*.lua"))
 OF_NO_TOPIC = ("leader_renew", "leader_release")
 SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
 QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
-ORDER = [*keys.TYPES, scripts.ALL_KEYS]  # of the keys in a line @needs
+ORDER = [*keys.TYPES, script_loader.ALL_KEYS]  # of the keys in a line @needs
 BYTES_MOST = 1_320_000  # of all scripts together: Redis keeps them, and a new server loads them
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 # By library, how many calls may be refused.
@@ -38,7 +38,7 @@ PCALLS = {
 
 
 def header(name: str) -> str:
-    found = re.match(r"\A--\[\[\n(.*?)\n\]\]\n", scripts.source(name), re.DOTALL)
+    found = re.match(r"\A--\[\[\n(.*?)\n\]\]\n", script_loader.source(name), re.DOTALL)
     assert found, f"{name}.lua does not open with its contract"
     return found.group(1)
 
@@ -65,11 +65,13 @@ def test_declared_keys_are_those_that_the_builder_passes(box):
     furnished = furnish(box)
     for verb in NAMES:
         with case(verb):
-            names, repeat = scripts.keys_of(verb)
+            names, repeat = script_loader.keys_of(verb)
             passed = [place_of(key) for key in CALLS[verb](furnished).keys]
 
-            assert re.search(r"\A--\[\[\n.*?\n\]\]\n--- @keys ", scripts.source(verb), re.DOTALL)
-            assert scripts.source(verb).count("--- @keys ") == 1
+            assert re.search(
+                r"\A--\[\[\n.*?\n\]\]\n--- @keys ", script_loader.source(verb), re.DOTALL
+            )
+            assert script_loader.source(verb).count("--- @keys ") == 1
             assert set(names) <= {*keys.TYPES, "queue"}
             times = len(passed) // len(names) if repeat else 1
             for name, place in zip(names * times, passed, strict=True):
@@ -84,15 +86,15 @@ def test_keys_of_many_slots_repeat_the_declared_ones(make_box):
     withdrawn = consumer_scripts.withdraw(every, b"rmq:{x}:wake:1", 1)
 
     for command, names in ((ready, ["slot", "store", "prepare"]), (withdrawn, ["slot"])):
-        assert scripts.keys_of(command.script.name) == (names, True)
+        assert script_loader.keys_of(command.script.name) == (names, True)
         assert [place_of(key) for key in command.keys] == names * 3
 
 
 def test_a_library_says_which_keys_it_reads():
     for part in LIBRARY:
         with case(part):
-            text = scripts.source(part)
-            read = read_chunk(text).reads & {*keys.TYPES, "queue", scripts.ALL_KEYS}
+            text = script_loader.source(part)
+            read = read_chunk(text).reads & {*keys.TYPES, "queue", script_loader.ALL_KEYS}
             lines = re.findall(r"^--- @needs (.+)$", text, re.MULTILINE)
 
             assert len(lines) == (1 if read else 0)
@@ -103,20 +105,22 @@ def test_nothing_has_the_name_of_a_key_but_the_key():
     """A function of a library means the same key wherever a script calls it."""
     for verb in NAMES:
         with case(verb):
-            names, _ = scripts.keys_of(verb)
+            names, _ = script_loader.keys_of(verb)
 
-            assert not re.search(r"\bKEYS\b", code(scripts.expanded(scripts.source(verb))))
-            declared = read_chunk(scripts.composed(verb)).inside
-            assert declared.isdisjoint([*names, scripts.ALL_KEYS])
+            assert not re.search(
+                r"\bKEYS\b", code(script_loader.expanded(script_loader.source(verb)))
+            )
+            declared = read_chunk(script_loader.composed(verb)).inside
+            assert declared.isdisjoint([*names, script_loader.ALL_KEYS])
 
 
 def test_no_argument_beyond_the_documented_is_read():
     for verb in NAMES:
         with case(verb):
-            text = scripts.source(verb)
+            text = script_loader.source(verb)
             body = code(text)
             if f"alone/{verb}" in ALONE:
-                body += code(scripts.source(f"alone/{verb}"))
+                body += code(script_loader.source(f"alone/{verb}"))
             documented = {
                 int(n) for n in re.findall(r"^ARGV\[(\d+)(?:\.\.)?\]", header(verb), re.M)
             }
@@ -141,7 +145,7 @@ def test_every_script_has_a_test_file():
 def test_script_keeps_the_rules_of_the_house():
     for verb in [*NAMES, *ALONE, *LIBRARY]:
         with case(verb):
-            text = scripts.source(verb)
+            text = script_loader.source(verb)
 
             assert not text.startswith("#!")
             assert "cjson" not in text
@@ -173,26 +177,26 @@ def test_script_keeps_the_rules_of_the_house():
 def test_every_include_is_there_and_none_is_left_unexpanded():
     for verb in NAMES:
         with case(verb):
-            whole = scripts.source(verb)
+            whole = script_loader.source(verb)
             if f"alone/{verb}" in ALONE:
-                whole += scripts.source(f"alone/{verb}")
+                whole += script_loader.source(f"alone/{verb}")
             for part in re.findall(r"@include \"([^\"]+)\"", whole):
-                assert (scripts.directory() / f"{part}.lua").is_file()
+                assert (script_loader.directory() / f"{part}.lua").is_file()
 
-            assert "@include" not in scripts.load(verb).text
-            assert "--[[" not in scripts.load(verb).text
+            assert "@include" not in script_loader.load(verb).text
+            assert "--[[" not in script_loader.load(verb).text
 
 
 def test_every_library_piece_is_used():
-    texts = [scripts.source(verb) for verb in NAMES]
-    texts += [scripts.source(part) for part in [*ALONE, *LIBRARY]]
+    texts = [script_loader.source(verb) for verb in NAMES]
+    texts += [script_loader.source(part) for part in [*ALONE, *LIBRARY]]
     used = {part for text in texts for part in re.findall(r'@include "(lib/[\w/]+)"', text)}
 
     assert used == set(LIBRARY)
 
 
 def test_sent_texts_of_all_scripts_have_a_limit():
-    texts = [scripts.load(verb).text for verb in NAMES]
+    texts = [script_loader.load(verb).text for verb in NAMES]
 
     assert sum(map(len, texts)) <= BYTES_MOST
     assert not any(line.startswith(" ") for text in texts for line in text.splitlines())
@@ -201,7 +205,7 @@ def test_sent_texts_of_all_scripts_have_a_limit():
 def test_script_loads_and_is_known_by_its_sha(raw):
     for verb in NAMES:
         with case(verb):
-            script = scripts.load(verb)
+            script = script_loader.load(verb)
 
             assert raw.script_load(script.text) == script.sha
             assert raw.script_exists(script.sha) == [True]
@@ -240,6 +244,6 @@ def test_keys_of_a_call_share_one_hash_tag_or_there_is_one_key(box):
 
 
 def test_readme_names_every_script_where_there_is_one():
-    readme = scripts.directory() / "README.md"
+    readme = script_loader.directory() / "README.md"
 
     assert not readme.is_file() or all(f"{n}" in readme.read_text("utf-8") for n in NAMES)

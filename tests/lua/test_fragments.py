@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rmq.kernel.transport import inlining, scripts
+from rmq.kernel.transport.lua import inlining, script_loader
 from tests.lua.box import case
 from tests.lua.lua_names import LuaError, read_chunk
 
-LUA = Path(str(scripts.directory()))
+LUA = Path(str(script_loader.directory()))
 LIBRARIES = sorted(
     str(path.relative_to(LUA / "lib").with_suffix("")) for path in LUA.glob("lib/**/*.lua")
 )
@@ -32,7 +32,7 @@ def functions(text: str) -> list[tuple[str, int]]:
 def test_every_function_of_a_library_is_short_and_says_what_it_does():
     for library in LIBRARIES:
         with case(library):
-            text = scripts.source(f"lib/{library}")
+            text = script_loader.source(f"lib/{library}")
             described = re.findall(
                 r"^--.*\n(?:--- @inline\n)?local function (\w+)", text, re.MULTILINE
             )
@@ -44,12 +44,12 @@ def test_every_function_of_a_library_is_short_and_says_what_it_does():
 def parts() -> list[str]:
     """All scripts, short forms and libraries."""
     alone = (f"alone/{verb}" for verb in ALONE)
-    return [*(f"lib/{library}" for library in LIBRARIES), *alone, *scripts.names()]
+    return [*(f"lib/{library}" for library in LIBRARIES), *alone, *script_loader.names()]
 
 
 def code_of(part: str) -> str:
     """A script or a library without its header and its comments."""
-    text = re.sub(r"\A--\[\[\n.*?\n\]\]\n", "", scripts.source(part), flags=re.DOTALL)
+    text = re.sub(r"\A--\[\[\n.*?\n\]\]\n", "", script_loader.source(part), flags=re.DOTALL)
     return inlining.without_comments(text)
 
 
@@ -75,7 +75,9 @@ def test_a_field_that_is_read_with_others_has_a_name():
 def test_no_local_of_a_script_or_library_has_the_name_of_a_library_function():
     """An inline function means the same at each of its calls."""
     names = {
-        name for library in LIBRARIES for name, _ in functions(scripts.source(f"lib/{library}"))
+        name
+        for library in LIBRARIES
+        for name, _ in functions(script_loader.source(f"lib/{library}"))
     }
     declaration = re.compile(r"^ *local (?!function)([^=\n]*)|\bfor ([^=\n]*?) (?:=|in)\b", re.M)
     assert len(names) > 100
@@ -89,8 +91,8 @@ def test_no_local_of_a_script_or_library_has_the_name_of_a_library_function():
 def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_callers():
     for name in LIBRARIES:
         with case(name):
-            text = scripts.source(f"lib/{name}")
-            whole = scripts.expanded(text)
+            text = script_loader.source(f"lib/{name}")
+            whole = script_loader.expanded(text)
             chunk = read_chunk(whole)
             keys = " ".join(re.findall(r"^ *--- @needs (.+)$", text + whole, re.MULTILINE)).split()
 
@@ -101,7 +103,7 @@ def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_calle
 
 def names_in_header(part: str, word: str) -> set[str]:
     """The names in the line of a header that begins with a word: `Reads: call fields`."""
-    header = scripts.source(part).partition("]]")[0]
+    header = script_loader.source(part).partition("]]")[0]
     lines = re.findall(rf"^{word}: (.+)$", header, re.MULTILINE)
     assert len(lines) <= 1
     names = " ".join(lines).split()
@@ -112,13 +114,13 @@ def names_in_header(part: str, word: str) -> set[str]:
 def test_a_short_form_says_which_locals_of_its_script_it_reads_and_writes():
     """Keys, and what libraries declare, are known everywhere."""
     known = GLOBALS.union(
-        *(read_chunk(scripts.source(f"lib/{library}")).declares for library in LIBRARIES)
+        *(read_chunk(script_loader.source(f"lib/{library}")).declares for library in LIBRARIES)
     )
     assert ALONE
     for verb in ALONE:
         with case(verb):
-            chunk = read_chunk(scripts.source(f"alone/{verb}"))
-            keys, _ = scripts.keys_of(verb)
+            chunk = read_chunk(script_loader.source(f"alone/{verb}"))
+            keys, _ = script_loader.keys_of(verb)
 
             assert chunk.reads - known - set(keys) == names_in_header(f"alone/{verb}", "Reads")
             assert chunk.writes == names_in_header(f"alone/{verb}", "Writes")
@@ -128,7 +130,7 @@ def test_a_short_form_is_in_one_place_of_its_script_alone():
     for verb in ALONE:
         with case(verb):
             include = f'--- @include "alone/{verb}"\n'
-            texts = {part: scripts.source(part) for part in parts()}
+            texts = {part: script_loader.source(part) for part in parts()}
 
             assert {part for part, text in texts.items() if include in text} == {verb}
             assert len(re.findall(f"^{include}", texts[verb], re.MULTILINE)) == 1
@@ -138,16 +140,16 @@ def test_no_name_is_declared_by_two_libraries():
     declared = [
         name
         for library in LIBRARIES
-        for name in read_chunk(scripts.source(f"lib/{library}")).declares
+        for name in read_chunk(script_loader.source(f"lib/{library}")).declares
     ]
 
     assert len(declared) == len(set(declared))
 
 
 def test_script_declares_every_name_that_it_reads_or_writes():
-    for verb in scripts.names():
+    for verb in script_loader.names():
         with case(verb):
-            chunk = read_chunk(scripts.load(verb).text)
+            chunk = read_chunk(script_loader.load(verb).text)
 
             assert chunk.reads <= GLOBALS
             assert chunk.writes == set()
@@ -207,7 +209,7 @@ end
 local inner_unused = 3
 return inner_unused
 """
-    left = scripts.pruned(inlining.without_comments(text))
+    left = script_loader.pruned(inlining.without_comments(text))
 
     assert read_chunk(left).declares == ["used", "inner_unused"]
     assert "function inner()" in left
@@ -216,7 +218,7 @@ return inner_unused
 
 
 def test_included_text_is_indented_as_its_include_and_made_once_for_a_block():
-    whole = scripts.expanded(
+    whole = script_loader.expanded(
         'if x then\n  --- @include "lib/clock"\nend\n--- @include "lib/clock"\n'
         'if y then\n  --- @include "lib/clock"\nend\n'
     )

@@ -17,7 +17,8 @@ from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.transport import errors, scripts
+from rmq.kernel.transport import errors
+from rmq.kernel.transport.lua import script_loader
 from tests.conftest import any_binary
 from tests.lua import query
 from tests.lua.box import Box, Lease
@@ -153,7 +154,7 @@ def test_older_lanes_go_first_in_their_priority_only(make_box):
 
 def test_send_is_refused_with_what_to_do_where_all_lanes_are_used(make_box, monkeypatch):
     few = [("send", "% 262144", "% 3"), ("send", "% 2095104", "% 3")]
-    monkeypatch.setattr(scripts, "load", loader(few))
+    monkeypatch.setattr(script_loader, "load", loader(few))
     box = grouped(make_box)
     send(box, *"aabbcc")
     send(box, "d")
@@ -431,7 +432,7 @@ def test_held_message_waits_whoever_asks(make_box, script):
 @pytest.mark.parametrize("script", PLACES)
 def test_control_a_script_that_does_not_see_lanes_is_noticed(make_box, monkeypatch, script):
     claim, text, blind = PLACES[script]
-    monkeypatch.setattr(scripts, "load", loader([(script, text, blind)]))
+    monkeypatch.setattr(script_loader, "load", loader([(script, text, blind)]))
 
     with pytest.raises(AssertionError):
         claim(make_box)

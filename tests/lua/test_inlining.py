@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport import inlining, scripts
+from rmq.kernel.transport.lua import inlining, script_loader
 from tests.lua.both_ways import compare
 from tests.lua.box import case
 from tests.lua.calls import CALLS, REACHING, Call
@@ -15,10 +15,12 @@ from tests.lua.single import COMMANDS
 
 def plain(verb: str) -> str:
     """The text of a script that calls its inline functions."""
-    return scripts.bound(verb, scripts.pruned(inlining.called(scripts.composed(verb))))
+    return script_loader.bound(
+        verb, script_loader.pruned(inlining.called(script_loader.composed(verb)))
+    )
 
 
-@pytest.mark.parametrize("verb", scripts.names())
+@pytest.mark.parametrize("verb", script_loader.names())
 def test_script_does_the_same_with_inline_functions_in_place_or_called(anew, verb):
     calls: list[tuple[Any, Call]] = [(verb, CALLS[verb])]
     calls += [(place, call) for place, call in REACHING.items() if place[0] == verb]
@@ -37,10 +39,10 @@ def test_script_of_one_message_does_the_same_either_way(box, build):
 
 
 def test_every_inline_function_is_in_place_in_every_script():
-    for verb in scripts.names():
+    for verb in script_loader.names():
         with case(verb):
-            composed = scripts.composed(verb)
-            loaded = scripts.load(verb).text
+            composed = script_loader.composed(verb)
+            loaded = script_loader.load(verb).text
 
             for name in inlining.names(composed):
                 assert f"function {name}(" not in loaded

@@ -14,7 +14,7 @@ from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core.pause import Pause
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 from tests.lua.calls import CALLS
 from tests.lua.furnished import CLAIM, OWNER, PAUSED, RUN, SCHEDULE, Furnished, furnish

@@ -12,7 +12,7 @@ import redis
 
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.lua.box import Box
 from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
@@ -46,7 +46,9 @@ def limited(request: pytest.FixtureRequest, raw: redis.Redis) -> redis.Redis:
 
 
 def test_every_script_that_signals_is_looked_at_here() -> None:
-    signalling = {name for name in scripts.names() if "'PUBLISH'" in scripts.load(name).text}
+    signalling = {
+        name for name in script_loader.names() if "'PUBLISH'" in script_loader.load(name).text
+    }
     assert signalling == {*WAKING, *FREEING, *LETTING_OUT, *PROBING, "slot", "group_resume"}
 
 

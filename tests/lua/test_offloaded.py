@@ -17,8 +17,8 @@ from rmq.kernel.core import record as core_record
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.scripts import slot_delete
-from rmq.kernel.transport import scripts as transport_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.lua.box import GONE, Box, Lease, ordered, stored
 from tests.lua.calls import CALLS, _arriving, _dropping, _merging, _publishing, _scheduling
 from tests.lua.crediting import break_script

@@ -7,12 +7,12 @@ import math
 import pytest
 import redis
 
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.lua.box import ordered, timed
 
 
 def library(name: str) -> str:
-    return scripts.expanded(scripts.source(f"lib/{name}"))
+    return script_loader.expanded(script_loader.source(f"lib/{name}"))
 
 
 def ordered_score(raw: redis.Redis, integer: int, order: int) -> float:

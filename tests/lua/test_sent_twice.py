@@ -15,8 +15,8 @@ from rmq.features.queries.scripts import PublishReply
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.context import ReplaySession
-from rmq.kernel.transport import scripts as transport_scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.lua.box import Box
 from tests.lua.furnished import STAGE, furnish
 from tests.lua.moving import bury, entry, hold

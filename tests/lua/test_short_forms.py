@@ -11,7 +11,7 @@ import redis
 
 import rmq
 from rmq.kernel.consumer import scripts as consumer_scripts
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.lua.both_ways import compare
 from tests.lua.group import check, grouped, send as send_in_groups, send_alone
 from tests.lua.single import COMMANDS, ack, send, take
@@ -23,14 +23,16 @@ LONG_BEGINS = '\n--- @include "lib/check"\n'  # the long form behind such a shor
 
 def is_apart(verb: str) -> bool:
     """Whether the short form of a script is a file of its own."""
-    return (scripts.directory() / "alone" / f"{verb}.lua").is_file()
+    return (script_loader.directory() / "alone" / f"{verb}.lua").is_file()
 
 
 @functools.cache
 def without_short_form(verb: str) -> str:
     if is_apart(verb):
-        return scripts.final_text(verb, lambda part, text: "" if part == f"alone/{verb}" else text)
-    text = scripts.load(verb).text
+        return script_loader.final_text(
+            verb, lambda part, text: "" if part == f"alone/{verb}" else text
+        )
+    text = script_loader.load(verb).text
     assert text.count(SHORT) >= 1
     return text.replace(SHORT, "if false and ", 1)
 
@@ -47,7 +49,7 @@ def short_form_alone(verb: str) -> str:
             return text.replace(LONG_BEGINS, f"\n{LONG}{LONG_BEGINS}")
         return text
 
-    return scripts.final_text(verb, with_error)
+    return script_loader.final_text(verb, with_error)
 
 
 @pytest.mark.parametrize("build", COMMANDS.values(), ids=COMMANDS.keys())

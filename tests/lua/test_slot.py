@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 
 

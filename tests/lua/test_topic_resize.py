@@ -11,7 +11,7 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core.layout import Layout, Resizing
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.scripts import TopicReply
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
 from tests.lua import query
 from tests.lua.box import GONE
 from tests.lua.crediting import Sleeper

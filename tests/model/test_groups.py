@@ -16,7 +16,7 @@ from rmq.features.dead_letters import scripts as dead_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core import record
 from rmq.kernel.core.retry import Levels
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.conftest import Clock
 from tests.lua.box import Box, Lease
 from tests.lua.group import PRIORITY_END, check, pause, release, resume, send_alone
@@ -241,7 +241,7 @@ def test_no_way_of_few_steps_breaks_groups_whose_messages_have_a_lane_each(
 def test_control_a_broken_script_breaks_it(
     server: Server, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
-    monkeypatch.setattr(scripts, "load", loader(GROUPS[mutant]))
+    monkeypatch.setattr(script_loader, "load", loader(GROUPS[mutant]))
 
     with pytest.raises(AssertionError, match=r"group|lane|stuck|handed over"):
         visit(ways_of(server, name, clock), 5)

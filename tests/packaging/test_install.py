@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.server.running import until
 from tests.servers import Server as Redis, die_with_parent, free_port
 
 ROOT = Path(__file__).parents[2]
 LOOK = (
-    "import rmq.kernel.transport.scripts as s; print(s.directory()); "
+    "import rmq.kernel.transport.lua.script_loader as s; print(s.directory()); "
     "print(len([s.load(n).sha for n in s.names()])); "
-    "from rmq.kernel.transport.places import with_places as w; "
+    "from rmq.kernel.transport.lua.error_places import with_places as w; "
     "e = lambda n: ' '.join(f'user_script:{i}' for i in range(4000)); "
     "print(len([n for n in s.names() if f'lua/{s.path_of(n)}.lua:' in w(e(n), n)]))"
 )
@@ -109,8 +109,8 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
     for path in (ROOT / "lua").rglob("*.lua"):
         assert "rmq/lua/" + str(path.relative_to(ROOT / "lua")) in names
     texts = zipfile.ZipFile(wheel)
-    for name in scripts.names():
-        assert texts.read(f"rmq/lua/composed/{name}.lua").decode() == scripts.final_text(name)
+    for name in script_loader.names():
+        assert texts.read(f"rmq/lua/composed/{name}.lua").decode() == script_loader.final_text(name)
     assert {"rmq/py.typed", "spark_connector/py.typed", "spark_connector/source.py"} <= names
     assert console_files() <= names
     assert "pyspark_rmq/__init__.py" in names  # where Spark looks for format("rmq")
@@ -159,7 +159,7 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     page, style = served(home, server, tmp_path)
 
     assert where.startswith(str(home))
-    assert int(count) == int(named) == len(scripts.names())
+    assert int(count) == int(named) == len(script_loader.names())
     assert "dlq" in help_text
     assert "Overview" in page
     assert ".card" in style
@@ -176,7 +176,7 @@ def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path
     where, count, named = ran(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path).splitlines()
 
     assert where.startswith(str(archive))
-    assert int(count) == int(named) == len(scripts.names())
+    assert int(count) == int(named) == len(script_loader.names())
 
 
 @pytest.mark.slow
@@ -224,8 +224,8 @@ def test_spark_finds_the_data_source_by_its_package_and_loads_nothing_more() -> 
 def test_scripts_that_are_missing_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripts.directory.cache_clear()
-    monkeypatch.setattr(scripts, "files", lambda name: tmp_path / "rmq")
+    script_loader.directory.cache_clear()
+    monkeypatch.setattr(script_loader, "files", lambda name: tmp_path / "rmq")
     with pytest.raises(Exception, match="the installation is incomplete"):
-        scripts.directory()
-    scripts.directory.cache_clear()
+        script_loader.directory()
+    script_loader.directory.cache_clear()

@@ -13,7 +13,7 @@ from rmq.kernel.consumer import settle as settle_flow
 from rmq.kernel.core import record
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.topic import context
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.ground import TOPIC, Ground, HeldDelivery
 from tests.property.model import Msg
 
@@ -288,7 +288,7 @@ class Machine(Ground):
             ordered = self.consumes == "ordered"
         mode = "at_most_once" if pops else "at_least_once"
         consumer = self.topic.consumer(lease=lease, mode=mode, ordered=ordered)
-        self.unloaded = not self.raw.script_exists(scripts.load("prepare").sha)[0]
+        self.unloaded = not self.raw.script_exists(script_loader.load("prepare").sha)[0]
         got = self.do(lambda: consumer.receive(limit), lost=lost)
         if self.consumes == "ordered":
             self.in_order(got)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rmq.kernel.core.ids import member_of
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.scripts import Script
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.lua.script_loader import Script
+from rmq.kernel.transport.single.blocking import Transport
 from tests.property.driver import Driver
 
 Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written
@@ -193,7 +193,7 @@ def few_places(patch: pytest.MonkeyPatch, count: int = 4) -> None:
 
 def change_sources(patch: pytest.MonkeyPatch, *changes: Change) -> None:
     """Compose all scripts anew, of sources with these changes."""
-    whole = scripts._body
+    whole = script_loader._body
 
     def body(name: str) -> str:
         text = whole(name)
@@ -204,15 +204,15 @@ def change_sources(patch: pytest.MonkeyPatch, *changes: Change) -> None:
         return text
 
     def load(name: str) -> Script:
-        return Script(name, scripts.final_text(name))
+        return Script(name, script_loader.final_text(name))
 
-    patch.setattr(scripts, "_body", functools.cache(body))
-    patch.setattr(scripts, "load", functools.cache(load))
+    patch.setattr(script_loader, "_body", functools.cache(body))
+    patch.setattr(script_loader, "load", functools.cache(load))
 
 
 def loader(changes: list[Change]) -> Callable[[str], Script]:
     """A `scripts.load` that hands out the broken variants."""
-    whole = scripts.load
+    whole = script_loader.load
     made: dict[str, Script] = {}
     for name, before, after in changes:
         text = (made.get(name) or whole(name)).text

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
 from rmq.kernel.core import record
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from tests.property.driver import Driver
 from tests.property.grouped import Grouped
 from tests.property.machine import LARGE, Machine
@@ -63,7 +63,7 @@ def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.Monk
             if name in OFFLOADED:
                 Run.offloads = True
                 offload(patch)
-            patch.setattr(scripts, "load", loader(changes))
+            patch.setattr(script_loader, "load", loader(changes))
             if name in LARGE_BODIES:
                 patch.setattr(record, "MIN_BYTES", LARGE)
                 patch.setattr(record, "MIN_BYTES_OF_CALL", LARGE)
@@ -101,7 +101,7 @@ def test_the_machine_of_groups_catches_every_mutant(
         Run.groups = rmq.Groups(order=False, concurrency=3)
     if "lane" in mutant:
         few_places(monkeypatch)
-    monkeypatch.setattr(scripts, "load", loader(GROUPS[mutant]))
+    monkeypatch.setattr(script_loader, "load", loader(GROUPS[mutant]))
 
     with pytest.raises(Violation) as found:
         hunt(Run)

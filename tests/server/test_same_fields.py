@@ -14,7 +14,7 @@ import rmq
 from rmq.cli import cli
 from rmq.features.workers import flows
 from rmq.features.workers.status import HandlerStatus, write_status
-from rmq.kernel.transport.steps import RawCommand
+from rmq.kernel.transport.flow.steps import RawCommand
 from tests.cli.conftest import OWN_STDERR
 from tests.server.running import ask, serving
 from tests.servers import Server as Redis

@@ -18,8 +18,8 @@ import pytest
 
 import rmq
 from rmq.features.schedules.service import Schedules
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.scripts import Script
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.lua.script_loader import Script
 from rmq.server import leadership
 from rmq.server.leadership import Leadership
 from tests.conftest import Clock
@@ -203,7 +203,7 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
     client: rmq.Client, prefix: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: the same two servers, and a script that sends what it is given."""
-    load = scripts.load
+    load = script_loader.load
     guard = (
         "if not due or tonumber(due) > now and not moves_back "
         "or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7]"
@@ -221,7 +221,7 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
     assert careless.count(own_id) == 1
     changed = Script("schedule_send", careless)
     monkeypatch.setattr(
-        scripts, "load", lambda name: changed if name == "schedule_send" else load(name)
+        script_loader, "load", lambda name: changed if name == "schedule_send" else load(name)
     )
 
     assert both_send(client, prefix, clock) == 1

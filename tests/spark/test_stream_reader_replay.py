@@ -9,7 +9,7 @@ from rmq.errors import ConfigurationError, LeaseLost
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import QueryRollbackReply
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 from spark_connector import query_lease
 from tests.spark.reading import (
     Make,

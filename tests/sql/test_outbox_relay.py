@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.kernel.topic import context
-from rmq.kernel.transport.steps import Sleep
+from rmq.kernel.transport.flow.steps import Sleep
 from rmq.outbox import Outbox, Relay, stub_id
 from rmq.sql.outbox import confirm_queries, relay_queries as sql
 from rmq.sql.outbox.tables import stubs

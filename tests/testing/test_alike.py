@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.errors import RMQError
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from rmq.testing import Broker
 from tests.servers import Server
 
@@ -248,7 +248,7 @@ def test_at_most_once_hands_over_all_where_a_reply_was_lost(fake: Broker, verb: 
 
     def losing(packed: bytes, count: int) -> list[Any]:
         replies = exchange(packed, count)
-        if scripts.load(verb).sha.encode() in packed and not lost:
+        if script_loader.load(verb).sha.encode() in packed and not lost:
             lost.append(replies)
             raise ConnectionResetError
         return replies

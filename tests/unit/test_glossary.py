@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.cli import cli
 from rmq.kernel.core import telemetry
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 from rmq.server import api
 from rmq.web import requests
 
@@ -104,7 +104,7 @@ NAMES = {
     "rmq": lambda: set(rmq.__all__),
     "the command line": cli_names,
     "metrics": lambda: {metric.name for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)},
-    "scripts": lambda: set(scripts.names()),
+    "scripts": lambda: set(script_loader.names()),
 }
 
 

@@ -25,7 +25,8 @@ FILES = sorted(
 # What the twins of runners and transports do in ways of their own has 2 files.
 # Fixes of faults: 1400 lines and 4 files; `environment` is one of the files.
 # Folders for the stages of a worker: 17 files, of which 4 are `__init__`; no circles of imports.
-LIMITS = {"lines": 46_900, "files": 399, "private": 76}
+# Folders for the transports: 7 files, all of them `__init__`.
+LIMITS = {"lines": 46_900, "files": 406, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

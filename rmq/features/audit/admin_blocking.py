@@ -9,7 +9,7 @@ from rmq.features.audit import flows as audit_flow
 from rmq.features.audit.audit import AuditResult
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic.verbs import AdminPart
-from rmq.kernel.transport.steps import Progress
+from rmq.kernel.transport.flow.steps import Progress
 
 
 class AuditAdmin(AdminPart):

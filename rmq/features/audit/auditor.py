@@ -16,7 +16,7 @@ from rmq.features.audit import flows as audit_flow
 from rmq.features.audit.audit import Audit
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

@@ -18,7 +18,7 @@ from rmq.kernel.core.validation import Ranges, difference, intersection, union
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, Progress, pipeline
+from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
 PAGE = 1000
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
@@ -40,7 +40,7 @@ def audit_open(
         return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
     return Command(
-        scripts.load("audit_open"),
+        script_loader.load("audit_open"),
         (keys.slot, keys.audit),
         [context.now_us, after, limit, every_ms],
         parse,
@@ -50,7 +50,7 @@ def audit_open(
 def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
     """Read a page of the numbered messages that live in a slot."""
     return Command(
-        scripts.load("audit_scan"),
+        script_loader.load("audit_scan"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),
         [cursor, limit],
         lambda reply: AuditScanPage(reply[0], reply[1], bool(reply[2]), reply[3:]),

@@ -11,8 +11,8 @@ import time
 from rmq.features.audit import flows as audit_flow, scripts
 from rmq.features.audit.audit import Audit
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")

@@ -7,7 +7,7 @@ from rmq.kernel.core.business_key import check_consumer, check_key
 from rmq.kernel.core.claim import ClaimStatus
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
 
 def _claim_key(context: TopicContext, key: str, consumer: str) -> Flow[bytes]:

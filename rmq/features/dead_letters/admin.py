@@ -13,7 +13,7 @@ from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import QueueWord
 from rmq.kernel.topic.verbs import AsyncAdminPart
-from rmq.kernel.transport.steps import Progress
+from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncDeadLetterAdmin(AsyncAdminPart):

@@ -25,7 +25,7 @@ from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Command, Flow, Progress, Sleep
+from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep
 
 # Messages of one call: others wait meanwhile. Redis frees bodies, in a redrive it copies failures.
 CALL_MAX, REDRIVE_MAX = 200, 100

@@ -23,7 +23,7 @@ from rmq.kernel.topic import opening, reading, stats
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ALL, Place, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, Progress
+from rmq.kernel.transport.flow.steps import Flow, Progress
 
 GROUPS_MAX = 1000
 

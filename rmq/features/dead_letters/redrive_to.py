@@ -24,7 +24,7 @@ from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand, durable_pipeline, raise_first_error
+from rmq.kernel.transport.flow.steps import Flow, RawCommand, durable_pipeline, raise_first_error
 
 FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"  # its topic before; its id there
 AUDIT_MARK = "rmq-audit"  # a number belongs to the slot that the message leaves

@@ -9,8 +9,8 @@ from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 def redrive(
@@ -25,7 +25,7 @@ def redrive(
     `died_by_ms`: those that died later count as not dead.
     """
     return Command(
-        scripts.load("redrive"),
+        script_loader.load("redrive"),
         (keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare),
         [
             topic_context.now_us, session.call, context.channel, keys.index,
@@ -48,7 +48,7 @@ def drop_expired(
 ) -> Command[DropExpiredReply]:
     """Drop the expired ones of a page of waiting messages, or make them dead letters."""
     return Command(
-        scripts.load("drop_expired"),
+        script_loader.load("drop_expired"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
             keys.bodies,
@@ -72,7 +72,7 @@ def trash(
     `died_by_ms`: those that died later count as not dead.
     """
     return Command(
-        scripts.load("trash"),
+        script_loader.load("trash"),
         (
             keys.slot, keys.dead, keys.trash, keys.deaths, keys.records, keys.failures, keys.audit,
             keys.bodies,
@@ -88,7 +88,7 @@ def trash(
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
     """Put dead letters back from the trash. A letter for each: 1 restored, 0 not in the trash."""
     return Command(
-        scripts.load("restore"),
+        script_loader.load("restore"),
         (keys.slot, keys.dead, keys.trash, keys.deaths),
         [topic_context.now_us, session.call, *members_of(ids)],
         bytes.decode,
@@ -162,7 +162,7 @@ def redrive_hold(
 
     pairs = [part for id, slot in zip(ids, slots, strict=True) for part in (member_of(id), slot)]
     return Command(
-        scripts.load("redrive_hold"),
+        script_loader.load("redrive_hold"),
         (keys.slot, keys.dead, keys.records),
         [topic_context.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs],
         parse,
@@ -174,7 +174,7 @@ def redrive_send(
 ) -> Command[ArrivalReply]:
     """Store dead letters of another topic, each once."""
     return Command(
-        scripts.load("redrive_send"),
+        script_loader.load("redrive_send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.prepare, keys.arrivals,
@@ -198,7 +198,7 @@ def redrive_settle(
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
     return Command(
-        scripts.load("redrive_settle"),
+        script_loader.load("redrive_settle"),
         (
             keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
             keys.settled0, keys.settled1, keys.arrivals,

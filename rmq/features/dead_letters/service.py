@@ -14,8 +14,8 @@ from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import DropExpiredReply
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")

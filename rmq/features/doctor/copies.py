@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.features.doctor.look import Info, Look, Sight, some
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.topic.overview import TopicOverview
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 REPLICA_LAG_S = 10
 WAITAOF_SINCE = (7, 2)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.features.doctor import copies, memory, programs, restrictions, topics
 from rmq.features.doctor.look import SEVERITIES, Finding, Look, Sight, some
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 
 class Check(NamedTuple):

@@ -12,7 +12,7 @@ from rmq.features.workers import flows
 from rmq.features.workers.status import WorkerStatus
 from rmq.kernel.topic import overview
 from rmq.kernel.topic.overview import TopicOverview, overview as topic_overview
-from rmq.kernel.transport.steps import Flow, OnEveryMaster, server_ms
+from rmq.kernel.transport.flow.steps import Flow, OnEveryMaster, server_ms
 
 T = TypeVar("T")
 

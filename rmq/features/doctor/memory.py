@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.features.doctor.look import MIB, Look, Severity, Sight, at
 from rmq.kernel.topic.opening import SAFE_POLICY
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 NEAR, AT_LIMIT = 0.80, 0.95  # parts of maxmemory
 PACKED_MOST = 1024  # entries of a packed list: each look-up and change walks through it

@@ -9,8 +9,9 @@ from rmq.errors import AccessDenied, RMQError
 from rmq.features.doctor.look import Look, Severity, Sight, age, at, plural, some
 from rmq.kernel.core.keys import topics_key, wake_channel
 from rmq.kernel.core.packages import VERSION
-from rmq.kernel.transport import acl, scripts
-from rmq.kernel.transport.steps import Flow, RawCommand
+from rmq.kernel.transport import acl
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
+from rmq.kernel.transport.lua import script_loader
 
 CLOCK_NOTE_S, CLOCK_WARNING_S = 0.5, 5.0
 SLOW_US, SLOW_RECENT_S, SLOW_READ = 5000, 3600, 128
@@ -42,7 +43,7 @@ def slow_scripts(look: Look) -> Flow[list[Sight]]:
     """Scripts of RMQ in SLOWLOG."""
     addresses, replies = yield from look.on_masters("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
     addresses = addresses or [""]
-    names = {scripts.load(name).sha.encode(): name for name in scripts.names()}
+    names = {script_loader.load(name).sha.encode(): name for name in script_loader.names()}
     now_ms = yield from look.now_ms()
     slow: dict[str, list[tuple[int, int]]] = {}
     where: dict[str, set[str]] = {}

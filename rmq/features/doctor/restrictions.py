@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from rmq.errors import AccessDenied, OutcomeUnknown, RMQError, Unavailable
 from rmq.features.doctor.look import Look, Sight
 from rmq.kernel.core.keys import SlotKeys, wake_channel
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Flow, TakesTransactions
+from rmq.kernel.transport.flow.steps import Flow, TakesTransactions
+from rmq.kernel.transport.lua import script_loader
 
 FEW_CONNECTIONS = 256
 # Of INFO, what other checks read.
@@ -46,7 +46,7 @@ def restrictions(look: Look) -> Flow[list[Sight]]:
 def _probes(prefix: str) -> tuple[_Probe, ...]:
     skipped = "The checks that need it are skipped"
     return (
-        _Probe("SCRIPT LOAD", ("SCRIPT", "LOAD", scripts.load("slot").text), "EVAL loads the "
+        _Probe("SCRIPT LOAD", ("SCRIPT", "LOAD", script_loader.load("slot").text), "EVAL loads the "
                "scripts"),
         _Probe("PUBLISH", ("PUBLISH", wake_channel(prefix, "ping"), ""), "Waiting consumers poll: "
                "new messages are up to 1 s late"),

@@ -21,7 +21,7 @@ from rmq.kernel.core.score import lane_of, lane_range
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.overview import TopicOverview
-from rmq.kernel.transport.steps import Flow, Pipeline, RawCommand, is_master_away
+from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_away
 
 CHANNELS = 1000  # asked for in one command
 SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first

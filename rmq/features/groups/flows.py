@@ -19,7 +19,7 @@ from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext, slot_of
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, Progress, pipeline
+from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
 SCAN = 100_000  # groups that a list looks at; about 30 000 are read in a second
 PURGED = 100  # messages of one call

@@ -10,8 +10,8 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import PRIORITY_END, lane_range, moment
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 PAGE = 100
 _PAUSED, _HELD = 2, 4  # flags
@@ -98,7 +98,9 @@ def groups(
         )
 
     one = [] if name is None else [name, member_of(id) if id else b""]
-    return Command(scripts.load("groups"), (keys.slot, keys.store), [cursor, PAGE, *one], parse)
+    return Command(
+        script_loader.load("groups"), (keys.slot, keys.store), [cursor, PAGE, *one], parse
+    )
 
 
 def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
@@ -125,7 +127,7 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
     """Let nothing more of a group out: 1 paused, 0 it was already, -1 the slot has no groups."""
-    return Command(scripts.load("group_pause"), (keys.slot, keys.store), [name], int)
+    return Command(script_loader.load("group_pause"), (keys.slot, keys.store), [name], int)
 
 
 def group_resume(
@@ -133,7 +135,7 @@ def group_resume(
 ) -> Command[bool]:
     """End the pause of a group, or what a dead letter holds; return whether it was so."""
     return Command(
-        scripts.load("group_resume"),
+        script_loader.load("group_resume"),
         (keys.slot, keys.store),
         [topic_context.now_us, context.channel, keys.index, name, what],
         bool,

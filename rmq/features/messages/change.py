@@ -11,7 +11,7 @@ from rmq.kernel.core.ids import Id
 from rmq.kernel.core.validation import Moment, check_due_ms, check_priority, duration_ms
 from rmq.kernel.topic import context as topic_context, opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 CancelStatus = Literal["cancelled", "in_flight", "dead", "gone"]
 RescheduleStatus = Literal["rescheduled", "in_flight", "dead", "gone"]

@@ -27,7 +27,7 @@ from rmq.kernel.topic import context as topic_context, opening, reading, stats a
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ALL, PRIORITIES, Place, SlotReader, ranges_in_order
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, server_ms
+from rmq.kernel.transport.flow.steps import Flow, server_ms
 
 LIMIT_MAX, PEEK_MAX, SCAN = 1000, 1_000_000, 10_000
 MEMBER_BYTES = 13

@@ -6,8 +6,8 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 def cancel(
@@ -15,7 +15,7 @@ def cancel(
 ) -> Command[str]:
     """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
     return Command(
-        scripts.load("cancel"),
+        script_loader.load("cancel"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, keys.audit, keys.bodies,
@@ -30,7 +30,7 @@ def reschedule(
 ) -> Command[tuple[str, int]]:
     """Give a waiting message another due time; `due` below 1e12 is a delay in ms."""
     return Command(
-        scripts.load("reschedule"),
+        script_loader.load("reschedule"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
         [topic_context.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
@@ -40,7 +40,7 @@ def reschedule(
 def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: int) -> Command[str]:
     """Give a waiting message another priority."""
     return Command(
-        scripts.load("set_priority"),
+        script_loader.load("set_priority"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
         [topic_context.now_us, session.call, member_of(id), priority],
         bytes.decode,

@@ -6,8 +6,8 @@ import logging
 
 from rmq.kernel.consumer import rollback
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")

@@ -20,7 +20,7 @@ from rmq.kernel.core.offloading import Reference
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic import opening, overview, tombstones
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, InThread, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
 
 OLDER_LEAST_MS = 3_600_000  # well over what a send may take between its object and its message
 SCAN = 500

@@ -10,7 +10,7 @@ import logging
 import time
 
 from rmq.kernel.topic import tombstones
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")

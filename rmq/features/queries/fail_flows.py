@@ -18,7 +18,7 @@ from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 CALL_MOST = 250  # messages of one call: each is a failure entry to be written
 CALL_SPAN = 4000  # from the first number of a call to the last

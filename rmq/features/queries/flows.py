@@ -24,7 +24,7 @@ from rmq.kernel.consumer.scripts import LONG_EXPIRED, QueryLease
 from rmq.kernel.core import failure
 from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import (
+from rmq.kernel.transport.flow.steps import (
     POLL_S,
     ROUND_S,
     AwaitSignal,

@@ -15,8 +15,8 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.overview import CALLS_AT_ONCE
-from rmq.kernel.transport.scripts import plain
-from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand, pipeline
+from rmq.kernel.transport.lua.script_loader import plain
 
 SCANNED = 1000  # keys that one SCAN looks at: about a ms of the server's time
 

@@ -20,8 +20,8 @@ from rmq.kernel.consumer.scripts import QueryLease, check_run
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Held(NamedTuple):

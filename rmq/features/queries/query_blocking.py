@@ -14,7 +14,7 @@ from rmq.kernel.consumer.scripts import QueryLease
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Query(QueryBase):

@@ -20,7 +20,7 @@ from rmq.kernel.core.ids import MEMBER_SIZE
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import reading
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 PAGE_BYTES = 16 * 1024 * 1024  # of a page that is read, for a program that does not say
 FIRST_ROWS = 500  # of the first page of a part, when the size of its messages is not known

@@ -28,8 +28,8 @@ from rmq.kernel.core.score import HELD_MIN
 from rmq.kernel.core.validation import EXACT_MOST, UNREADABLE
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 REPORT_BYTES = (
     500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/queries/query_renew.lua
@@ -113,7 +113,7 @@ def query_take(
 ) -> Command[QueryLog]:
     """Take messages of one slot into the log. `most_bytes`: of their records; 0: any number."""
     return Command(
-        scripts.load("query_take"),
+        script_loader.load("query_take"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
@@ -137,7 +137,7 @@ def query_renew(
     query takes over. `report`: kept for query_inspect; b"": the one before stays.
     """
     return Command(
-        scripts.load("query_renew"),
+        script_loader.load("query_renew"),
         (keys.slot, *_query_keys(keys, lease.run), keys.queries, keys.leases),
         [
             *_asked_by(lease), lease.lease_ms, lease.owner_ms if owns else 0, int(lease.exact),
@@ -195,7 +195,7 @@ def query_read(
         return QueryPage(reply[0], reply[1], receipts, reply[3])
 
     return Command(
-        scripts.load("query_read"),
+        script_loader.load("query_read"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, *_query_keys(keys, run),
             _marks_key(keys, run),
@@ -207,7 +207,7 @@ def query_read(
 
 def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes | None]]:
     """Read the records of members by a plain command: a script would cost twice as much."""
-    return Command(scripts.plain("HMGET"), (keys.records,), members, list)
+    return Command(script_loader.plain("HMGET"), (keys.records,), members, list)
 
 
 def query_settle(
@@ -224,7 +224,7 @@ def query_settle(
         limit: messages of one call.
     """
     return Command(
-        scripts.load("query_settle"),
+        script_loader.load("query_settle"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store, keys.bodies,
@@ -241,7 +241,7 @@ def query_settle(
 def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLog]:
     """Give a batch of one slot new numbers."""
     return Command(
-        scripts.load("query_again"),
+        script_loader.load("query_again"),
         (keys.slot, *_query_keys(keys, lease.run)),
         [*_asked_by(lease), upto],
         _log,
@@ -253,7 +253,7 @@ def query_release(
 ) -> Command[QueryLog]:
     """Give back what was taken of one slot after a number, and never handed out."""
     return Command(
-        scripts.load("query_release"),
+        script_loader.load("query_release"),
         (
             keys.slot, keys.store, keys.prepare, keys.failures, keys.records,
             *_query_keys(keys, lease.run), keys.queries,
@@ -268,7 +268,7 @@ def query_reject(
 ) -> Command[QuerySettleReply]:
     """Make messages of a query in one slot dead letters, from the beginning of its log."""
     return Command(
-        scripts.load("query_reject"),
+        script_loader.load("query_reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run), keys.store,
@@ -303,7 +303,7 @@ def query_fail(
     else they are dead letters.
     """
     return Command(
-        scripts.load("query_fail"),
+        script_loader.load("query_fail"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.audit, keys.bodies, *_query_keys(keys, run), _marks_key(keys, run),
@@ -322,7 +322,7 @@ def query_fail(
 def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
     """Say how many messages a query holds of one slot, and who owns it."""
     return Command(
-        scripts.load("query_inspect"),
+        script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
         [topic_context.now_us],
         lambda reply: QueryState(
@@ -361,7 +361,7 @@ def stage_push(
 ) -> Command[int]:
     """Append an entry to a stage; return how many elements the stage has then."""
     return Command(
-        scripts.load("stage_push"),
+        script_loader.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
         [position, keep_ms, msgpack.packb(entry, use_bin_type=False), *rests],
         int,
@@ -371,7 +371,7 @@ def stage_push(
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
     """Keep a stage for so long, or drop it (0). `length`: how many elements it must have."""
     return Command(
-        scripts.load("stage_keep"),
+        script_loader.load("stage_keep"),
         (keys.stage_stem + name.encode(),),
         [keep_ms, b"" if length is None else length],
         int,
@@ -389,7 +389,7 @@ def publish(
 ) -> Command[PublishReply | None]:
     """Move the next entry of a stage into the queue; None: the slot is full."""
     return Command(
-        scripts.load("publish"),
+        script_loader.load("publish"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies, keys.prepare,
@@ -415,10 +415,10 @@ def sink_begin(
 ) -> Command[SinkReply]:
     """Note the stages of a batch, once and for all; b"": only read."""
     return Command(
-        scripts.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
+        script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
     )
 
 
 def sink_end(context: TopicContext, query: str, batch: int) -> Command[bool]:
     """Note that a batch is published."""
-    return Command(scripts.load("sink_end"), _sink_keys(context, query), [batch], bool)
+    return Command(script_loader.load("sink_end"), _sink_keys(context, query), [batch], bool)

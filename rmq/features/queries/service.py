@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rmq.features.queries import held
 from rmq.features.queries.held import HeldQuery
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService, TopicCounts
 
 EVERY_S = 5.0

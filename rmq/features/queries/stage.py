@@ -19,8 +19,8 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.producer.send import block_s
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 KEEP_MAX_MS = 30 * 86_400_000
 _TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")

@@ -9,7 +9,7 @@ from typing import Any
 from rmq.features.queries import stage_flows
 from rmq.features.queries.stage import StageBase, columns_of
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Stage(StageBase):

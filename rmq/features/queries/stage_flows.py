@@ -35,7 +35,7 @@ from rmq.kernel.producer.encode import (
 )
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext, slot_of
-from rmq.kernel.transport.steps import (
+from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
     Sleep,

@@ -16,7 +16,7 @@ from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class Declaration:

@@ -8,7 +8,7 @@ from rmq.features.schedules.declaration import Declaration, Declaring
 from rmq.features.schedules.flows import DeclareStatus
 from rmq.features.schedules.schedule import Definition
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedule(Declaration):

@@ -31,8 +31,8 @@ from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic import opening, scheduled
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow, Pipeline
+from rmq.kernel.transport.flow.steps import Flow, Pipeline
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

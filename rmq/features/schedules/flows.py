@@ -25,7 +25,7 @@ from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.batches import Group, group_messages
 from rmq.kernel.topic import opening, scheduled
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 log = logging.getLogger("rmq")
 

@@ -8,8 +8,8 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
 
@@ -95,7 +95,7 @@ def schedule_set(
 ) -> Command[SetStatus]:
     """Store a schedule, or change it where its definition differs."""
     return Command(
-        scripts.load("schedule_set"),
+        script_loader.load("schedule_set"),
         _keys(keys),
         [
             topic_context.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
@@ -108,7 +108,7 @@ def schedule_set(
 def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command[DueReply]:
     """Read the schedules that are due."""
     return Command(
-        scripts.load("schedule_due"),
+        script_loader.load("schedule_due"),
         _keys(keys),
         [topic_context.now_us, limit, keys.created, generation],
         _due_reply,
@@ -120,7 +120,7 @@ def schedules(
 ) -> Command[SchedulesReply]:
     """Read one schedule, or a page of all."""
     return Command(
-        scripts.load("schedules"), _keys(keys), [topic_context.now_us, name, offset, limit],
+        script_loader.load("schedules"), _keys(keys), [topic_context.now_us, name, offset, limit],
         _schedules_reply,
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def schedule_send(
     if message is not None:
         sending = (time_ms, member_of(message[0]), message[1], message[2])
     return Command(
-        scripts.load("schedule_send"),
+        script_loader.load("schedule_send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.schedules, keys.schedule_times, keys.prepare,
@@ -160,7 +160,10 @@ def schedule_send(
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
     """Pause a schedule: 1 done, 0 it was paused, -1 there is none."""
     return Command(
-        scripts.load("schedule_pause"), (keys.slot, keys.schedule_times), [keys.created, name], int
+        script_loader.load("schedule_pause"),
+        (keys.slot, keys.schedule_times),
+        [keys.created, name],
+        int,
     )
 
 
@@ -169,7 +172,7 @@ def schedule_resume(
 ) -> Command[int]:
     """Resume a schedule: 1 done, 0 it was not paused, -1 there is none, -2 it has changed."""
     return Command(
-        scripts.load("schedule_resume"),
+        script_loader.load("schedule_resume"),
         _keys(keys),
         [topic_context.now_us, keys.created, name, revision, next_ms, due_ms],
         int,
@@ -178,4 +181,4 @@ def schedule_resume(
 
 def schedule_delete(keys: SlotKeys, name: str) -> Command[bool]:
     """Delete a schedule; return whether there was one."""
-    return Command(scripts.load("schedule_delete"), _keys(keys), [keys.created, name], bool)
+    return Command(script_loader.load("schedule_delete"), _keys(keys), [keys.created, name], bool)

@@ -8,7 +8,7 @@ from rmq.features.schedules.dispatch import POLL_S, Dispatch
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:

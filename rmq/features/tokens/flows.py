@@ -23,7 +23,7 @@ from rmq.kernel.core import access, keys, pause
 from rmq.kernel.core.access import AccessToken
 from rmq.kernel.core.validation import MOMENT_MOST_MS, Duration, duration_ms
 from rmq.kernel.topic.audit_trail import AuditLine, note
-from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 
 _WHAT = "sessions"  # what errors call these flows
 

@@ -16,7 +16,7 @@ from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic import overview, stats
 from rmq.kernel.topic.stats import STEPS, DueCount
 from rmq.kernel.topic.verbs import AsyncAdminPart
-from rmq.kernel.transport.steps import Progress
+from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncTopicAdmin(AsyncAdminPart):

@@ -19,7 +19,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts, tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply
-from rmq.kernel.transport.steps import Flow, Progress, RawCommand, pipeline
+from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at

@@ -12,7 +12,7 @@ from rmq.kernel.core.history import Figures, Ring, Sample
 from rmq.kernel.core.validation import Duration, check_epoch_ms, duration_ms
 from rmq.kernel.topic import context as topic_context, opening, samples
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, server_ms
+from rmq.kernel.transport.flow.steps import Flow, server_ms
 
 SINCE = timedelta(hours=1)
 

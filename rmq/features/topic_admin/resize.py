@@ -21,7 +21,7 @@ from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.capacity import change_layout as _change, waiting as _waiting
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scheduled import Listed
-from rmq.kernel.transport.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
+from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
 
 PAGE = 100  # records that one look reads
 SLOTS_AT_ONCE = 64

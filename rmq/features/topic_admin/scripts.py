@@ -10,8 +10,8 @@ from rmq.kernel.core.pause import Verb
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply, _pairs, _topic_reply
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 def topic_set(
@@ -22,7 +22,7 @@ def topic_set(
     The state is -1 where it is missing or being deleted, -2 where it has another revision.
     """
     return Command(
-        scripts.load("topic_set"),
+        script_loader.load("topic_set"),
         (context.key,),
         [created, "" if revision is None else revision, *_pairs(values)],
         _topic_reply,
@@ -32,7 +32,7 @@ def topic_set(
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
     """Keep figures of a topic in places of its history; False where the topic is gone."""
     return Command(
-        scripts.load("sample"),
+        script_loader.load("sample"),
         (context.key, context.history_key),
         [context.identity, keep_ms, *_pairs(places)],
         bool,
@@ -41,7 +41,7 @@ def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> 
 
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
     """Mark a topic as being deleted, or remove the mark; return whether the topic exists."""
-    return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)
+    return Command(script_loader.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 
 def topic_pause(
@@ -49,7 +49,7 @@ def topic_pause(
 ) -> Command[TopicReply]:
     """Note that nothing is received from a topic, or sent to it. The state is as of topic_set."""
     return Command(
-        scripts.load("topic_pause"),
+        script_loader.load("topic_pause"),
         (context.key,),
         [topic_context.now_us, created, verb, by, why],
         _topic_reply,
@@ -60,7 +60,9 @@ def topic_resume(
     context: TopicContext, created: bytes, verb: Verb = "receive"
 ) -> Command[TopicReply]:
     """End the pause of a topic. The state is -1 as that of topic_set."""
-    return Command(scripts.load("topic_resume"), (context.key,), [created, verb], _topic_reply)
+    return Command(
+        script_loader.load("topic_resume"), (context.key,), [created, verb], _topic_reply
+    )
 
 
 class ResizeScanReply(NamedTuple):
@@ -74,7 +76,7 @@ class ResizeScanReply(NamedTuple):
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
     """Look at a page of a slot for older messages."""
     return Command(
-        scripts.load("resize_scan"),
+        script_loader.load("resize_scan"),
         (keys.slot, keys.store, keys.prepare, keys.records),
         [topic_context.now_us, keys.created, cursor, limit],
         lambda reply: ResizeScanReply(*reply),

@@ -20,7 +20,7 @@ from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")

@@ -17,7 +17,7 @@ from rmq.kernel.core.keys import worker_key, workers_key
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import opening, samples, stats
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 
 REPORT, LIST = "report of a worker", "workers"  # what errors call these flows
 

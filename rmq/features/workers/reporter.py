@@ -17,7 +17,7 @@ from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.features.workers import flows
 from rmq.features.workers.status import RUN_VERBS, RUNNING_MOST, HandlerStatus, write_status
 from rmq.kernel.core.packages import VERSION
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 if TYPE_CHECKING:
     from rmq.worker.holding.queue import HandlerQueue

@@ -31,8 +31,8 @@ from rmq.kernel.core.delivery import (
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 D = TypeVar("D", bound=DeliveryData)
 DISPOSITIONS = (Snooze, Retry, Reject)  # exceptions by which a handler settles its delivery

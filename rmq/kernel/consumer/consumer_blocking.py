@@ -15,7 +15,7 @@ from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class Delivery(DeliveryData):

@@ -49,7 +49,7 @@ from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
 Verb = Callable[[list[HeldDelivery]], Flow[list[HeldDelivery]]]

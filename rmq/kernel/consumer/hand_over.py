@@ -28,7 +28,7 @@ from rmq.kernel.consumer.scripts import Batch, CreditState, Offer
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import shared_lease
 from rmq.kernel.topic.context import ReplaySession
-from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Subscription
+from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Subscription
 
 if TYPE_CHECKING:
     from rmq.kernel.consumer.state import ReceiveState

@@ -14,7 +14,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.offloading import Reference
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, InBackground, InThread
+from rmq.kernel.transport.flow.steps import Flow, InBackground, InThread
 
 REMOVE_S = 0.5  # time between two removals of acked bodies
 READ_BYTES = 64 * 1024 * 1024  # bodies of one batch; a single body is read regardless of its size

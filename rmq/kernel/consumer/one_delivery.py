@@ -11,8 +11,8 @@ from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core import failure
 from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.coalescing import APART, Coalescer, coalesced, same_error
+from rmq.kernel.transport.flow.steps import Flow
 
 ITEMS_MAX = 100  # deliveries in one call
 ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error

@@ -28,7 +28,7 @@ from rmq.kernel.core.record import place_of
 from rmq.kernel.core.score import receipt_score, shared_lease
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic import opening, reading, tidy
-from rmq.kernel.transport.steps import (
+from rmq.kernel.transport.flow.steps import (
     POLL_S,
     AwaitSignal,
     Flow,

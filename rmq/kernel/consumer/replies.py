@@ -28,7 +28,7 @@ from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.places import Place
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, Sleep
+from rmq.kernel.transport.flow.steps import Flow, Sleep
 
 CALLS_MAX = 64  # largest number of calls without a reply
 

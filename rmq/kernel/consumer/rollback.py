@@ -16,7 +16,7 @@ from rmq.kernel.core.score import lease_range
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Command, Flow, Pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline
 
 ROLLBACKS_MAX = 20  # calls for 100 leases each in one turn; the next turn continues
 LEASE_CALLS_MAX = 100  # calls for shared leases in one turn

@@ -22,8 +22,8 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
@@ -76,7 +76,7 @@ def claim(
     another owner claimed it, and the ms until that claim ends.
     """
     return Command(
-        scripts.load("claim"),
+        script_loader.load("claim"),
         _claim_keys(keys, names),
         [topic_context.now_us, hold_ms, *owners],
         _claim_reply,
@@ -87,7 +87,9 @@ def renew(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[bool]]:
     """Extend claims; return for each whether its owner still has it."""
-    return Command(scripts.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans)
+    return Command(
+        script_loader.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans
+    )
 
 
 def finish(
@@ -95,7 +97,7 @@ def finish(
 ) -> Command[list[bool]]:
     """Mark claims as consumed for their time to live; return for each whether its owner had it."""
     return Command(
-        scripts.load("finish"),
+        script_loader.load("finish"),
         _claim_keys(keys, names),
         [topic_context.now_us, *owners, *ttls_ms],
         _booleans,
@@ -104,13 +106,13 @@ def finish(
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
     """Give up claims in state consuming; return for each whether its owner had it."""
-    return Command(scripts.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
+    return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
 def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
     """Renew a shared lease; return the ms left, or 0 if it is gone."""
     return Command(
-        scripts.load("lease_renew"),
+        script_loader.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
         [topic_context.now_us, number, lease_ms],
         int,
@@ -120,7 +122,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
     """Release deliveries of an expired shared lease; return their number, and whether more wait."""
     return Command(
-        scripts.load("lease_rollback"),
+        script_loader.load("lease_rollback"),
         (keys.slot, keys.prepare, keys.leases, keys.queries),
         [topic_context.now_us, limit],
         lambda reply: (reply[0], reply[1] == 1),
@@ -132,7 +134,7 @@ def lease_release(
 ) -> Command[int]:
     """Release deliveries of a shared lease that had not begun, at no cost of a retry."""
     return Command(
-        scripts.load("lease_release"),
+        script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
         [topic_context.now_us, channel, keys.index, number, limit, *members_of(begun)],
         int,
@@ -194,7 +196,7 @@ def query_rollback(
 ) -> Command[QueryRollbackReply]:
     """Release the messages of a query if its lease expired; `force`: even if it did not."""
     return Command(
-        scripts.load("query_rollback"),
+        script_loader.load("query_rollback"),
         (
             keys.slot,
             keys.prepare,
@@ -212,7 +214,7 @@ def query_rollback(
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
     """List the queries that hold messages of a slot: name, and ms until the lease expires."""
     return Command(
-        scripts.load("queries"),
+        script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
         [topic_context.now_us, limit],
         lambda reply: [(run.decode(), ms) for run, ms in zip(reply[::2], reply[1::2], strict=True)],
@@ -318,7 +320,7 @@ def prepare(
         )
 
     return Command(
-        scripts.load("prepare"),
+        script_loader.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.bodies, keys.leases, keys.rates,
@@ -346,7 +348,7 @@ def next_ready(
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
     args = [topic_context.now_us, 1 if waits else 0, *stamps]
-    return Command(scripts.load("next_ready"), keys, args, list)
+    return Command(script_loader.load("next_ready"), keys, args, list)
 
 
 def next_ready_or_credit(
@@ -375,7 +377,7 @@ def next_ready_or_credit(
         words += [b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
 
     return Command(
-        scripts.load("next_ready"), keys,
+        script_loader.load("next_ready"), keys,
         [topic_context.now_us, b" ".join(words), slots[0].created], parse,
         marks_repeats=True,
     )  # fmt: skip
@@ -388,13 +390,15 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
         The number of connections that were sent `number`, and for each slot the number of
         hand-overs that its credit still allowed.
     """
-    return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
+    return Command(
+        script_loader.load("withdraw"), [slot.slot for slot in slots], [channel, number], list
+    )
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
     """Add one count per bucket to the counts of how late messages were taken."""
     return Command(
-        scripts.load("lateness_report"),
+        script_loader.load("lateness_report"),
         (keys.slot,),
         [topic_context.now_us, session.call, *counts],
         bool,
@@ -431,7 +435,7 @@ def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None
 def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:
     """Roll back messages of one slot whose lease expired."""
     return Command(
-        scripts.load("rollback"),
+        script_loader.load("rollback"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies,
@@ -463,7 +467,7 @@ def ack(
     `rmq.Audit`; empty if unknown.
     """
     return Command(
-        scripts.load("ack"),
+        script_loader.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.dead, keys.bodies, keys.store,
@@ -487,7 +491,7 @@ def nack(
 ) -> Command[str]:
     """Give failed deliveries back. A letter for each: r retry, d dead, 0 lost."""
     return Command(
-        scripts.load("nack"),
+        script_loader.load("nack"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.audit, keys.bodies,
@@ -511,7 +515,7 @@ def reject(
 ) -> Command[str]:
     """Make deliveries dead letters. A letter for each: d dead, 0 lost."""
     return Command(
-        scripts.load("reject"),
+        script_loader.load("reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.audit, keys.bodies, keys.store,
@@ -538,7 +542,7 @@ def release(
     `places`: priority or due time of each message.
     """
     return Command(
-        scripts.load("release"),
+        script_loader.load("release"),
         (
             keys.slot, keys.store, keys.prepare, keys.failures,
             keys.records,
@@ -565,7 +569,7 @@ def extend(
 ) -> Command[ExtendReply]:
     """Move the deadlines of leases."""
     return Command(
-        scripts.load("extend"),
+        script_loader.load("extend"),
         (keys.slot, keys.prepare),
         [topic_context.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
         _extend_reply,

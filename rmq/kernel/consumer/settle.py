@@ -20,7 +20,7 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand
 
 T = TypeVar("T")
 # Deliveries per call with an error for each, or per ack if Redis frees large bodies, which takes it

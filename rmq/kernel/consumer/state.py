@@ -22,7 +22,7 @@ from rmq.kernel.core.places import Places
 from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.topic import context as topic_context, tidy
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import (
+from rmq.kernel.transport.flow.steps import (
     LOOKS,
     POLL_S,
     ROUND_S,

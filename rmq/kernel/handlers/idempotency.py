@@ -27,7 +27,7 @@ from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, Claim
 from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, held_all, held_of, settle_with_of
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
 D = TypeVar("D", Delivery, AsyncDelivery)

@@ -15,7 +15,7 @@ from rmq.kernel.core.offloading import Reference
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic import context as topic_context, opening, scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, InThread
+from rmq.kernel.transport.flow.steps import Flow, InThread
 
 Stored = Flow[Sequence[SendResult]]
 

@@ -11,7 +11,7 @@ from rmq.kernel.core.message import SendResult
 from rmq.kernel.core.sequence import REPORT_S, ProducerSequence, Report, SlotSequence
 from rmq.kernel.producer import scripts
 from rmq.kernel.producer.batches import Group
-from rmq.kernel.transport.steps import Command, Flow, InBackground, Pipeline, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, InBackground, Pipeline, pipeline
 
 log = logging.getLogger("rmq")
 

@@ -12,8 +12,8 @@ from rmq.kernel.core.ids import IdRun, member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 MERGE_PARTS = 3  # arguments for each merging message
 
@@ -27,7 +27,7 @@ def audit_report(
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
-        scripts.load("audit_report"),
+        script_loader.load("audit_report"),
         (keys.slot, keys.audit),
         [topic_context.now_us, producer, old, sent, *pairs],
         int,
@@ -157,7 +157,7 @@ def _send(
         b"%d" % count,
     ]  # fmt: skip
     return Command(
-        scripts.load("send"),
+        script_loader.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.prepare,
@@ -203,7 +203,7 @@ def merge(
             options = each[MERGE_PARTS * at] or options
             each[MERGE_PARTS * at] = options + member
     return Command(
-        scripts.load("merge"),
+        script_loader.load("merge"),
         (
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
             keys.failures, keys.audit, keys.bodies,

@@ -32,15 +32,8 @@ from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_int
 from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
-from rmq.kernel.transport.coalescing import APART, Apart, Coalescer, coalesced, same_error
-from rmq.kernel.transport.steps import (
-    Await,
-    Coalesce,
-    Command,
-    Flow,
-    Sleep,
-    durable_pipeline,
-)
+from rmq.kernel.transport.flow.coalescing import APART, Apart, Coalescer, coalesced, same_error
+from rmq.kernel.transport.flow.steps import Await, Coalesce, Command, Flow, Sleep, durable_pipeline
 
 Stored = Flow[Sequence[SendResult]]
 Store = Callable[[Iterable[Outgoing]], Stored]

@@ -15,8 +15,8 @@ from rmq.kernel.core.validation import (
     check_epoch_ms,
     check_int,
 )
-from rmq.kernel.transport.scripts import plain
-from rmq.kernel.transport.steps import Command, Flow, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
+from rmq.kernel.transport.lua.script_loader import plain
 
 
 class AuditLine(NamedTuple):

@@ -11,7 +11,7 @@ from rmq.errors import TopicVanished
 from rmq.kernel.core import settings as topic_settings
 from rmq.kernel.topic import opening, scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 FULL_S = 1.0  # so long after a topic was found full, nobody looks for room in its other slots
 

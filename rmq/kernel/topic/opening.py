@@ -34,7 +34,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.context import FOLLOW_S, TopicContext
 from rmq.kernel.topic.scripts import TopicReply
-from rmq.kernel.transport.steps import (
+from rmq.kernel.transport.flow.steps import (
     Flow,
     Pipeline,
     RawCommand,

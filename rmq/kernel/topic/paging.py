@@ -19,8 +19,8 @@ from rmq.kernel.core.score import HELD_MIN, SHARED_MIN, TIMED_MIN, receipt_deadl
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, reading, scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow
+from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.transport.single.blocking import Transport
 
 PAGE = 1000
 PIECES_MAX = 10_000

@@ -25,7 +25,7 @@ from rmq.kernel.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, moment, r
 from rmq.kernel.topic import opening, scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, InThread, RawCommand
+from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
 # A topic's value of these is the largest of its slots, not their sum.

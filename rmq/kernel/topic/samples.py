@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rmq.kernel.core import history
 from rmq.kernel.core.history import Figures, Ring
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
 PAGE = 500  # places of one call
 READ = "history"  # what errors call it

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rmq.kernel.core.keys import scheduled_key
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
 _ENTRY = re.compile(rb"([A-Za-z0-9._-]{1,128}):(\d{1,20}):(\d{1,20})")
 READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # what errors call these

@@ -12,8 +12,8 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 class TidyReply(NamedTuple):
@@ -26,7 +26,7 @@ class TidyReply(NamedTuple):
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
     """Drop dead letters and whatever else a slot keeps for a time, where that time has passed."""
     return Command(
-        scripts.load("tidy"),
+        script_loader.load("tidy"),
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
@@ -80,7 +80,7 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
     A message is counted once, at the first time by which it is due.
     """
     return Command(
-        scripts.load("due_counts"),
+        script_loader.load("due_counts"),
         (keys.slot, keys.store),
         [topic_context.now_us, *steps_ms],
         lambda reply: reply[:-1],
@@ -94,7 +94,7 @@ def ready_count(keys: SlotKeys) -> Command[int]:
         return reply[0] + reply[2]
 
     return Command(
-        scripts.load("due_counts"), (keys.slot, keys.store), [topic_context.now_us, 0], parse
+        script_loader.load("due_counts"), (keys.slot, keys.store), [topic_context.now_us, 0], parse
     )
 
 
@@ -109,7 +109,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
         )
 
     return Command(
-        scripts.load("get"),
+        script_loader.load("get"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.leases, keys.trash,
@@ -122,7 +122,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
     return Command(
-        scripts.load("locate"),
+        script_loader.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
         members_of(ids),
         lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
@@ -150,7 +150,7 @@ def peek(
         ]
 
     return Command(
-        scripts.load("peek"),
+        script_loader.load("peek"),
         (keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.leases),
         [low, high, "down" if down else "up", offset, limit, int(records)],
         parse,
@@ -169,7 +169,7 @@ def purge(
 ) -> Command[int]:
     """Delete a page of waiting messages or dead letters; return how many."""
     return Command(
-        scripts.load("purge"),
+        script_loader.load("purge"),
         (
             keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
             keys.bodies,
@@ -212,7 +212,7 @@ def peek_columns(
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
     """Count what a slot holds and what it has done; the names are in STATS."""
     return Command(
-        scripts.load("stats"),
+        script_loader.load("stats"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
@@ -265,7 +265,7 @@ def _topic_reply(reply: list[Any]) -> TopicReply:
 def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
     """Create a topic with these settings if it is missing; None: only read its settings."""
     return Command(
-        scripts.load("topic"),
+        script_loader.load("topic"),
         (context.key,),
         [topic_context.now_us, 0 if create is None else 1, *_pairs(create or {})],
         _topic_reply,
@@ -280,7 +280,7 @@ def topic_resize(
     An empty value removes a field. The state is -1 as that of topic_set.
     """
     return Command(
-        scripts.load("topic_resize"),
+        script_loader.load("topic_resize"),
         (context.key,),
         [context.identity, revision, *_pairs(values)],
         _topic_reply,
@@ -296,7 +296,7 @@ def slot(
 ) -> Command[int]:
     """Write the settings of a topic to a slot, unless it has those of this revision."""
     return Command(
-        scripts.load("slot"),
+        script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
         [topic_context.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
@@ -306,7 +306,7 @@ def slot(
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
     """Delete a slot that holds at most so many messages; None: only count them."""
     return Command(
-        scripts.load("slot_delete"),
+        script_loader.load("slot_delete"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,

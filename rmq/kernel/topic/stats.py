@@ -12,7 +12,7 @@ from rmq.kernel.topic import opening, scripts, tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import NOT_SUMMED
 from rmq.kernel.topic.scripts import STATS, SlotCounts
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 # Seconds: due now, within 1 and 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 STEPS: tuple[Duration, ...] = (0, 60, 300, 900, 3600, 21_600, 86_400, 604_800)

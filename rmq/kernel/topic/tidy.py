@@ -11,7 +11,7 @@ import logging
 from rmq.errors import AccessDenied, QueueFull, StorageError, Unavailable
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 log = logging.getLogger("rmq")
 

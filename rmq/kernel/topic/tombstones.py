@@ -16,7 +16,7 @@ from rmq.errors import DecodeError
 from rmq.kernel.core import offloading
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.offloading import Reference
-from rmq.kernel.transport.steps import Flow, InThread, RawCommand
+from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
 FIELD = b"gone:"  # of `bodies`, then a number
 PAGE = 100

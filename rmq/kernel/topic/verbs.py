@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
 
 
 class _AdminBase:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import keys as core_keys
-from rmq.kernel.transport.scripts import READS, commands_in
+from rmq.kernel.transport.lua.script_loader import READS, commands_in
 
 Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "admin"]
 ServerVersion = Literal["6.2", "7.0", "7.2"]

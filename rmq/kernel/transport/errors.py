@@ -32,8 +32,8 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.places import with_places
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.lua.error_places import with_places
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '([^']+)' command")
@@ -81,10 +81,10 @@ def _commands(what: str, text: str) -> list[str]:
     if named:
         return [_with_subcommand(named[1].lower())]
     line = _LINE.search(text)
-    if not line or what not in scripts.names():
+    if not line or what not in script_loader.names():
         return []
-    lines, number = scripts.load(what).text.splitlines(), int(line[1])
-    return sorted(scripts.commands_of_text(lines[number - 1])) if number <= len(lines) else []
+    lines, number = script_loader.load(what).text.splitlines(), int(line[1])
+    return sorted(script_loader.commands_of_text(lines[number - 1])) if number <= len(lines) else []
 
 
 def _with_subcommand(command: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rmq.kernel.core.keys import leader_key
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 class LeaderReply(NamedTuple):
@@ -20,7 +20,7 @@ class LeaderReply(NamedTuple):
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
     """Take the leadership of the servers if nobody has it, or hold it for longer."""
     return Command(
-        scripts.load("leader_renew"),
+        script_loader.load("leader_renew"),
         (leader_key(prefix),),
         [server, hold_ms],
         lambda reply: LeaderReply(reply[0] == 1, reply[1].decode(errors="replace"), reply[2]),
@@ -29,4 +29,4 @@ def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]
 
 def leader_release(prefix: str, server: str) -> Command[bool]:
     """End the leadership of a server; False where it did not lead."""
-    return Command(scripts.load("leader_release"), (leader_key(prefix),), [server], bool)
+    return Command(script_loader.load("leader_release"), (leader_key(prefix),), [server], bool)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.cluster import AsyncClusterTransport, ClusterTransport
+from rmq.kernel.transport.cluster.transports import AsyncClusterTransport, ClusterTransport
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.url import Address
 
 

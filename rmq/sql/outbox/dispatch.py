@@ -39,7 +39,7 @@ from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import server_ms
+from rmq.kernel.transport.flow.steps import server_ms
 from rmq.sql.connections import IdleLimit
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.tables import Stub, outgoing

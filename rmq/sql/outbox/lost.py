@@ -27,7 +27,7 @@ from rmq.kernel.core.message import QueueName
 from rmq.kernel.topic import opening, scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import LocateReply
-from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 from rmq.sql.outbox import resend_queries
 from rmq.sql.outbox.dispatch import Dispatcher
 from rmq.sql.outbox.resend_queries import DueStub

@@ -26,9 +26,9 @@ from rmq.errors import RMQError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core.keys import SlotKeys, wake_channel
 from rmq.kernel.transport import url as urls
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline
 from rmq.kernel.transport.open import open_transport
-from rmq.kernel.transport.steps import Command, Flow, Pipeline
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
 
 RENEW_PARTS = 3  # a lease is renewed when a third of it has passed

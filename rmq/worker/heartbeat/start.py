@@ -15,7 +15,7 @@ from typing import Literal
 
 from rmq.kernel.core import process
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import WorkerMemory
 from rmq.worker.heartbeat.renewer import BYE, RETRY_S, Heartbeat, Topic, connect
 

@@ -9,7 +9,7 @@ from rmq.kernel.consumer import claim
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import show_for
 from rmq.worker.heartbeat.leases import LeaseTracker
 

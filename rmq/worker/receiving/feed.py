@@ -16,8 +16,8 @@ from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Flow, Subscription, pipeline
+from rmq.kernel.transport.flow.steps import Flow, Subscription, pipeline
+from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.holding.queue import HandlerQueue

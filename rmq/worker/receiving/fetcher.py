@@ -23,9 +23,9 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
-from rmq.kernel.transport.subscription import Listener
+from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
+from rmq.kernel.transport.single.blocking import Transport
+from rmq.kernel.transport.single.subscription import Listener
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
 

@@ -13,7 +13,7 @@ from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.core.claim import FIRST, KEPT, Claim
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

@@ -25,7 +25,7 @@ from rmq.kernel.core.claim import KEPT
 from rmq.kernel.core.delivery import LOST, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
-from rmq.kernel.transport.steps import is_master_away
+from rmq.kernel.transport.flow.steps import is_master_away
 from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import Disposition, Report

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
-from rmq.kernel.transport import scripts as transport_scripts
+from rmq.kernel.transport.lua import script_loader as transport_scripts
 from rmq.web import readings as web_readings
 from rmq.web.readings import Readings
 from tests.servers import Server as Redis

@@ -16,7 +16,7 @@ from rmq.kernel.core.validation import Moment, duration_ms
 from rmq.kernel.topic import audit_trail
 from rmq.kernel.topic.audit_trail import AuditLine
 from rmq.kernel.topic.verbs import AdminPart
-from rmq.kernel.transport.steps import Progress
+from rmq.kernel.transport.flow.steps import Progress
 
 
 class JobAdmin(AdminPart):

@@ -24,7 +24,7 @@ from rmq.kernel.core.validation import UNREADABLE, check_int, check_rate
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Command, Flow, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
 
 log = logging.getLogger("rmq")
 

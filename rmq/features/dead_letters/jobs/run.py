@@ -33,7 +33,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening, reading, scripts
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Command, Flow, Progress, Sleep, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep, pipeline
 
 log = logging.getLogger("rmq")
 

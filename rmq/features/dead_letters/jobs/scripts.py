@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import job_key, job_log_key
 from rmq.kernel.topic import context
-from rmq.kernel.transport import scripts
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
 
 
 class JobReply(NamedTuple):
@@ -54,7 +54,7 @@ def job_resume(prefix: str, job: str) -> Command[JobReply]:
 def job_stop(prefix: str, job: str, keep_s: int) -> Command[JobReply]:
     """End a job."""
     return Command(
-        scripts.load("job_stop"),
+        script_loader.load("job_stop"),
         (job_key(prefix, job), job_log_key(prefix, job)),
         [context.now_us, keep_s],
         _job_reply,
@@ -62,7 +62,9 @@ def job_stop(prefix: str, job: str, keep_s: int) -> Command[JobReply]:
 
 
 def _changing(verb: str, prefix: str, job: str, args: Sequence[Any] = ()) -> Command[JobReply]:
-    return Command(scripts.load(verb), (job_key(prefix, job),), [context.now_us, *args], _job_reply)
+    return Command(
+        script_loader.load(verb), (job_key(prefix, job),), [context.now_us, *args], _job_reply
+    )
 
 
 def _job_reply(reply: list[Any]) -> JobReply:
@@ -78,7 +80,10 @@ def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTak
         return JobTaken(reply[0], reply[1], fields)
 
     return Command(
-        scripts.load("job_take"), (job_key(prefix, job),), [context.now_us, runner, hold_ms], parse
+        script_loader.load("job_take"),
+        (job_key(prefix, job),),
+        [context.now_us, runner, hold_ms],
+        parse,
     )
 
 
@@ -100,7 +105,7 @@ def job_step(
 ) -> Command[JobStepReply]:
     """Record a batch of a job, and note the next one."""
     return Command(
-        scripts.load("job_step"),
+        script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),
         [
             context.now_us, runner, hold_ms, number, letters, examined, cursor, slot,

@@ -10,7 +10,7 @@ from rmq.features.dead_letters.jobs import flows, run
 from rmq.features.dead_letters.jobs.job import Job
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 

@@ -13,7 +13,7 @@ from rmq.kernel.consumer.replies import MissingReplies
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic.context import ReplaySessions
-from rmq.kernel.transport.steps import Command, Sleep
+from rmq.kernel.transport.flow.steps import Command, Sleep
 
 SLOTS = [SlotKeys("rmq", "t", index) for index in range(3)]
 

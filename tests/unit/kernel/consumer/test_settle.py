@@ -13,7 +13,7 @@ from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
-from rmq.kernel.transport.steps import Command, Pipeline
+from rmq.kernel.transport.flow.steps import Command, Pipeline
 
 
 def context(slots: int) -> TopicContext:

@@ -12,7 +12,7 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import ids
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport.lua import script_loader
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -177,7 +177,9 @@ def test_a_slot_makes_the_id_of_its_member_again(slot: int, topic: str, kept: bo
 
 
 def test_scripts_know_the_length_of_a_member() -> None:
-    (length,) = re.findall(r"^local MEMBER = (\d+)", scripts.source("lib/member"), re.MULTILINE)
+    (length,) = re.findall(
+        r"^local MEMBER = (\d+)", script_loader.source("lib/member"), re.MULTILINE
+    )
     assert len(ids.make(0, 0)[0].member) == int(length)
 
 

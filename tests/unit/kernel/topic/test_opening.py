@@ -13,7 +13,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.topic.scripts import TopicReply
-from rmq.kernel.transport.steps import Pipeline, RawCommand, Sleep
+from rmq.kernel.transport.flow.steps import Pipeline, RawCommand, Sleep
 
 
 def test_a_topic_is_ready_for_others_only_when_all_its_slots_are() -> None:

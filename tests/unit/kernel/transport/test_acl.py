@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport import acl, scripts
+from rmq.kernel.transport import acl
+from rmq.kernel.transport.lua import script_loader
 
 PACKAGE = pathlib.Path(rmq.__file__).parent
 
 
 def test_every_script_is_of_a_role() -> None:
-    assert set().union(*acl.SCRIPTS.values()) == set(scripts.names())
+    assert set().union(*acl.SCRIPTS.values()) == set(script_loader.names())
 
 
 def test_every_plain_command_of_a_flow_is_of_a_role() -> None:
@@ -36,18 +37,22 @@ def test_every_plain_command_of_a_flow_is_of_a_role() -> None:
 
 def test_commands_of_a_script_are_read_from_its_text() -> None:
     text = "local a = redis.call('HGET', x)\nredis.pcall( 'PUBSUB', 'NUMSUB', c)"
-    assert scripts.commands_of_text(text) == {"hget", "pubsub|numsub"}
+    assert script_loader.commands_of_text(text) == {"hget", "pubsub|numsub"}
     with pytest.raises(ValueError, match="computed"):
-        scripts.commands_of_text("redis.call(verb, key)")
+        script_loader.commands_of_text("redis.call(verb, key)")
 
 
 def test_a_command_that_a_script_gains_is_in_the_rules_of_its_roles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changed = scripts.Script("send", scripts.load("send").text + "\nredis.call('GETDEL', 'x')")
-    load = scripts.load
-    monkeypatch.setattr(scripts, "load", lambda name: changed if name == "send" else load(name))
-    caches: list[Any] = [scripts.commands_in, acl.commands_of]
+    changed = script_loader.Script(
+        "send", script_loader.load("send").text + "\nredis.call('GETDEL', 'x')"
+    )
+    load = script_loader.load
+    monkeypatch.setattr(
+        script_loader, "load", lambda name: changed if name == "send" else load(name)
+    )
+    caches: list[Any] = [script_loader.commands_in, acl.commands_of]
     try:
         for cache in caches:
             cache.cache_clear()
@@ -117,7 +122,7 @@ def test_no_role_may_evaluate_text_in_one_go_nor_do_what_ends_a_server() -> None
 def test_a_viewer_has_no_command_that_writes() -> None:
     sends = {"evalsha", "script|load", "ping", "select", "client|setinfo", "info", "scan", "role"}
     others = sends | acl.CLUSTER | {"smembers"}
-    assert set(rmq.acl_rules("viewer").commands) - others <= scripts.READS
+    assert set(rmq.acl_rules("viewer").commands) - others <= script_loader.READS
 
 
 @pytest.mark.parametrize("version", acl.SERVER_VERSIONS)

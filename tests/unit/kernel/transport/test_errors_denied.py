@@ -6,13 +6,13 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.transport import scripts
 from rmq.kernel.transport.errors import Kind, kind_of, translate
+from rmq.kernel.transport.lua import script_loader
 
 KEYS = ["rmq:{orders_0}:slot", "rmq:{orders_0}:claim:default:a b"]
 LINE = next(
     number
-    for number, line in enumerate(scripts.load("extend").text.splitlines(), 1)
+    for number, line in enumerate(script_loader.load("extend").text.splitlines(), 1)
     if "'ZMSCORE'" in line
 )
 OLD = "The user executing the script can't"

@@ -54,8 +54,8 @@ def methods(file: str, class_name: str) -> dict[str, str]:
 
 
 TWINS = [
-    (methods("blocking.py", "Transport"), methods("asyncio.py", "AsyncTransport")),
-    (methods("pool.py", "Pool"), methods("pool.py", "AsyncPool")),
+    (methods("single/blocking.py", "Transport"), methods("single/asyncio.py", "AsyncTransport")),
+    (methods("connections/pool.py", "Pool"), methods("connections/pool.py", "AsyncPool")),
 ]
 IDS = ["transport", "pool"]
 

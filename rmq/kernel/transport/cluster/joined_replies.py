@@ -1,0 +1,62 @@
+"""Replies of a Redis Cluster: those of several nodes joined to one, and errors of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import AskError
+
+from rmq.errors import RMQError
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.transport.errors import Kind, code_of, kind_of
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.single.script_calls import parsed
+
+
+def is_redirection(error: BaseException) -> bool:
+    """Whether to repeat at once: the error says where, or what is missing."""
+    return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the node is away or not ready, and its successor is not known yet."""
+    is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
+    return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
+
+
+def joined(
+    command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
+) -> Any:
+    """Return the value of a command whose parts have these values, or its RMQError."""
+    try:
+        return parsed(command, join(values))
+    except RMQError as error:
+        return error
+
+
+def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
+    """Return of the replies to several waits for copies the least, or the first error."""
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            return reply
+    if not replies:
+        return [0, 0] if isinstance(durability, Fsync) else 0
+    if isinstance(durability, Fsync):
+        return [min(disks) for disks in zip(*replies, strict=True)]
+    return min(replies)
+
+
+def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
+    """Return the values of all keys, in the order in which they were named."""
+    flat = [value for reply in replies for value in reply]
+    return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
+
+
+def _sum(_: list[int], replies: list[Any]) -> int:
+    return sum(replies)
+
+
+# How the replies of the parts become one, given the places of their keys in the whole.
+MANY_KEYS: dict[str, Callable[[list[int], list[Any]], Any]]
+MANY_KEYS = {"MGET": _in_order, "UNLINK": _sum, "DEL": _sum, "EXISTS": _sum}

@@ -1,0 +1,273 @@
+"""The transports on a Redis Cluster, blocking and asyncio; their rules are in `routed_calls`."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.transport.cluster.node_pools import ANSWER_S, AsyncNodePools, NodePools
+from rmq.kernel.transport.cluster.routed_calls import ClusterCalls
+from rmq.kernel.transport.connections.pool import NotConnected, PooledConnection
+from rmq.kernel.transport.errors import REDIS_ERRORS
+from rmq.kernel.transport.flow.steps import (
+    AwaitSignal,
+    Command,
+    OnEveryMaster,
+    Step,
+    TakesTransactions,
+)
+from rmq.kernel.transport.hash_slots import ExchangeAll, Node, RefreshTable, SlotTable, hash_slot
+from rmq.kernel.transport.lua.script_loader import Script
+from rmq.kernel.transport.single import subscription
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
+from rmq.kernel.transport.single.script_calls import Operation, Subscribe
+from rmq.kernel.transport.single.subscription import SubscribedConnection
+from rmq.kernel.transport.url import Address
+
+T = TypeVar("T")
+
+
+def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
+    """Return a connection, not yet connected, for what a node publishes.
+
+    It waits for a node that stands still no longer than a brief exchange does: its caller has other
+    nodes to go on with, and those that are known to be away are left out the next time.
+    """
+    brief_s = min(ANSWER_S, transport.timeout_s)
+    timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
+    return transport._connector.new(protocol=2, host=node[0], port=node[1], **timeouts)
+
+
+class AsyncClusterTransport(AsyncTransport):
+    """Drives flows inside one event loop, on a cluster. Twin of `ClusterTransport`."""
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
+        super().__init__(address, retry_for, timeout_s)
+        self._table = SlotTable(address.nodes)
+        self._loaded: dict[Node, set[Script]] = {}
+        self._cluster_calls = ClusterCalls(address, retry_for, timeout_s, self._table, self._loaded)
+        self._pools = self._new_pools()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await super().close()
+        await self._current_pools().close()
+
+    @property
+    def epoch(self) -> int:
+        """Grows when connections have died: an older subscription is made anew."""
+        return self._current_pools().epoch
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        return self._current_pools().idle
+
+    async def raw_command(self, name: str, *words: Any) -> Any:
+        """As `Transport.raw_command`."""
+        return await self._drive(self._cluster_calls.raw_command(name, words))
+
+    async def _command(self, command: Command[T]) -> T:
+        value: T = await self._drive(self._cluster_calls.command(command))
+        return value
+
+    async def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        return await self._drive(self._cluster_calls.pipeline(commands, durability))
+
+    async def _step(self, step: Step) -> Any:
+        if isinstance(step, AwaitSignal):
+            subscription.follow(step.subscription, self._table)
+        if isinstance(step, OnEveryMaster):
+            return await self._drive(self._cluster_calls.on_every_master(step))
+        if isinstance(step, TakesTransactions):
+            return True  # a client of a cluster speaks to Redis servers, not to a proxy
+        return await super()._step(step)
+
+    async def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, ExchangeAll):
+            return await self._current_pools().exchange_all(operation.parts)
+        if isinstance(operation, RefreshTable):
+            return await self._refresh(operation.version)
+        return await super()._perform(operation)
+
+    def _new_pools(self) -> AsyncNodePools:
+        wait_s = self.timeout_s + self.retry_for
+        return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
+
+    def _current_pools(self) -> AsyncNodePools:
+        """Return the pools of this event loop; a program may run one loop after another."""
+        loop = asyncio.get_running_loop()
+        if self._pools.is_inherited or self._pools.loop not in (None, loop):
+            self._pools = self._new_pools()
+        self._pools.loop = loop
+        return self._pools
+
+    async def _refresh(self, version: int) -> None:
+        """Read the table of slots; once for all tasks that ask at the same time."""
+        pools = self._current_pools()
+        async with pools.refreshing:
+            if self._table.version == version:
+                await self._drive(self._cluster_calls.read_table())
+                await pools.keep(self._table.nodes)
+
+    async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
+        """Return a connection that is subscribed, at any node: each hears what others publish.
+
+        With a shard channel, at the master of its slot.
+        """
+        if not self._table.version:
+            await self._refresh(0)
+        node = subscription.node_for(wanted, self._table)
+        if node is None:
+            raise NotConnected("no node of the cluster is known")
+        connection = _new_subscriber(self, node)
+        try:
+            subscribed = await self._subscribed_on(wanted, connection)
+        except NotConnected:
+            self._table.note_failed(node)
+            raise
+        subscription.note_node(subscribed, wanted, node)
+        return subscribed
+
+
+class ClusterTransport(Transport):
+    """Drives flows with blocking calls, on a cluster. Threads may share it.
+
+    The arguments are `Transport`'s. `max_connections` of the address holds for each node.
+    """
+
+    uses_shard_channels = True
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
+        super().__init__(address, retry_for, timeout_s)
+        self._table = SlotTable(address.nodes)
+        self._loaded: dict[Node, set[Script]] = {}
+        self._cluster_calls = self._new_calls()
+        self._pools = self._new_pools()
+
+    def close(self) -> None:
+        """Close every connection."""
+        super().close()
+        self._current_pools().close()
+
+    @property
+    def epoch(self) -> int:
+        """Grows when connections have died: an older subscription is made anew."""
+        return self._current_pools().epoch
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        return self._current_pools().idle
+
+    def raw_command(self, name: str, *words: Any) -> Any:
+        """As `Transport.raw_command`."""
+        return self._drive(self._cluster_calls.raw_command(name, words))
+
+    def _command(self, command: Command[T]) -> T:
+        value: T = self._drive(self._cluster_calls.command(command))
+        return value
+
+    def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        return self._drive(self._cluster_calls.pipeline(commands, durability))
+
+    def _step(self, step: Step) -> Any:
+        if isinstance(step, AwaitSignal) and step.subscription.wait is None:
+            subscription.follow(step.subscription, self._table)
+        if isinstance(step, OnEveryMaster):
+            return self._drive(self._cluster_calls.on_every_master(step))
+        if isinstance(step, TakesTransactions):
+            return True
+        return super()._step(step)
+
+    def _brief(self, timeout_s: float) -> Transport:
+        brief = copy.copy(self)
+        brief.retry_for, brief.timeout_s = 0.0, timeout_s
+        brief._connector = self._connector.with_timeout(timeout_s)
+        brief._cluster_calls = brief._new_calls()
+        brief._pools = brief._new_pools()
+        brief._pools.base_epoch = self.epoch  # of the subscription that the flow may still read
+        return brief
+
+    def _end_brief(self) -> None:
+        self._pools.close()
+
+    def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, ExchangeAll):
+            self.commands += sum(part.count for part in operation.parts)
+            return self._current_pools().exchange_all(operation.parts)
+        if isinstance(operation, RefreshTable):
+            return self._refresh(operation.version)
+        return super()._perform(operation)
+
+    def _new_calls(self) -> ClusterCalls:
+        return ClusterCalls(self.address, self.retry_for, self.timeout_s, self._table, self._loaded)
+
+    def _new_pools(self) -> NodePools:
+        wait_s = self.timeout_s + self.retry_for
+        return NodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
+
+    def _current_pools(self) -> NodePools:
+        """Return the pools of this process; a fork gets some of its own."""
+        if self._pools.is_inherited:
+            self._pools = self._new_pools()
+        return self._pools
+
+    def _refresh(self, version: int) -> None:
+        """Read the table of slots; once for all threads that ask at the same time."""
+        pools = self._current_pools()
+        with pools.refreshing:
+            if self._table.version == version:
+                self._drive(self._cluster_calls.read_table())
+                pools.keep(self._table.nodes)
+
+    def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
+        """Return a connection that is subscribed, at any node: each hears what others publish.
+
+        With a shard channel, at the master of its slot.
+        """
+        if not self._table.version:
+            self._refresh(0)
+        node = subscription.node_for(wanted, self._table)
+        if node is None:
+            raise NotConnected("no node of the cluster is known")
+        connection = _new_subscriber(self, node)
+        try:
+            subscribed = self._subscribed_on(wanted, connection)
+        except NotConnected:
+            self._table.note_failed(node)
+            raise
+        subscription.note_node(subscribed, wanted, node)
+        return subscribed
+
+    def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
+        """As `Transport.add_channel`: a shard channel, at the master of its slot."""
+        slot = hash_slot(channel)
+        node = self._table.node_of(slot)
+        if node is None or node in self._table.suspects:
+            return False
+        connection = held.connection if node == held.node else held.others.get(node)
+        if connection is None:
+            connection = _new_subscriber(self, node)
+            try:
+                connection.connect()
+            except REDIS_ERRORS:
+                self._table.note_failed(node)
+                return False
+            held.others[node] = connection
+            held.waiting.watch(connection)
+        connection.send_command("SSUBSCRIBE", channel)
+        held.shards[slot] = node
+        return True
+
+    def is_current(self, held: SubscribedConnection) -> bool:
+        """As `Transport.is_current`: also, the masters of its shard channels are still those."""
+        return super().is_current(held) and all(
+            self._table.node_of(slot) in (node, None) for slot, node in held.shards.items()
+        )

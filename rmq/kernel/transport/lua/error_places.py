@@ -1,0 +1,81 @@
+"""Names the source file and line in the error of a script.
+
+Redis names a line of the composed text. The script is composed once more, with each source line
+marked, and only if an error names a line. The names are used only if that text is the one that
+Redis has.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.lua.inlining import PLACES
+
+# Redis repeats the place, in two forms: `@user_script: 12: user_script:12: attempt to ...`.
+_LINE = re.compile(r"@?user_script: ?(\d+)")
+_SHA = re.compile(r"\b(?:f_|script: )([0-9a-f]{40})\b")  # Valkey 9.1 does not name it
+_PLACE = re.compile(f"[{PLACES}]")
+_FIRST = ord(PLACES[0])
+
+
+def with_places(text: str, name: str) -> str:
+    """Return the text of an error with source files and lines: `lua/lib/records/record.lua:42`.
+
+    The text stays as it is if it names no line, or the sources are not those of the script.
+
+    Args:
+        text: the error of Redis.
+        name: the script.
+    """
+    if not _LINE.search(text) or name not in script_loader.names():
+        return text
+    script = script_loader.load(name)
+    sha = _SHA.search(text)
+    if sha and sha[1] != script.sha:
+        return text
+    lines = _places_of(name, script.text)
+
+    def place(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return (lines[number - 1] if 1 <= number <= len(lines) else "") or match[0]
+
+    return _LINE.sub(place, text)
+
+
+@functools.cache
+def _places_of(name: str, text: str) -> list[str]:
+    """Return the place of each line of a composed script; none if its sources differ or lack."""
+    marks = _Marks()
+    try:
+        marked = script_loader.final_text(name, marks.mark)
+    except (OSError, ValueError):
+        return []
+    return marks.places(marked) if _PLACE.sub("", marked) == text else []
+
+
+class _Marks:
+    """Ends each line of the sources with a character of its own."""
+
+    def __init__(self) -> None:
+        self._places: list[str] = []  # by the number of the character
+
+    def mark(self, name: str, body: str) -> str:
+        """Return the text of a file without its header, its lines marked."""
+        first = script_loader.source(name).count("\n") - body.count("\n") + 1
+        return "".join(
+            self._marked(line, f"lua/{script_loader.path_of(name)}.lua:{number}")
+            for number, line in enumerate(body.splitlines(keepends=True), first)
+        )
+
+    def places(self, marked: str) -> list[str]:
+        """Return the places of the lines of a text; "" for a line without a mark."""
+        marks = [_PLACE.search(line) for line in marked.splitlines()]
+        return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
+
+    def _marked(self, line: str, place: str) -> str:
+        if line.isspace():
+            return line
+        self._places.append(place)
+        return f"{line[:-1]}{chr(_FIRST + len(self._places) - 1)}\n"

@@ -1,0 +1,420 @@
+"""Finds `lua/`, composes each script, and gives it its text and SHA-1.
+
+An installed RMQ carries the scripts as `rmq/lua/`, be it a directory or inside a zip that is on
+`sys.path`, as `spark-submit --py-files` puts it there. A checkout and an editable install have them
+next to `pyproject.toml`. Both are looked for, in that order.
+
+Composing a script takes up to 0.1 s. A wheel therefore has the composed texts, made by
+`tools/compose_scripts.py`. In a checkout they are kept in `.rmq/scripts`, under a hash of all that
+they are made of, so an edit is seen at once. If that directory cannot be written, each process
+composes what it needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from rmq.errors import ConfigurationError
+from rmq.kernel.transport.lua.inlining import (
+    END,
+    STRING,
+    folded,
+    inlined,
+    is_used,
+    outside_of,
+    without_comments,
+)
+
+# Commands of scripts that change nothing in Redis: what a viewer may call.
+READS = frozenset((
+    "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
+    "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
+    "zcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
+    "zrevrangebyscore", "zscore",
+))  # fmt: skip
+
+_CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")
+_CONTAINERS = ("pubsub",)  # commands of scripts whose first argument is a command, too
+
+
+@functools.cache
+def commands_in(script: str) -> frozenset[str]:
+    """Return the commands that a script calls, in lower case."""
+    return commands_of_text(load(script).text)
+
+
+def commands_of_text(text: str) -> frozenset[str]:
+    """Return the commands that a text in Lua calls, in lower case.
+
+    Raises:
+        ValueError: it computes the name of one.
+    """
+    found = set()
+    for call in _CALL.finditer(text):
+        literal, command, subcommand = call.groups()
+        if literal is None:
+            raise ValueError(f"the name of a command is computed: {call.group()}")
+        name = command.lower()
+        found.add(f"{name}|{subcommand.lower()}" if name in _CONTAINERS else name)
+    return frozenset(found)
+
+
+_INCLUDE = re.compile(rf'( *)--- @include "([a-z0-9_/]+)"{END}')
+_HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
+_KEYS = re.compile(r"^--- @keys ([a-z0-9_ ]+?)( \.\.\.)?\n", re.MULTILINE)
+_NEEDS = re.compile(r"^--- @needs ([a-z0-9_ ]+)\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^ *local function (\w+)\(", re.MULTILINE)
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
+_LOCAL = re.compile(r"^ *local ", re.MULTILINE)
+_STRING = re.compile(STRING)
+# A function, or a table that is empty at first, and how far it is indented.
+_DEFINITION = re.compile(
+    rf"^( *)local (?:function (\w+)\(.*?^\1end{END}|(\w+) = \{{\}}{END})",
+    re.MULTILINE | re.DOTALL,
+)
+# Gets the name of a file and its text without the header; returns the text with marked lines.
+Mark = Callable[[str, str], str]
+Sites = dict[str, list[str]]  # by library, the places of the lines that include it
+
+
+class Script:
+    """A Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Script({self.name!r})"
+
+
+@functools.cache
+def plain(name: str) -> Script:
+    """Return a plain command of Redis that reads, to be sent among calls of scripts.
+
+    It has no SHA-1, since nothing is loaded.
+    """
+    command = Script(name, "")
+    command.sha = ""
+    return command
+
+
+@functools.cache
+def directory() -> Traversable:
+    """Where the scripts are; not always a place in the file system.
+
+    Raises:
+        ConfigurationError: the installation is incomplete.
+    """
+    package = files("rmq")
+    installed = package / "lua"
+    if (installed / "send.lua").is_file():
+        return installed
+    if isinstance(package, Path):
+        checkout = package.parent
+        if (checkout / "pyproject.toml").is_file() and (checkout / "lua" / "send.lua").is_file():
+            return checkout / "lua"
+    raise ConfigurationError(
+        f"the Lua scripts are neither in {installed} nor in a checkout's lua/; "
+        "the installation is incomplete, install rmq again"
+    )
+
+
+@functools.cache
+def _body(name: str) -> str:
+    """A file without its header."""
+    return _HEADER.sub("", source(name))
+
+
+def _part(name: str, mark: Mark | None) -> str:
+    return mark(name, _body(name)) if mark else _body(name)
+
+
+def source(name: str) -> str:
+    """Return the text of the file of a script or a library, with its header."""
+    return (directory() / f"{path_of(name)}.lua").read_text(encoding="utf-8")
+
+
+def path_of(name: str) -> str:
+    """Return the path of a script or a library in `lua/`, without `.lua`.
+
+    Args:
+        name: the verb of a script, which may be in any folder, or the path of a library.
+    """
+    return name if "/" in name else _paths().get(name, name)
+
+
+@functools.cache
+def _paths() -> dict[str, str]:
+    """Return the path of each script, by its verb; libraries and composed texts are no scripts.
+
+    Raises:
+        ValueError: two folders have a script of one name.
+    """
+    lua = directory()
+    found: dict[str, str] = {}
+    folders = [(lua, "")]
+    folders += [
+        (entry, f"{entry.name}/")
+        for entry in lua.iterdir()
+        if entry.is_dir() and entry.name not in ("alone", "lib", COMPOSED)
+    ]
+    for folder, prefix in folders:
+        for entry in folder.iterdir():
+            verb = entry.name.removesuffix(".lua")
+            if verb == entry.name:
+                continue
+            if verb in found:
+                raise ValueError(f"{found[verb]} and {prefix}{verb} are two scripts of one name")
+            found[verb] = prefix + verb
+    return found
+
+
+def expanded(
+    text: str,
+    known: set[str] | None = None,
+    mark: Mark | None = None,
+    name: str = "",
+    sites: Sites | None = None,
+) -> str:
+    """A script with its includes in place, each indented like the line that asked for it.
+
+    At the left margin a library is put in once, for all that follows. Indented, it belongs to its
+    block and is made only when the block runs; what the script has by then is not made again.
+
+    Args:
+        text: a file without its header.
+        known: libraries that the text has already.
+        mark: as in `final_text`.
+        name: the script or library.
+        sites: gets the places of the lines that put each library in.
+    """
+    here = set() if known is None else known
+    first = source(name).count("\n") - text.count("\n") + 1 if name else 1
+    blocks: list[tuple[int, set[str]]] = []  # around a line: how far each is indented, what it has
+    lines = []
+    for number, line in enumerate(text.splitlines(keepends=True), first):
+        depth = len(line) - len(line.lstrip(" "))
+        while blocks and line.strip() and depth < blocks[-1][0]:
+            blocks.pop()
+        include = _INCLUDE.match(line)
+        if not include:
+            lines.append(line)
+            continue
+        indent, part = include.groups()
+        inside = here.union(*(parts for _, parts in blocks)) if indent else here
+        if part in inside:
+            continue
+        inside.add(part)
+        if sites is not None:
+            sites.setdefault(part, []).append(f"lua/{path_of(name)}.lua:{number}")
+        placed = expanded(_part(part, mark), inside, mark, part, sites)
+        lines.append(textwrap.indent(placed, indent) if indent else placed)
+        if indent:
+            if not blocks or blocks[-1][0] < depth:
+                blocks.append((depth, set()))
+            blocks[-1][1].update(inside)
+    return "".join(lines)
+
+
+def pruned(text: str) -> str:
+    """A script without functions and tables that nothing uses.
+
+    A script makes its functions anew at every run. So a library may have more functions than a
+    script needs: those it does not call are left out of the text that Redis keeps.
+    """
+    plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # names in quotes use nothing
+    for start in reversed([match.start() for match in _LOCAL.finditer(plain)]):
+        definition = _DEFINITION.match(plain, start)
+        if not definition:
+            continue
+        indent, function, table = definition.groups()
+        end = definition.end()
+        outside = indent and outside_of(indent).search(plain, end)
+        if not is_used(function or table, plain, end, outside.start() if outside else len(plain)):
+            text, plain = text[:start] + text[end:], plain[:start] + plain[end:]
+    return text
+
+
+def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) -> str:
+    """A script with includes and constants in place, without header and comments."""
+    text = expanded(_part(name, mark), mark=mark, name=name, sites=sites)
+    return folded(without_comments(text))
+
+
+def _check_once(name: str, text: str, sites: Sites) -> None:
+    """Check that no function of a library is twice in the text of a script.
+
+    Raises:
+        ValueError: names the script, the library and two lines that put it in.
+    """
+    made = Counter(_FUNCTION.findall(text))
+    for part, places in sites.items():
+        twice = [function for function in _FUNCTION.findall(_body(part)) if made[function] > 1]
+        if twice and name not in _TWICE:
+            second = places[1] if len(places) > 1 else "again, in an inline function"
+            raise ValueError(
+                f"{name} has {part} twice ({', '.join(twice)}): {places[0]} and {second}; "
+                "put one include into their nearest common block"
+            )
+
+
+# Scripts that still have a library twice.
+_TWICE = frozenset((
+    "next_ready", "prepare", "publish", "query_take",
+    "send",
+))  # fmt: skip
+
+
+ALL_KEYS = "all_keys"  # the name of the list of all keys, in a script that repeats its keys
+
+
+def keys_of(name: str) -> tuple[list[str], bool]:
+    """Return the names that a script gives its keys, and whether they repeat.
+
+    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. With ` ...` at its end, a call has
+    these keys for each of many slots. The names are bound to the keys of the first slot; the
+    script assigns them again for the next slot. `all_keys` is the list of all keys.
+    """
+    line = _KEYS.search(_body(name))
+    return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
+
+
+def bound(name: str, text: str) -> str:
+    """Declare the keys that the text of a script uses, as locals at its beginning.
+
+    Libraries of the script use the same names. The line `--- @needs slot store` of a library says
+    which keys it reads.
+
+    Raises:
+        ValueError: a function that the text still has reads a key that the script does not have.
+    """
+    plain = _STRING.sub("''", text)
+    keys, repeat = keys_of(name)
+    values = {key: f"KEYS[{place}]" for place, key in enumerate(keys, 1)}
+    if repeat:
+        values[ALL_KEYS] = "KEYS"
+    for part in _sources(name):
+        for key in _keys_read_by(part):
+            if key not in values and _is_read(key, plain):
+                raise ValueError(
+                    f"{name} includes {part}, which needs the key {key}; add it to @keys"
+                )
+    used = {key: value for key, value in values.items() if is_used(key, plain, 0, len(plain))}
+    if not used:
+        return text
+    return f"local {', '.join(used)} = {', '.join(used.values())}\n{text}"
+
+
+def _keys_read_by(part: str) -> list[str]:
+    """Return the keys that a library says it reads."""
+    return [key for line in _NEEDS.findall(_body(part)) for key in line.split()]
+
+
+def _is_read(key: str, plain: str) -> bool:
+    """Whether a text without strings uses a key of which it has no local of its own."""
+    return bool(
+        re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
+        and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
+    )
+
+
+def final_text(name: str, mark: Mark | None = None) -> str:
+    """Compose a script as it is sent: one text, without all that it does not need.
+
+    Lines stay as they are, without their indentation.
+
+    Args:
+        name: the verb.
+        mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
+    """
+    sites: Sites = {}
+    text = pruned(inlined(composed(name, mark, sites)))
+    _check_once(name, text, sites)
+    text = bound(name, text)
+    return f"-- rmq {name}\n" + _INDENTATION.sub("", text)
+
+
+@functools.cache
+def load(name: str) -> Script:
+    """Return a script by its verb, as it is sent."""
+    built = directory() / COMPOSED / f"{name}.lua"
+    if built.is_file():
+        return Script(name, built.read_text(encoding="utf-8"))
+    lua = directory()
+    if isinstance(lua, Path) and (lua.parent / "pyproject.toml").is_file():
+        return Script(name, _KeptTexts(lua.parent / ".rmq" / "scripts").text(name))
+    return Script(name, final_text(name))
+
+
+COMPOSED = "composed"  # the folder of a wheel's lua/ with one text for each script
+
+
+class _KeptTexts:
+    """The composed scripts that a checkout keeps between processes.
+
+    A file has a hash on its first line, the names of the script's sources on the second, then the
+    text. It is used only if the hash fits the sources as they are now.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def text(self, name: str) -> str:
+        """Return the text of a script; compose it, and keep it, if a source has changed."""
+        path = self._place / f"{name}.lua"
+        with suppress(OSError, ValueError):
+            key, sources, text = path.read_text(encoding="utf-8").split("\n", 2)
+            if key == _hash_of(sources.split()):
+                return text
+        text, sources = final_text(name), " ".join(_sources(name))
+        with suppress(OSError):
+            self._place.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._place)
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(f"{_hash_of(sources.split())}\n{sources}\n{text}")
+            os.replace(temporary, path)
+        return text
+
+
+def _sources(name: str) -> list[str]:
+    """Return the names of a script and of all files that it includes, directly or not."""
+    found, left = {name}, [name]
+    while left:
+        parts = {part for _, part in _INCLUDE.findall(_body(left.pop()))} - found
+        found |= parts
+        left += parts
+    return sorted(found)
+
+
+def _hash_of(sources: Iterable[str]) -> str:
+    """Return a hash of some Lua files and of the code that composes them."""
+    found = hashlib.sha256(_code())
+    for part in sources:
+        found.update(source(part).encode())
+    return found.hexdigest()
+
+
+@functools.cache
+def _code() -> bytes:
+    here = Path(__file__)
+    return here.read_bytes() + here.with_name("inlining.py").read_bytes()
+
+
+def names() -> list[str]:
+    """Return the verbs of all scripts, in alphabetical order."""
+    return sorted(_paths())

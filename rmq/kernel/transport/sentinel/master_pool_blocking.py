@@ -1,0 +1,92 @@
+# Generated from rmq/kernel/transport/sentinel/master_pool.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.kernel.transport.sentinel.master_pool`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import redis
+
+from rmq.kernel.transport.connections.connector import Connector
+from rmq.kernel.transport.connections.pool import SLOW_S, Pool, PooledConnection, StaleConnection
+from rmq.kernel.transport.sentinel.master_finder_blocking import MasterFinder
+from rmq.kernel.transport.sentinel.master_pool import ROLE, check_role, how_to_ask
+from rmq.kernel.transport.url import Address
+
+
+class MasterConnection(redis.Connection):
+    """A connection of redis-py that goes to the master, and demands that it be one.
+
+    Args:
+        finder: knows where it is.
+        options: of redis-py.
+    """
+
+    def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call, unused-ignore]
+        self._finder = finder
+
+    def connect(self) -> None:
+        """Connect to the master that the sentinels name, and check its role."""
+        self.host, self.port = self._finder.locate()
+        super().connect()  # type: ignore[no-untyped-call]
+        self.send_packed_command(  # type: ignore[no-untyped-call, unused-ignore]
+            (ROLE,), check_health=False
+        )
+        check_role(self.read_response(), self)
+
+
+class MasterSSLConnection(MasterConnection, redis.SSLConnection):
+    """`MasterConnection` by TLS."""
+
+
+class SentinelPool(Pool):
+    """Connections for threads, to the master of a service.
+
+    Args:
+        connector: how to connect to the master, and to the sentinels.
+        address: of the sentinels.
+        wait_s: as of `Pool`.
+        timeout_s: as of `Pool`.
+    """
+
+    def __init__(
+        self, connector: Connector, address: Address, wait_s: float, timeout_s: float
+    ) -> None:
+        self._finder = MasterFinder(*how_to_ask(connector, address, timeout_s))
+        self._moves = 0  # of the finder, when the connections here were looked at
+        kind = MasterSSLConnection if address.is_tls else MasterConnection
+        new = partial(connector.new, kind, finder=self._finder)
+        super().__init__(new, address.max_connections, wait_s, timeout_s)
+
+    def take(self) -> PooledConnection:
+        """As `Pool.take`, for a connection to the present master."""
+        self._finder.refresh()
+        while True:
+            if self._moves != self._finder.moves:
+                self._moves = self._finder.moves
+                super().close()
+            pooled = super().take()
+            if self._finder.leads_to_master(pooled.connection):
+                pooled.taken_at = time.monotonic()
+                return pooled
+            self.discard(pooled, with_idle=False)
+
+    def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """As `Pool.read`. A slow reply of a former master counts as lost."""
+        slow_at = pooled.taken_at + SLOW_S
+        replies = super().read(pooled, count)
+        if time.monotonic() > slow_at:
+            self._finder.forget()
+            self._finder.refresh()
+            if not self._finder.confirms(pooled.connection):
+                super().close()
+                raise StaleConnection("a former master answered late")
+        return replies
+
+    def close(self) -> None:
+        """As `Pool.close`."""
+        super().close()
+        self._finder.close()

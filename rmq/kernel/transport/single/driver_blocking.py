@@ -1,0 +1,229 @@
+# Generated from rmq/kernel/transport/single/driver.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.kernel.transport.single.driver`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from rmq.kernel.core.generators import drive
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.transport.connections.connector import Connector
+from rmq.kernel.transport.connections.pool import (
+    Pool,
+    PooledConnection,
+    as_not_connected,
+    reply_of,
+    request_of,
+)
+from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
+from rmq.kernel.transport.flow.steps import (
+    AwaitSignal,
+    Coalesce,
+    Command,
+    DurablePipeline,
+    Flow,
+    OnEveryMaster,
+    Pipeline,
+    RawCommand,
+    Step,
+    Subscription,
+    TakesTransactions,
+)
+from rmq.kernel.transport.sentinel.master_pool_blocking import SentinelPool
+from rmq.kernel.transport.single.driver import T
+from rmq.kernel.transport.single.script_calls import (
+    Operation,
+    Operations,
+    ScriptCalls,
+    Subscribe,
+    confirmed,
+    value_of,
+)
+from rmq.kernel.transport.single.subscription import SubscribedConnection, await_signal
+from rmq.kernel.transport.url import Address
+
+
+class Driver:
+    """Drives flows to their ends. Tasks may share it."""
+
+    address: Address
+    retry_for: float
+    timeout_s: float
+    _connector: Connector
+    _calls: ScriptCalls
+    _sharing: Any
+
+    # --- what the kinds of transports do in ways of their own -----------------------------------
+
+    def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
+        raise NotImplementedError
+
+    def _own_step(self, step: Step) -> Any:
+        """Do a step that waits, or goes on beside the flow."""
+        raise NotImplementedError
+
+    def _perform(self, operation: Operation) -> Any:
+        raise NotImplementedError
+
+    def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands on one connection; return their replies, server errors included."""
+        raise NotImplementedError
+
+    def _current_pool(self) -> Pool:
+        raise NotImplementedError
+
+    def _doorbell(self, connection: Any) -> Any:
+        """Return what ends a wait on a connection."""
+        raise NotImplementedError
+
+    def _disconnect(self, connection: Any) -> None:
+        raise NotImplementedError
+
+    # --- flows ----------------------------------------------------------------------------------
+
+    def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
+        """Run a flow to its end; return its value.
+
+        Args:
+            flow: yields steps.
+            error: raised in the flow at the step where it stands now.
+        """
+        try:
+            step = next(flow) if error is None else flow.throw(error)
+            while True:
+                try:
+                    if type(step) is Command:
+                        value = self._command(step)
+                    elif type(step) is Coalesce:
+                        value = self._sharing.share(step, self.run)
+                    else:
+                        value = self._step(step)
+                except Exception as failure:
+                    step = flow.throw(failure)
+                except BaseException as interruption:
+                    return self._run_cleanup(flow, interruption)
+                else:
+                    step = flow.send(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _step(self, step: Step) -> Any:
+        if isinstance(step, Pipeline):
+            return (self._pipeline(step.commands, None))[0]
+        if isinstance(step, DurablePipeline):
+            values, reply = self._pipeline(step.commands, step.durability)
+            return (values, *confirmed(step.durability, reply))
+        if isinstance(step, AwaitSignal):
+            if step.subscription.wait is not None:  # only where the transport blocks
+                step.subscription.wait(step.seconds)
+                return set()
+            step.subscription.takes_batches &= not self._calls.is_divided
+            deadline, epoch = self._calls.deadline("listen"), self.epoch
+            return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
+        if isinstance(step, TakesTransactions):
+            return self._drive(self._calls.takes_transactions(step.key))
+        if isinstance(step, OnEveryMaster):
+            return [self.raw_command(step.what, *step.words)]
+        if isinstance(step, RawCommand):
+            return self.raw_command(step.what, *step.words)
+        return self._own_step(step)
+
+    def _command(self, command: Command[T]) -> T:
+        if command.write:
+            return value_of(command, self._drive(self._calls.first_command(command)))
+        # The first attempt goes without generators: it is the hot path of every call.
+        try:
+            reply = reply_of(self._exchange(*request_of(command)))
+            if isinstance(reply, BaseException):
+                raise reply
+        except REDIS_ERRORS as error:
+            reply = self._drive(self._calls.repeat_command(command, error))
+        return value_of(command, reply)
+
+    def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        return self._drive(self._calls.pipeline(commands, durability))
+
+    def raw_command(self, name: str, *words: Any) -> Any:
+        """Run a plain command that reads, or is safe to run twice; return its reply.
+
+        Args:
+            name: what errors call it.
+            words: the command.
+        """
+        return self._drive(self._calls.raw_command(name, words))
+
+    def _drive(self, operations: Operations[T]) -> T:
+        """Perform operations to their end; return their result."""
+        return drive(operations, self._perform)
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def _new_pool(self) -> Pool:
+        wait_s = self.timeout_s + self.retry_for
+        if self.address.sentinels is not None:
+            return SentinelPool(self._connector, self.address, wait_s, self.timeout_s)
+        new, size = self._connector.new, self.address.max_connections
+        return Pool(new, size, wait_s, self.timeout_s)
+
+    @property
+    def epoch(self) -> int:
+        """Grows when connections have died: an older subscription is made anew."""
+        return self._current_pool().epoch
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        """The connections that are open and not in use; for tests."""
+        return self._current_pool().idle
+
+    def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
+        return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
+
+    def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
+        """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
+        epoch, refused = self.epoch, dict[bytes, Exception]()
+        try:
+            connection.connect()
+            connection.send_packed_command((wanted.packed(),), check_health=False)
+            for _ in wanted.required:
+                connection.read_response()
+            for channel in wanted.optional:
+                try:
+                    connection.read_response()
+                except redis.ResponseError as error:
+                    if not forbids(error):
+                        raise
+                    refused[channel] = error
+            if wanted.shard:
+                try:
+                    connection.read_response()
+                except redis.ResponseError as error:
+                    refused[wanted.shard] = error
+        except BaseException as error:
+            self._disconnect(connection)
+            if not isinstance(error, REDIS_ERRORS):
+                raise
+            failure = as_not_connected(error)  # a subscription changes nothing on the server
+        else:
+            return SubscribedConnection(connection, epoch, refused, self._doorbell(connection))
+        raise failure
+
+    def interrupt(self, subscription: Subscription) -> None:
+        """End the wait on this subscription, or the next one as it begins; from another thread."""
+        held = subscription.held
+        if isinstance(held, SubscribedConnection):
+            held.waiting.ring()
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Close the connection of a subscription."""
+        held, subscription.held = subscription.held, None
+        if isinstance(held, SubscribedConnection):
+            with contextlib.suppress(*REDIS_ERRORS):
+                self._disconnect(held.connection)
+            held.waiting.close()
