@@ -39,11 +39,11 @@ COMMANDS = {
     ),
     "purge": Place(
         "rmq.features.dead_letters.cli.dlq:purge",
-        "Delete all waiting messages of TOPIC for good, also those due later.",
+        "Delete all waiting messages of TOPIC permanently, including delayed messages.",
     ),
     "job": Place(
         "rmq.features.dead_letters.jobs.cli:job",
-        "List jobs (redrives that run in the background); pause, resume and stop them.",
+        "List, pause, resume and stop jobs: redrives and purges that run in the background.",
     ),
     "stats": Place(
         "rmq.features.topic_admin.cli.stats:stats",

@@ -213,7 +213,7 @@ def test_what_one_purge_has_put_into_the_trash_is_restored_alone(
     assert sorted(m.body["n"] for m in api.admin.peek(name, queue="dead")) == [2, 3, 5]
     assert sorted(m.body["n"] for m in api.admin.peek(name, queue="trash")) == [0, 1, 4]
     redrive = api.admin.job_start(name, "redrive")
-    with pytest.raises(rmq.InvalidValue, match="is a redrive, which is not undone"):
+    with pytest.raises(rmq.InvalidValue, match="is a redrive, which cannot be undone"):
         api.admin.restore(name, job=redrive.id)
     with pytest.raises(rmq.JobNotFound):
         api.admin.restore(name, job=f"{name}.00000000")

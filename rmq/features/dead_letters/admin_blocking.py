@@ -18,7 +18,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class DeadLetterAdmin(AdminPart):
-    """Verbs on dead letters."""
+    """Operations on dead letters."""
 
     def redrive(
         self,
@@ -38,26 +38,26 @@ class DeadLetterAdmin(AdminPart):
         """Send dead letters back to be consumed again, with all their retries.
 
         Args:
-            topic: its name.
-            ids: only these.
-            reason: only those of it: failed, lease ran out, rejected, undecodable, expired,
+            topic: Name of the topic.
+            ids: Ids of the dead letters; None: all that meet the other conditions.
+            reason: Reason of the failure: failed, lease ran out, rejected, undecodable, expired or
                 unhandled.
-            error: only those whose error contains this text, in upper or lower case.
-            older_than: only those dead for so long, seconds or timedelta.
-            type: only those that were sent with it.
-            filter: only those that fit it, as error contains "timeout" and body.order>100; see
+            error: Text that the error must contain; case-insensitive.
+            older_than: Minimum time since the message died, in seconds or as a timedelta.
+            type: Type of the messages.
+            filter: Filter, for example error contains "timeout" and body.order>100; see
                 docs/dead-letters.md.
-            to: another topic to which they go instead, at once. It must exist; what it refuses
-                stays dead, and `RedriveResult.refused` counts why.
-            dry_run: only count them.
-            rate: at most so many a second.
-            progress: called with (done, all) as it goes.
+            to: Another topic, to which the messages are sent immediately. The topic must exist. A
+                message that it refuses stays dead, and `RedriveResult.refused` counts the reasons.
+            dry_run: Only count the dead letters.
+            rate: Maximum number of messages per second.
+            progress: Function that is called with (done, all) during the work.
 
         Guarantee:
-            A message is dead or waiting, never both or neither.
-            Stopped half-way, run it again: it goes on with what is still dead. With `to`, a letter
-            is stored there once, also if this stops between its steps: then the letter is held
-            here until the same is run again.
+            A message is dead or waiting, never both or neither. If the call is interrupted, run it
+            again: it continues with the remaining dead letters. With `to`, a letter is stored in
+            the other topic once, even after an interruption. Until the call is repeated, such a
+            letter may be held in this topic.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -78,24 +78,25 @@ class DeadLetterAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Delete waiting messages ("store") or dead letters ("dead"); return how many.
+        """Delete waiting messages ("store") or dead letters ("dead"); return their number.
 
-        Messages in flight are not touched. Waiting messages are deleted for good. Dead letters go
-        to the trash, from where `restore` puts them back; they count as purged when they leave it.
+        Messages in flight are not touched. Waiting messages are deleted permanently. Dead letters
+        go to the trash, from which `restore` returns them; they count as purged when they leave the
+        trash.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             queue: "store" or "waiting", or "dead".
-            ids: only these dead letters; this and the filters are those of `redrive`.
-            reason: see `redrive`.
-            error: see `redrive`.
-            older_than: see `redrive`.
-            type: see `redrive`.
-            filter: see `redrive`.
-            keep: how long dead letters can be restored, seconds or timedelta; None: 24 hours; 0:
-                they are deleted for good.
-            dry_run: only count them.
-            progress: called with (done, all) as it goes.
+            ids: Ids of the dead letters; for this and the other conditions see `redrive`.
+            reason: See `redrive`.
+            error: See `redrive`.
+            older_than: See `redrive`.
+            type: See `redrive`.
+            filter: See `redrive`.
+            keep: How long dead letters can be restored, in seconds or as a timedelta. None: 24
+                hours; 0: they are deleted permanently.
+            dry_run: Only count the messages.
+            progress: Function that is called with (done, all) during the work.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -114,15 +115,16 @@ class DeadLetterAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Put dead letters back from the trash, with their time of death; return how many.
+        """Restore dead letters from the trash, with their time of death; return their number.
 
-        The filters are those of `redrive`; with `job`, the id of a purge, only those that it put
-        there. In a topic with a `dead_retention`, each letter stays
-        for another 24 hours at least, or for the retention if that is shorter: one that has less
-        time left gets a later time of death.
+        For the conditions see `redrive`; with `job`, the id of a purge, only letters of that purge
+        are restored. In a topic with a `dead_retention`, each letter stays for at least another 24
+        hours, or for the retention if that is shorter: a letter with less time left gets a later
+        time of death.
 
         Guarantee:
-            A letter is in the trash or among the dead letters. Stopped half-way, run it again.
+            A letter is in the trash or among the dead letters. If the call is interrupted, run it
+            again.
         """
         by = None if job is None else self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
@@ -138,16 +140,17 @@ class DeadLetterAdmin(AdminPart):
         scan: int = reading.SCAN,
         raw: bool = False,
     ) -> DeadLetterPage:
-        """Return a page of dead letters, the oldest of each slot first, and a cursor for the next.
+        """Return a page of dead letters, oldest first in each slot, and the next cursor.
 
         Args:
-            topic: its name.
-            filter: only those that fit it.
-            cursor: of the page before; None: from the beginning.
-            limit: the largest number to return, 1 to 1000.
-            scan: the largest number to look at. A page may so have fewer, or none, though more
-                come: continue while it has a cursor.
-            raw: bodies as `rmq.kernel.core.record.Record`: with their codec, and not decoded.
+            topic: Name of the topic.
+            filter: Filter that the dead letters must match.
+            cursor: Cursor of the previous page; None: start at the beginning.
+            limit: Maximum number of dead letters to return, 1 to 1000.
+            scan: Maximum number of dead letters to examine. A page may therefore be short or empty
+                although more follow: continue while the page has a cursor.
+            raw: Return bodies as `rmq.kernel.core.record.Record`: with their codec, and not
+                decoded.
         """
         wanted = dead_letters_filter.given(filter)
         return self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
@@ -159,10 +162,10 @@ class DeadLetterAdmin(AdminPart):
         filter: DeadLetterFilter | str | None = None,
         progress: Progress | None = None,
     ) -> DeadLetterGroups:
-        """Return the dead letters in groups of one cause (fingerprint), the largest first.
+        """Return the dead letters grouped by cause (fingerprint), largest group first.
 
-        All dead letters are read, in pages; memory holds 1000 groups, and the dead letters of
-        further ones are counted in `other`.
+        All dead letters are read, in pages. At most 1000 groups are kept in memory; dead letters of
+        further groups are counted in `other`.
         """
         wanted = dead_letters_filter.given(filter)
         return self._run(reading.groups(self._context(topic), wanted, progress))

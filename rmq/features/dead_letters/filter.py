@@ -1,4 +1,4 @@
-"""Filters of dead letters: error contains "timeout" and age>1h and header.tenant=7.
+"""Filters of dead letters, for example: error contains "timeout" and age>1h and header.tenant=7.
 
     filter     = all { "or" all }          all  = term { "and" term }
     term       = "not" term | "(" filter ")" | field operator value
@@ -7,9 +7,9 @@
     operator   = "=" "!=" "contains" "matches" "<" "<=" ">" ">="
     value      = "text" 'text' | number | duration | time | word
 
-A filter is read by hand and never evaluated as code. Its text has at most 2000 characters, 50
-conditions and 20 brackets in each other. `matches` takes a glob pattern; its time grows with the
-length of the text, whatever the pattern is.
+The parser is written by hand, and a filter is never evaluated as code. A filter has at most 2000
+characters, 50 conditions and 20 nested brackets. `matches` takes a glob pattern; its time grows
+with the length of the text, for every pattern.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rmq.kernel.core import failure
 from rmq.kernel.core.limits import CONDITIONS_MAX, DEPTH_MAX, PATH_MAX, TEXT_MAX
 from rmq.kernel.core.validation import parse_duration
 
-SHOWN = 60  # characters of a filter that an error shows
+SHOWN = 60  # number of characters of a filter in an error
 
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z_]+")
@@ -65,11 +65,11 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Conditions on dead letters, made by `parse`. `str()` writes one that parses to the same.
+    """Conditions on dead letters, made by `parse`. `str()` returns a text that parses to the same.
 
     Attributes:
-        text: as it was written.
-        needs_body: whether a condition is on the body; if not, `matches` never looks at it.
+        text: Original text.
+        needs_body: Whether a condition reads the body; otherwise `matches` never reads it.
     """
 
     term: Term
@@ -77,7 +77,7 @@ class DeadLetterFilter:
     needs_body: bool = field(compare=False)
 
     def matches(self, message: DeadLetter, now_ms: int) -> bool:
-        """Whether a message fits; `now_ms`: the server's clock, for `age`."""
+        """Return whether a message matches; `now_ms` is the server's clock, for `age`."""
         return self.term.fits(message, now_ms)
 
     def __str__(self) -> str:
@@ -85,20 +85,20 @@ class DeadLetterFilter:
 
 
 def parse(text: str) -> DeadLetterFilter:
-    """Read a filter.
+    """Parse a filter.
 
     Raises:
-        InvalidFilter: it is not one; the error shows the place, and what was expected there.
-        InvalidType: it is not a str.
+        InvalidFilter: The text is not a filter; the error shows the position and what is expected.
+        InvalidType: The filter is not a str.
     """
     if not isinstance(text, str):
-        raise InvalidType(f'filter: {text!r}; give a str, as error contains "timeout"')
+        raise InvalidType(f'filter: {text!r}; pass a str, for example error contains "timeout"')
     term = _Parser(text).whole()
     return DeadLetterFilter(term, text, any(c.where.name == "body" for c in conditions(term)))
 
 
 def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
-    """Return the filter that all of these make together; None of none."""
+    """Combine filters with `and`; return None for an empty list."""
     if len(filters) < 2:
         return filters[0] if filters else None
     term = Joined("and", tuple(each.term for each in filters))
@@ -106,12 +106,12 @@ def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
 
 
 def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
-    """Return a filter that a caller gave as such, or as its text; None where none was given."""
+    """Return a filter that a caller passed as a filter or as text, or None."""
     return value if value is None or isinstance(value, DeadLetterFilter) else parse(value)
 
 
 class _Parser:
-    """Reads a filter from left to right, one term at a time."""
+    """Parse a filter from left to right, one term at a time."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.count = text, 0, 0, 0
@@ -125,7 +125,7 @@ class _Parser:
         return term
 
     def joined(self, word: str) -> Term:
-        """Read terms joined by a word; and binds closer than or."""
+        """Parse terms joined by a word; `and` binds closer than `or`."""
         terms = []
         while True:
             terms.append(self.joined("and") if word == "or" else self.single())
@@ -187,7 +187,7 @@ class _Parser:
             else:
                 break
         if match[0] == "header" and not path:
-            self.expected("a dot and the header's name, as header.tenant")
+            self.expected("a dot and the header's name, for example header.tenant")
         return Field(match[0], tuple(path))
 
     def step(self) -> str:
@@ -195,7 +195,7 @@ class _Parser:
             return self.quoted()
         match = _STEP.match(self.text, self.at)
         if match is None:
-            self.expected("a name of A-Z a-z 0-9 _ -, or one in quotes")
+            self.expected("a name of A-Z a-z 0-9 _ -, or a name in quotes")
         self.at = match.end()
         return match[0]
 
@@ -213,7 +213,7 @@ class _Parser:
         return Operand(word, False, word)
 
     def quoted(self) -> str:
-        """Read text in quotes; a backslash is for a quote or a backslash, else for itself."""
+        """Parse text in quotes; a backslash escapes a quote or a backslash."""
         start, quote = self.at, self.text[self.at]
         chars: list[str] = []
         self.at += 1
@@ -230,7 +230,7 @@ class _Parser:
         self.expected(f"a closing {quote} for this one")
 
     def checked(self, where: Field, operator: str, operand: Operand, start: int) -> Operand:
-        """Return the operand as the field compares it."""
+        """Convert the operand to the type that the field compares."""
         value = operand.value
         if operator in SEARCH:
             return operand if operand.quoted else Operand(operand.written, False, operand.written)
@@ -283,7 +283,7 @@ class _Parser:
         self.at = match.end() if match else self.at
 
     def expected(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise the error: what was expected, the filter around the place, and a caret under it."""
+        """Raise an error that shows what was expected, and the position with a caret."""
         at = min(self.at if at is None else at, len(self.text))
         first = max(0, at - SHOWN // 2)
         shown = self.text[first : first + SHOWN]

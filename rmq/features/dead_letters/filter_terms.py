@@ -1,4 +1,4 @@
-"""The terms of a dead-letter filter: conditions on one message, and what joins them."""
+"""The terms of a dead-letter filter: conditions on one message, and their combinations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MISSING = object()  # the message has no such field
 
 
 class Letter:
-    """A dead letter for a filter: what no condition looks at is never decoded.
+    """A dead letter for a filter, which decodes only the parts that conditions read.
 
-    Its attributes are those of the `Message` that `reading.messages_of` makes.
+    The attributes are the same as the attributes of a `Message` from `reading.messages_of`.
     """
 
     def __init__(self, member: QueueMember) -> None:
@@ -36,23 +36,23 @@ class Letter:
 
     @property
     def id(self) -> MessageId:
-        """The message id."""
+        """Message id."""
         return MessageId(self._member.id)
 
     @property
     def failure(self) -> Failure | None:
-        """Its last failure."""
+        """Last failure."""
         return failures.decode(self._member.failure)
 
     @property
     def deliveries(self) -> int:
-        """How often it was delivered."""
+        """Number of deliveries."""
         last_failure = self.failure
         return last_failure.deliveries if last_failure else 0
 
     @property
     def died(self) -> datetime | None:
-        """When it died."""
+        """Time of death."""
         return moment(int(self._member.score)) if self._member.queue == "dead" else None
 
     @cached_property
@@ -64,27 +64,27 @@ class Letter:
 
     @property
     def priority(self) -> int | None:
-        """The priority, or None."""
+        """Priority, or None."""
         return (self._record.priority or None) if self._record else None
 
     @property
     def type(self) -> str | None:
-        """Its type, or None."""
+        """Type, or None."""
         return self._record.headers.get(record.TYPE_MARK) if self._record else None
 
     @property
     def group(self) -> str | None:
-        """The name of its group, or None."""
+        """Name of the group, or None."""
         return group_in(self._record.headers.get(GROUP_MARK)) if self._record else None
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers."""
+        """Headers."""
         return record.shown_headers(self._record.headers) if self._record else {}
 
     @cached_property
     def body(self) -> Any:
-        """The decoded body."""
+        """Decoded body."""
         if self._record is None:
             return self._member.record
         try:
@@ -98,11 +98,11 @@ DeadLetter = Message | Letter
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """The right-hand side of an operator: its value, and how it was written."""
+    """The right-hand side of an operator: its value and its text."""
 
     value: Value
     quoted: bool = True
-    written: str = ""  # of a number, a duration or a word that stands without quotes
+    written: str = ""  # text of a number, a duration or a word without quotes
 
     def __str__(self) -> str:
         if self.quoted:
@@ -113,7 +113,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The field that a condition reads: its name, and for a header or a body the path in it."""
+    """The field that a condition reads: its name, and the path in a header or a body."""
 
     name: str
     path: tuple[str | int, ...] = ()
@@ -168,7 +168,7 @@ FIELDS = (*_PLAIN_FIELDS, "header.NAME", "body.PATH")
 
 
 def _text(value: Any) -> str:
-    """Return a value as the text that `contains` and `matches` look at, in lower case."""
+    """Return the text in lower case that `contains` and `matches` test."""
     if isinstance(value, str):
         return value.lower()
     if isinstance(value, bytes):
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a number, also of the text of a header; None if it is none."""
+    """Return a number, also from the text of a header; None for other values."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)
@@ -193,7 +193,7 @@ def _number(value: Any) -> int | float | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A field, an operator and an operand; a field that a message lacks fits != only."""
+    """A field, an operator and an operand. If a message lacks the field, only != matches."""
 
     where: Field
     operator: str
@@ -204,7 +204,7 @@ class Condition:
         return f"{self.where}{blank}{self.operator}{blank}{self.operand}"
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
-        """Whether a message fits."""
+        """Return whether a message matches."""
         found = self.where.of(message, now_ms)
         if found is _MISSING:
             return self.operator == "!="
@@ -246,7 +246,7 @@ def _ordered(left: Any, operator: str, right: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """A term that must not fit."""
+    """A negated term."""
 
     term: Term
 
@@ -255,13 +255,13 @@ class Not:
         return f"not ({inner})" if isinstance(self.term, Joined) else f"not {inner}"
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
-        """Whether a message does not fit the term."""
+        """Return whether a message does not match the term."""
         return not self.term.fits(message, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Terms joined by `and` or by `or`."""
+    """Terms combined by `and` or by `or`."""
 
     word: str
     terms: tuple[Term, ...]
@@ -271,7 +271,7 @@ class Joined:
         return f" {self.word} ".join(texts)
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
-        """Whether a message fits all terms, or one of them."""
+        """Return whether a message matches all terms, or any of them."""
         fits = (term.fits(message, now_ms) for term in self.terms)
         return all(fits) if self.word == "and" else any(fits)
 

@@ -27,7 +27,8 @@ from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep
 
-# Messages of one call: others wait meanwhile. Redis frees bodies, in a redrive it copies failures.
+# Messages of one call, limited because other clients wait meanwhile: Redis frees bodies, and a
+# redrive copies failures.
 CALL_MAX, REDRIVE_MAX = 200, 100
 
 
@@ -35,10 +36,10 @@ class RedriveResult(NamedTuple):
     """The result of a redrive.
 
     Attributes:
-        matched: dead letters that fitted the filter.
-        sent: of them, sent back.
-        unreadable: of them, left because their record cannot be read.
-        refused: of them, left because another topic refused them, by outcome: "conflict",
+        matched: Number of dead letters that matched.
+        sent: Number of matching dead letters that were sent back.
+        unreadable: Number of matching dead letters that stayed because their record is unreadable.
+        refused: Number of matching dead letters that another topic refused, by outcome: "conflict",
             "too large", "full", "paused", "moving", "not durable".
     """
 
@@ -49,19 +50,19 @@ class RedriveResult(NamedTuple):
 
 
 class Filter:
-    """Conditions on dead letters; a dead letter must fit all that are given.
+    """Conditions on dead letters; a dead letter must meet all of them.
 
     Args:
-        ids: only these.
-        reason: the beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
+        ids: Ids of the dead letters.
+        reason: Beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
             expired, unhandled.
-        error: text that the error contains, in upper or lower case.
-        older_than: dead for at least this long, seconds or timedelta.
-        type: messages that were sent with this type.
-        filter: a filter, or its text, as error contains "timeout" and body.order>100.
-        trashed_by: of the trash, those that this job put there.
-        died: of a job with ids: when each of them died, epoch ms, or None for any time. A letter
-            that was sent back since, and died again, does not fit.
+        error: Text that the error contains; case-insensitive.
+        older_than: Minimum time since the message died, in seconds or as a timedelta.
+        type: Type of the messages.
+        filter: Filter, or its text, for example error contains "timeout" and body.order>100.
+        trashed_by: Job that put the letter into the trash.
+        died: Time of death of each of `ids`, in epoch ms, or None for any time. A letter that was
+            sent back and died again does not match.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Filter:
         self.died_ms: dict[MessageId, int | None] = {}
         if died is not None:
             if self.ids is None or len(died) != len(self.ids):
-                raise InvalidValue(f"died: {len(died)} times; give one for each of ids")
+                raise InvalidValue(f"died: {len(died)} times; pass a time for each of ids")
             for time in died:
                 if time is not None:
                     check_int(time, "died", 0, 2**53)
@@ -96,17 +97,17 @@ class Filter:
                 f"reason: {reason!r}; known are {', '.join(failure.REASONS.values())}"
             )
         if error is not None and not isinstance(error, str):
-            raise InvalidType(f"error: {error!r}; give text that the error contains")
+            raise InvalidType(f"error: {error!r}; pass text that the error contains")
         self.error = None if error is None else error.lower()
 
     @property
     def everything(self) -> bool:
-        """Whether no condition was given, so that all dead letters fit."""
+        """Whether there is no condition, so that all dead letters match."""
         given = (self.reason, self.error, self.older_ms, self.type, self.filter)
         return self.ids is None and not any(given)
 
     def fits(self, member: QueueMember, now_ms: int) -> bool:
-        """Whether a dead letter fits."""
+        """Return whether a dead letter matches."""
         if self.older_ms and member.score > now_ms - self.older_ms:
             return False
         if self.trashed_by and not self.trashed_by.has_trashed(member.score):
@@ -122,21 +123,21 @@ class Filter:
         return self.filter is None or fits_filter(self.filter, member, now_ms)
 
     def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Return members as `fits` needs them: with large bodies, if a condition is on the body."""
+        """Load the large bodies of members if a condition reads the body."""
         if self.filter is None or not self.filter.needs_body:
             return members
         return (yield from reading.with_bodies(context, members))
 
 
 def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
-    """Whether a member fits a filter."""
+    """Return whether a member matches a filter."""
     return wanted.matches(Letter(member), now_ms)
 
 
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
+    """Return the ids of matching dead letters by slot, without messages that die later."""
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
@@ -152,7 +153,7 @@ def _matching(
     matching = []
     high = str(now_ms) if queue == "dead" else "+inf"
     for keys in context.slots:
-        ids: list[bytes] = []  # and no bodies: there may be a million dead letters
+        ids: list[bytes] = []  # without bodies: there may be a million dead letters
         reader = SlotReader(keys, queue, [ScoreRange("-inf", high)])
         while members := (yield from reader.read()):
             whole_page = yield from wanted.whole(context, members)
@@ -170,7 +171,7 @@ def redrive(
     progress: Progress | None,
     to: str | None = None,
 ) -> Flow[RedriveResult]:
-    """Send dead letters back, or to another topic. Stopped half-way, the rest stays dead."""
+    """Send dead letters back, or to another topic; after an interruption, the rest stays dead."""
     check_rate(rate)
     target = None if to is None else (yield from redrive_to.open_target(context, to))
     matching = yield from _matching(context, wanted)
@@ -207,25 +208,25 @@ def purge(
     progress: Progress | None,
     keep: float | timedelta | None = None,
 ) -> Flow[int]:
-    """Delete waiting messages or dead letters; return how many, also in a dry run.
+    """Delete waiting messages or dead letters; return their number, also in a dry run.
 
-    Dead letters go to the trash for as long as `keep` says, None: 24 hours, unless that is 0.
+    Dead letters go to the trash for the time `keep` (None: 24 hours), unless `keep` is 0.
     """
     queue = parse_queue(queue)
     if keep is None:
         keep = TRASH_KEEP_S if queue == "dead" else 0
     keep_ms = duration_ms(keep, "keep", zero=True)
     if queue == "trash":
-        raise InvalidValue("queue: 'trash' empties itself; purge 'store' or 'dead'")
+        raise InvalidValue("queue: 'trash' expires by itself; purge 'store' or 'dead'")
     if keep_ms and queue != "dead":
-        raise InvalidValue("keep: waiting messages are deleted for good; it is for dead letters")
+        raise InvalidValue("keep: only for dead letters; waiting messages are deleted permanently")
     if queue == "prepare":
-        raise InvalidValue("queue: 'prepare' is with consumers; purge 'store' or 'dead'")
+        raise InvalidValue("queue: 'prepare' is in flight; purge 'store' or 'dead'")
     yield from opening.ensure_open(context, create=False)
     if not keep_ms and (wanted is None or wanted.everything):
         return (yield from _purge_all(context, queue, dry_run, progress))
     if queue != "dead":
-        raise InvalidValue("filter: it is for dead letters; purge 'store' without a filter")
+        raise InvalidValue("filter: only for dead letters; purge 'store' without a filter")
     matching = yield from _matching(context, wanted or Filter())
     trash = partial(scripts.trash, keep_ms=keep_ms)
     return (yield from _move(context, matching, trash, dry_run, progress))
@@ -234,14 +235,14 @@ def purge(
 def restore(
     context: TopicContext, wanted: Filter, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Put dead letters back from the trash; return how many, also in a dry run."""
+    """Restore dead letters from the trash; return their number, also in a dry run."""
     if wanted.older_ms:
-        raise InvalidValue("older_than: the trash has no such condition; use the others")
+        raise InvalidValue("older_than: not supported for the trash; use the other conditions")
     job = wanted.trashed_by
     if job is not None and job.verb != "purge":
         raise InvalidValue(
-            f"job: {job.id} is a {job.verb}, which is not undone: its messages wait or were "
-            "delivered, and none is in the trash; give the id of a purge"
+            f"job: {job.id} is a {job.verb}, which cannot be undone: its messages wait or were "
+            "delivered, and none is in the trash; use the id of a purge"
         )
     yield from opening.ensure_open(context, create=False)
     matching = yield from _matching(context, wanted, "trash")
@@ -255,7 +256,7 @@ def _move(
     dry_run: bool,
     progress: Progress | None,
 ) -> Flow[int]:
-    """Move dead letters into the trash, or out of it; return how many, also in a dry run."""
+    """Move dead letters into or out of the trash; return their number, also in a dry run."""
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched
@@ -279,7 +280,7 @@ def _purge_all(
     if dry_run:
         return count
     for keys in context.slots:
-        # Delete no more than there were at the start: a producer may go on sending for ever.
+        # Delete at most the initial number: a producer may continue to send forever.
         left = count - done
         while left > 0:
             step = min(CALL_MAX, left)

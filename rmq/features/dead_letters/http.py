@@ -44,18 +44,18 @@ from rmq.web.requests import (
 
 
 class ExportQuery(Request):
-    """Which dead letters are exported; `cursor`: that of the last line that came."""
+    """Selects dead letters to export; `cursor` is the cursor of the last received line."""
 
     filter: FilterText | None = None
     cursor: Annotated[str, Meta(max_length=100)] | None = None
 
 
 class TrashQuery(DeadQuery):
-    """Which letters of the trash are listed; a filter is such as: reason=failed and body.n=1."""
+    """Selects letters of the trash to list; a filter is for example: reason=failed and body.n=1."""
 
 
 class GroupsQuery(Request):
-    """Which dead letters are grouped, and how many groups are listed."""
+    """Selects dead letters to group, and limits the number of groups."""
 
     filter: FilterText | None = None
     limit: Limit = 100
@@ -65,9 +65,9 @@ class Redrive(DeadLetterConditions):
     """Dead letters to send back, or to another topic.
 
     Attributes:
-        to: that topic.
-        rate: at most so many a second.
-        dry_run: count, and show some.
+        to: Name of the other topic.
+        rate: Maximum number of messages per second.
+        dry_run: Only count the dead letters, and return a sample.
     """
 
     to: Name | None = None
@@ -76,19 +76,19 @@ class Redrive(DeadLetterConditions):
 
 
 class Restore(LetterConditions):
-    """Letters of the trash to put back; `job`: those of that purge; `dry_run`: count, show some."""
+    """Letters of the trash to restore, by conditions or by the `job` that purged them."""
 
     job: JobText | None = None
     dry_run: bool = False
 
 
 class ImportedLetter(msgspec.Struct, kw_only=True):
-    """A line of an export; fields that a send does not need are passed over.
+    """A line of an export; fields that are not needed for sending are ignored.
 
     Attributes:
-        codec: the number of one of RMQ's own codecs; for other ones use `rmq dlq import`.
-        body_base64: the body as its codec wrote it; or give bodies_base64.
-        bodies_base64: the same of a message that collected several.
+        codec: Number of one of RMQ's own codecs; for other codecs use `rmq dlq import`.
+        body_base64: Body as its codec wrote it; alternative to bodies_base64.
+        bodies_base64: Bodies of a message that collected several bodies.
     """
 
     id: MessageIdText
@@ -104,7 +104,7 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
 
 
 class Import(Request):
-    """Exported dead letters to send: at most 500, and 1 MiB with the rest of the request."""
+    """Exported dead letters to send: at most 500, and 1 MiB for the whole request."""
 
     letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MOST)]
 
@@ -113,12 +113,12 @@ class NewJob(DeadLetterConditions):
     """A redrive or purge that runs in the background; without conditions, of all dead letters.
 
     Attributes:
-        to: of a redrive: another topic to which they go.
-        rate: at most so many a second.
-        keep: of a purge: for how many seconds they can be restored; 0: not at all.
-        confirm: of a purge: the topic's name.
-        expected: how many there are, if that was counted.
-        by: who starts it, for people to read.
+        to: For a redrive: another topic that gets the messages.
+        rate: Maximum number of messages per second.
+        keep: For a purge: how long the messages can be restored, in seconds; 0: not at all.
+        confirm: For a purge: name of the topic.
+        expected: Number of matching dead letters, if they were counted.
+        by: Name of the person who starts the job, for people to read.
     """
 
     verb: JobVerb = "redrive"
@@ -131,13 +131,13 @@ class NewJob(DeadLetterConditions):
 
 
 class Purge(DeadLetterConditions, kw_only=True):
-    """Messages to delete; only "dead" can be filtered, and kept in the trash.
+    """Messages to delete; only queue "dead" supports conditions and the trash.
 
     Attributes:
-        confirm: the topic's name.
-        keep: for how many seconds dead letters can be restored, 24 h if it is not given; 0: they
-            are deleted for good. Waiting messages always are.
-        dry_run: count, and show some.
+        confirm: Name of the topic.
+        keep: How long dead letters can be restored, in seconds; default 24 h; 0: they are deleted
+            permanently. Waiting messages are always deleted permanently.
+        dry_run: Only count the messages, and return a sample.
     """
 
     confirm: Name
@@ -147,9 +147,9 @@ class Purge(DeadLetterConditions, kw_only=True):
 
 
 TABLE = Table("dead letters")
-SAMPLE_MAX = 10  # dead letters that a dry run shows
-SAMPLE_SCAN = 10_000  # that it looks at for them
-# An export begins with a small page; the next have as many as make about 4 MiB.
+SAMPLE_MAX = 10  # dead letters in the sample of a dry run
+SAMPLE_SCAN = 10_000  # dead letters that are examined for the sample
+# An export starts with a small page; the size of later pages is about 4 MiB.
 EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 
@@ -157,19 +157,20 @@ EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 async def list_dead_letters(
     context: RequestContext, path: TopicPath, query: DeadQuery
 ) -> MessageList:
-    """List dead letters, the oldest of each slot first.
+    """List dead letters, oldest first in each slot.
 
-    A page may have fewer than `limit` before the last one: a request looks at 5000 dead letters.
+    A request examines 5000 dead letters, so a page may be shorter than `limit` although more
+    follow.
     """
     return await _list(context, path.topic, query, "dead", dead_letters_filter.given(query.filter))
 
 
 class DeadLetterGroups(Answer):
-    """Dead letters by cause, the largest group first.
+    """Dead letters by cause, largest group first.
 
     Attributes:
-        other: dead letters of groups that are not listed.
-        total: all that were counted.
+        other: Number of dead letters in groups that are not listed.
+        total: Number of all counted dead letters.
     """
 
     groups: list[DeadLetterGroup]
@@ -181,9 +182,9 @@ class DeadLetterGroups(Answer):
 async def list_dead_letter_groups(
     context: RequestContext, path: TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
-    """Count dead letters by cause: by the fingerprint of their error, the largest group first.
+    """Count dead letters by cause: by the fingerprint of their error, largest group first.
 
-    All dead letters are looked at. A fingerprint can be used in a filter.
+    All dead letters are read. A fingerprint can be used in a filter.
     """
     found = await context.admin.dead_letter_groups(path.topic, filter=query.filter)
     groups = [show(each, DeadLetterGroup) for each in found.groups[: query.limit]]
@@ -192,13 +193,13 @@ async def list_dead_letter_groups(
 
 
 class DeadLetterLine(Answer, omit_defaults=True):
-    """A dead letter as `rmq dlq import` reads it; fields that are null are left out.
+    """A dead letter in the format that `rmq dlq import` reads; null fields are omitted.
 
     Attributes:
-        cursor: of another export: it continues after this line.
-        codec: the number of the codec of the body; null: the record cannot be read.
-        body_base64: the body as its producer's codec wrote it.
-        bodies_base64: the same of a message that collected several.
+        cursor: Cursor of an export that continues after this line.
+        codec: Number of the codec of the body; null: the record cannot be read.
+        body_base64: Body as the producer's codec wrote it.
+        bodies_base64: Bodies of a message that collected several bodies.
     """
 
     id: str
@@ -224,7 +225,7 @@ async def export_dead_letters(
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
-    All of them come in one answer. Where it breaks off, `cursor` continues after its last line.
+    The answer contains all of them. If it breaks off, `cursor` continues after its last line.
     """
     cursor, size = query.cursor, EXPORT_FIRST
     while True:
@@ -241,7 +242,7 @@ async def export_dead_letters(
 
 
 class Imported(Answer):
-    """How many messages were sent, and how many the topic had already, in any queue."""
+    """Number of sent messages, and of messages that the topic already had in any queue."""
 
     stored: int
     duplicate: int
@@ -251,8 +252,9 @@ class Imported(Answer):
 async def import_dead_letters(context: RequestContext, path: TopicPath, body: Import) -> Imported:
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
-    They keep ids, types, groups, headers and priorities. One that the topic still has, in any
-    queue, is a duplicate and stays as it is, so a request that is repeated adds nothing.
+    The messages keep ids, types, groups, headers and priorities. If the topic still has a message
+    with the id in any queue, the line is a duplicate and changes nothing; so you can repeat a
+    request.
     """
     by_codec: dict[int, list[Outgoing]] = {}
     for index, letter in enumerate(body.letters):
@@ -269,16 +271,16 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
         for result in await topic.send_many(group, timeout=BLOCK_S):
             counts["duplicate" if result.status == "duplicate" else "stored"] += 1
     if not body.letters:
-        await context.admin.settings(path.topic)  # whether there is such a topic
+        await context.admin.settings(path.topic)  # raises if the topic does not exist
     return Imported(**counts)
 
 
 class Redriven(Answer):
-    """How many dead letters fitted, were sent, and cannot be read.
+    """Number of dead letters that matched, were sent, and cannot be read.
 
     Attributes:
-        refused: how many stayed dead because of the other topic, by outcome.
-        sample: of a dry run: some that fit, at most 10, of the oldest in each slot.
+        refused: Number of letters that the other topic refused, which stay dead, by outcome.
+        sample: Matching letters of a dry run, at most 10, the oldest of each slot.
     """
 
     matched: int
@@ -292,7 +294,7 @@ class Redriven(Answer):
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
-    A request that ends before all are sent continues where it stopped when it is repeated.
+    If a request ends before all are sent, repeat it: it continues with the remaining dead letters.
     """
     done = await context.admin.redrive(
         path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
@@ -302,10 +304,10 @@ async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Re
 
 
 class Purged(Answer):
-    """How many messages were deleted, or put into the trash.
+    """Number of messages that were deleted, or put into the trash.
 
     Attributes:
-        sample: of a dry run: some dead letters that fit, at most 10, of the oldest in each slot.
+        sample: Matching dead letters of a dry run, at most 10, the oldest of each slot.
     """
 
     count: int
@@ -316,8 +318,8 @@ class Purged(Answer):
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
-    Dead letters can be restored for as many seconds as `keep` says, 24 hours if it is not given; 0
-    deletes them for good. Waiting messages cannot be restored.
+    Dead letters can be restored for `keep` seconds, by default 24 hours; 0 deletes them
+    permanently. Waiting messages cannot be restored.
     """
     check_confirm(body.confirm, path.topic)
     count = await context.admin.purge(
@@ -329,28 +331,29 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic, in each slot the letters first that are deleted first.
+    """List the trash of a topic; in each slot, the letters that are deleted first come first.
 
-    The `deadline` of a letter is when it is deleted. A filter by `age` or `died` matches none: the
-    trash has no search by time of death. A page may have fewer than `limit` before the last one.
+    The `deadline` of a letter is the time at which it is deleted. The trash cannot be searched by
+    time of death, so a filter by `age` or `died` matches nothing. A page may be shorter than
+    `limit` although more follow.
     """
     return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 
 
 class Restored(Purged):
-    """How many letters were put back from the trash.
+    """Number of letters that were restored from the trash.
 
     Attributes:
-        sample: of a dry run: some that fit, at most 10.
+        sample: Matching letters of a dry run, at most 10.
     """
 
 
 @TABLE.post("/topics/{topic}/trash/restore", role=Role.OPERATOR)
 async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
-    """Put dead letters back from the trash, with the time at which they died.
+    """Restore dead letters from the trash, with the time at which they died.
 
-    One whose `dead_retention` is over, or would be within 24 hours, gets a later one: it stays for
-    another 24 hours, or for the retention if that is shorter.
+    If the `dead_retention` of a letter ends within 24 hours, the letter gets a later time of death.
+    It then stays for another 24 hours, or for the retention if that is shorter.
     """
     count = await context.admin.restore(
         path.topic, **body.given(), job=body.job, dry_run=body.dry_run
@@ -359,7 +362,7 @@ async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Re
     return Restored(count=count, sample=shown)
 
 
-# --- what they have in common --------------------------------------------------------------------
+# --- shared functions ---------------------------------------------------------------------------
 
 
 async def _list(
@@ -376,7 +379,7 @@ async def _list(
 
 
 def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
-    """Whether a message with its record as body fits; it is decoded where a condition needs it."""
+    """Return whether a message, with its record as body, matches; decode it only if needed."""
     if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)
@@ -387,7 +390,7 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return a body as its codec wrote it; bodies of a collecting message become one, a list."""
+    """Return a body as its codec wrote it; join the bodies of a collecting message to a list."""
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -395,7 +398,7 @@ def _body_of(letter: ImportedLetter, name: str) -> bytes:
         pieces = [base64.b64decode(each, validate=True) for each in given or ()]
         sealed = [codecs.is_encrypted(letter.codec, piece) for piece in pieces]
         if letter.body_base64 is not None and sealed[0]:
-            return pieces[0]  # its key need not be here
+            return pieces[0]  # the key may be missing here
         if any(sealed):
             raise DecodeError(codecs.NO_ENCRYPTED_LIST)
         bodies_read = codecs.decode_all(letter.codec, pieces)
@@ -412,7 +415,7 @@ async def sample(
     wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
 ) -> list[StoredMessage]:
-    """Return some letters that fit, the oldest of those that a bounded look finds."""
+    """Return some matching letters, the oldest that a limited search finds."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await context.admin.dead_letters(
@@ -436,12 +439,12 @@ async def sample(
 
 
 def _filter_of(wanted: LetterConditions) -> dead_letters_filter.DeadLetterFilter | None:
-    """Return all conditions but the ids as one filter."""
+    """Return all conditions except the ids as one filter."""
     texts = []
     if wanted.reason is not None:
         texts.append(f'reason="{wanted.reason}"')
     if wanted.type is not None:
-        texts.append(f'type="{wanted.type}"')  # Admin has refused types with quotes
+        texts.append(f'type="{wanted.type}"')  # Admin refuses types that contain quotes
     if isinstance(wanted, DeadLetterConditions) and wanted.older_than is not None:
         texts.append(f"age>={wanted.older_than:f}s")
     if wanted.filter is not None:
@@ -450,14 +453,14 @@ def _filter_of(wanted: LetterConditions) -> dead_letters_filter.DeadLetterFilter
 
 
 class DeadLetterGroup(Answer):
-    """Dead letters of one cause; fields as of `rmq.DeadLetterGroup`.
+    """Dead letters with the same cause; the fields are those of `rmq.DeadLetterGroup`.
 
     Attributes:
-        fingerprint: empty: of these no failure is known.
-        first: when the first of them died.
-        last: when the last of them died.
-        example: the id of the last of them.
-        error: of the example.
+        fingerprint: Fingerprint of the error; empty: no failure is stored.
+        first: Time at which the first of them died.
+        last: Time at which the last of them died.
+        example: Id of the last dead letter.
+        error: Error of the example.
     """
 
     fingerprint: str
@@ -470,7 +473,7 @@ class DeadLetterGroup(Answer):
 
 
 def line_of(message: Message) -> DeadLetterLine:
-    """Return a dead letter whose body is its record as a line."""
+    """Convert a dead letter, whose body is its record, to a line."""
     line = show(
         message, DeadLetterLine, cursor=cursor_of(message), failure=failure_of(message.failure),
         codec=None, body_base64=None, bodies_base64=None,
@@ -489,7 +492,7 @@ def line_of(message: Message) -> DeadLetterLine:
 
 
 def _bytes_of(line: DeadLetterLine) -> int:
-    """Return how long the bodies of a line are."""
+    """Return the total length of the bodies of a line."""
     return len(line.body_base64 or "") + sum(map(len, line.bodies_base64 or ()))
 
 

@@ -1,8 +1,8 @@
-"""Dead letters: by cause, as a list with a filter, in the trash; and what is done with them.
+"""Pages of dead letters: by cause, as a filtered list, and the trash; actions on dead letters.
 
-An act is asked for on one page and done by the next: the first shows how many letters fit, some of
-them, and the command that does the same. Both pages speak of the letters that were dead at that
-moment, by a condition on the time of death.
+An action needs two pages. The first page shows how many letters match, some of them, and the
+command that does the same; the second page acts. Both apply to the letters that were dead when the
+first page was shown, by a condition on the time of death.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rmq.web.render import seen
 PAGES = Pages()
 
 ROWS = 50
-SCAN = 5_000  # dead letters that one look of a page with a filter looks at
-SEARCH_S = 2.0  # for so long a page looks on until it has found one
-GROUPS_S = 30.0  # groups are counted anew after so long
-GROUPS_SHOWN_S = 1.0  # so long a page waits for them, before it shows how far it is
-COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
+SCAN = 5_000  # dead letters that a filtered page examines in one read
+SEARCH_S = 2.0  # longest search of a page for a first match
+GROUPS_S = 30.0  # groups are counted again after this time
+GROUPS_SHOWN_S = 1.0  # longest wait of a page for groups, before it shows the progress
+COUNTED_S = 3.0  # longest count of the letters of an action; then the page says "at least"
 SAMPLE = 5
-WORD_CHARS = 60  # of a value that is suggested
-TOPICS_MAX = 500  # topics to choose from; of more, the name is typed
+WORD_CHARS = 60  # length of a suggested value
+TOPICS_MAX = 500  # limit of the list of topics; with more topics, the user types the name
 VERBS = ("redrive", "purge", "restore")
 KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
 RESTORE_S = 10.0
@@ -91,7 +91,7 @@ async def dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
 async def groups(request: PageRequest) -> View:
-    """Show dead letters by cause; counting many continues while the page waits."""
+    """Show dead letters by cause; a long count continues while the page waits."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_groups(
@@ -110,7 +110,7 @@ async def groups(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/trash")
 async def trash(request: PageRequest) -> View:
-    """List the trash: dead letters that were purged and can be restored."""
+    """List the trash: purged dead letters that can be restored."""
     query = requests.MessagesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found = await web_message.walk(request.context, request.topic, query, "trash")
     jobs = await request.context.admin.jobs(request.topic)
@@ -127,7 +127,7 @@ async def trash(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
 async def ask_act(request: PageRequest) -> View | Redirect:
-    """Show what an act would do, before it is done; counting many goes on while the page waits."""
+    """Show the effect of an action before it is done; a long count runs in the background."""
     verb = _verb(request)
     if verb == "purge":
         request.context.require(Role.ADMIN)
@@ -136,7 +136,7 @@ async def ask_act(request: PageRequest) -> View | Redirect:
     at = request.query.get("at")
     to = request.query.get("to", "").strip() if verb == "redrive" else ""
     job = request.query.get("job", "") if verb == "restore" else ""
-    others: list[str] = []  # topics to which letters can be sent instead of back
+    others: list[str] = []  # topics that the letters can be sent to instead
     if verb == "redrive":
         topics = await request.context.admin.topics()
         others = [name for name in topics if name != request.topic]
@@ -148,7 +148,7 @@ async def ask_act(request: PageRequest) -> View | Redirect:
         query = {"filter": text, "at": at, "to": to, "job": job}
         return Redirect(request.url("topics", request.topic, "dead-letters", verb, **query))
     moment = _moment(at)
-    # A letter has no time of death while it is in the trash.
+    # A letter in the trash has no time of death.
     chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
     if chosen:
         request.disclosure.check_filter(request.context.principal, chosen)
@@ -188,9 +188,9 @@ async def act(request: PageRequest) -> Redirect:
     else:
         if request.form.get("rate", "").strip():
             options["rate"] = _rate(request.form["rate"].strip())
-        options["to"] = request.form.get("to", "").strip() or None  # job_start checks it
+        options["to"] = request.form.get("to", "").strip() or None  # job_start checks the topic
     expected = whole_number(request.form.get("expected", ""))
-    if expected is None:  # the page was left before all were counted
+    if expected is None:  # the user acted before the count was finished
         ids, text = conditions.get("ids", []), conditions.get("filter", "")
         found = await _counted(request, verb, ids, text)
         expected = found.count if found.is_all else None
@@ -209,13 +209,13 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Return a filter for the letters that fit and are dead by now; later ones nobody has seen."""
+    """Return a filter for matching letters that are dead by now, which excludes later deaths."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
 
 def _conditions(request: PageRequest) -> dict[str, Any]:
-    """Return which letters the form speaks of: some by their ids, or those that fit its filter."""
+    """Return the letters that the form selects, by their ids or by its filter."""
     ids = request.form.get("ids", "").split()
     text = request.form.get("filter", "").strip()
     if (
@@ -226,7 +226,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
     ):
         return {}
     if bool(ids) == bool(text):
-        raise ApiError("invalid", "the form names neither letters nor a filter; go back")
+        raise ApiError("invalid", "the form has neither letters nor a filter; go back")
     if ids:
         return {"ids": ids[:ROWS]}
     request.disclosure.check_filter(request.context.principal, text)
@@ -235,7 +235,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """How many letters fit, whether all were looked at, and a few of them."""
+    """Number of matching letters, whether the count is complete, and a few letters."""
 
     count: int
     is_all: bool
@@ -245,7 +245,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count the letters that fit, for as long as a page may take; a live page asks again."""
+    """Count matching letters, within the time limit of a page; a live page asks again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
@@ -279,7 +279,7 @@ async def _counted(
 
 
 def _moment(text: str | None) -> datetime:
-    """Return the time of the query; letters that died later are left alone."""
+    """Parse the time of the query, after which deaths are ignored."""
     try:
         moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
@@ -301,15 +301,15 @@ def _rate(text: str) -> float:
         rate = float(text)
     except ValueError:
         raise ApiError(
-            "invalid", "rate: give messages a second, or leave it empty", "rate"
+            "invalid", "rate: enter messages per second, or leave it empty", "rate"
         ) from None
     if not 0 < rate <= 1_000_000:
-        raise ApiError("invalid", "rate: give 1 to 1000000 messages a second", "rate")
+        raise ApiError("invalid", "rate: enter 1 to 1000000 messages per second", "rate")
     return rate
 
 
 def _words(found: list[web_message.StoredMessage]) -> str:
-    """Return what a filter may ask for, by lines: a field, and the values that are on the page."""
+    """Return suggestions for a filter, as lines: a field, and its values on the page."""
     values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
 
     def add(name: str, value: str) -> None:

@@ -1,6 +1,6 @@
-"""Read dead letters in pages, with a filter and a cursor; count them by their fingerprint.
+"""Read dead letters in pages, with a filter and a cursor; count them by fingerprint.
 
-Nothing is changed.
+This module changes nothing in Redis.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ GROUPS_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroup:
-    """Dead letters of one cause.
+    """Dead letters with the same cause.
 
     Attributes:
-        fingerprint: 12 hex digits; '' for dead letters of which no failure is known.
-        count: how many.
-        first: when the first of them died.
-        last: when the last of them died.
-        example: the id of the last of them.
-        reason: why it died, as `Failure.reason`.
-        error: of the example.
+        fingerprint: 12 hex digits; '' if no failure is stored.
+        count: Number of dead letters.
+        first: Time at which the first of them died.
+        last: Time at which the last of them died.
+        example: Id of the last dead letter.
+        reason: Reason of the example, as `Failure.reason`.
+        error: Error of the example.
     """
 
     fingerprint: str
@@ -55,9 +55,9 @@ class DeadLetterGroups(NamedTuple):
     """The dead letters of a topic by cause.
 
     Attributes:
-        groups: the largest first; at most 1000.
-        other: dead letters of further groups.
-        total: all dead letters that were counted.
+        groups: Groups, largest first; at most 1000.
+        other: Number of dead letters in further groups.
+        total: Number of all counted dead letters.
     """
 
     groups: list[DeadLetterGroup]
@@ -83,7 +83,7 @@ class _Tally:
 def groups(
     context: TopicContext, wanted: DeadLetterFilter | None, progress: Progress | None
 ) -> Flow[DeadLetterGroups]:
-    """Count the dead letters that fit by their fingerprint, in pages."""
+    """Count the matching dead letters by fingerprint, in pages."""
     yield from opening.ensure_open(context, create=False)
     held = stats.total((yield from stats.counts(context)))
     tallies: dict[str, _Tally] = {}
@@ -120,11 +120,11 @@ LIMIT_MAX, SCAN = 1000, 10_000
 
 
 class DeadLetterPage(NamedTuple):
-    """Some dead letters of a topic.
+    """A page of a topic's dead letters.
 
     Attributes:
-        messages: the oldest first in each slot.
-        cursor: for the next page; None: this was the last one.
+        messages: Dead letters, oldest first in each slot.
+        cursor: Cursor of the next page; None: this is the last page.
     """
 
     messages: list[Message]
@@ -132,22 +132,22 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place among the dead letters of a topic: behind one, or (no place) before the first."""
+    """A position in a topic's dead letters: after a dead letter, or at the beginning."""
 
     slot: int = 0
     place: Place | None = None
 
 
 def cursor_of(member: QueueMember | Message) -> str:
-    """Return the text that names the place after a dead letter: its time of death and id."""
+    """Return the cursor after a dead letter: its time of death and its id."""
     return f"{int(member.score)}-{MessageId(member.id)}"
 
 
 def position_of(context: TopicContext, cursor: str | None) -> Position:
-    """Read a cursor.
+    """Parse a cursor.
 
     Raises:
-        InvalidValue: no page of this topic gave it.
+        InvalidValue: The cursor is not from a page of this topic.
     """
     if cursor is None:
         return Position()
@@ -159,7 +159,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
 
 
 class Reader:
-    """Reads dead letters one call of Redis at a time, from a position to the end of the topic."""
+    """Read dead letters in several calls of Redis, from a position to the end of the topic."""
 
     def __init__(self, context: TopicContext, start: Position) -> None:
         self._readers = deque(
@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return the next members, about `most` at most; none at the end."""
+        """Return the next members, about `most`; empty at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:
@@ -180,7 +180,7 @@ class Reader:
 def fitting(
     context: TopicContext, wanted: DeadLetterFilter | None, members: list[QueueMember], now_ms: int
 ) -> Flow[list[QueueMember]]:
-    """Return the members that fit a filter."""
+    """Return the members that match a filter."""
     if wanted is None:
         return members
     whole = members
@@ -201,9 +201,9 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[DeadLetterPage]:
-    """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at.
+    """Return at most `limit` matching dead letters after a cursor, examining at most `scan`.
 
-    `raw`: with records for bodies.
+    `raw`: return records as bodies.
     """
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, 1_000_000)

@@ -1,11 +1,11 @@
-"""Redrive dead letters to another topic: each once, whoever does it and wherever it stops.
+"""Redrive dead letters to another topic: each letter once, even after interruptions.
 
-Two slots cannot change in one step. A letter is held in its slot, stored in the other topic, which
-records that under the token of the hold, and removed where it was. A process that finds a held
-letter continues with the same token; docs/decisions/0045-redrive-to-another-topic.md says why that
-is enough.
+Two slots cannot change in one step. So a letter is first held in its slot, then stored in the other
+topic, which records the letter under the token of the hold, and finally removed from its slot. A
+process that finds a held letter continues with the same token.
+docs/decisions/0045-redrive-to-another-topic.md explains why that is enough.
 
-Here too: the record that a dead letter gets in that topic.
+The module also builds the record that a dead letter gets in the other topic.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, durable_pipeline, raise_first_error
 
-FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"  # its topic before; its id there
-AUDIT_MARK = "rmq-audit"  # a number belongs to the slot that the message leaves
+# The message's former topic, and its id there.
+FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"
+AUDIT_MARK = "rmq-audit"  # the number of a producer, which counts for the former slot only
 
 
 class MovedRecord(NamedTuple):
-    """A record as scripts that store messages take it.
+    """A record in the form that storing scripts accept.
 
     Attributes:
-        head: its first four bytes.
-        rest: from byte 9 on; times count from now.
-        body_bytes: the size of the body in it.
+        head: First four bytes of the record.
+        rest: Bytes of the record from byte 9 on, with times relative to now.
+        body_bytes: Size of the body in the record.
     """
 
     head: bytes
@@ -45,19 +46,20 @@ class MovedRecord(NamedTuple):
 
 
 def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
-    """Return a record for another topic, from one whose large body is in it.
+    """Convert a record, including its large body, to a record for another topic.
 
-    Body, codec, headers, type, priority and merge key stay. It is due at once, as any redriven dead
-    letter; an expiry that has passed is left out, another one keeps its time.
+    The body, codec, headers, type, priority and merge key are unchanged. The message is due
+    immediately, like any redriven dead letter. An expiry in the past is removed; a future expiry
+    keeps its time.
 
     Args:
-        data: the record of the dead letter.
-        now_ms: epoch ms, by the server that has it.
-        topic: the name of its topic.
-        id: its id there, as text.
+        data: Record of the dead letter.
+        now_ms: Time of the server that stores the letter, in epoch ms.
+        topic: Name of its topic.
+        id: Id of the letter in its topic, as text.
 
     Raises:
-        DecodeError: it cannot be read, or its large body is missing.
+        DecodeError: The record cannot be read, or its large body is missing.
     """
     fields = core_record.read(data)
     core_record.check_body(fields.flags)
@@ -81,22 +83,22 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     return MovedRecord(head, envelope + fields.body, len(fields.body))
 
 
-PAGE = 200  # letters of one call: each takes about 10 us of Redis
-PAGE_BYTES = 4 * 1024 * 1024  # of their records and bodies, since scripts copy them
-_DERIVED = 0x80  # in the first byte of ids with a dedup key
+PAGE = 200  # letters of one call; each takes Redis about 10 us
+PAGE_BYTES = 4 * 1024 * 1024  # limit for records and bodies of one call, which scripts copy
+_DERIVED = 0x80  # bit in the first byte of ids that come from a dedup key
 
 
 def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
-    """Return another topic, opened, to which dead letters are to go.
+    """Return the opened context of the topic that gets the dead letters.
 
     Raises:
-        InvalidValue, InvalidType: it is the same topic, or no name; or it has groups, and numbers
-            of slots by which messages of a group would not come to the group's slot.
-        TopicNotFound: there is none.
+        InvalidValue, InvalidType: The name is not valid or names the same topic; or the topic has
+            groups, and a slot count that would not keep a group's messages in the group's slot.
+        TopicNotFound: The topic does not exist.
     """
     target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
     if target.name == context.name:
-        raise InvalidValue(f"to: {to!r} is the topic itself; leave it out")
+        raise InvalidValue(f"to: {to!r} is the topic itself; omit it")
     yield from opening.ensure_open(target, create=False)
     if target.settings.groups:
         yield from opening.ensure_open(context, create=False)
@@ -116,13 +118,13 @@ class Redrive:
     """A redrive of dead letters of one slot to another topic.
 
     Args:
-        source: their topic.
-        keys: their slot.
-        target: the other topic, opened.
-        token: 8 bytes that name this attempt.
-        died_by_ms: those that died later count as gone.
-        is_own_token: an attempt under this token may have begun earlier; what it did counts as
-            done by this one.
+        source: Topic of the letters.
+        keys: Slot of the letters.
+        target: The other topic, opened.
+        token: Name of this attempt, 8 bytes.
+        died_by_ms: Latest time of death; letters that died later count as gone.
+        is_own_token: Whether an earlier attempt may have used this token; letters that it moved
+            then count as moved by this attempt.
     """
 
     source: TopicContext
@@ -133,7 +135,7 @@ class Redrive:
     is_own_token: bool = False
 
     def move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move letters by their ids; a letter for each, of `LETTERS` of `jobs/job.py`."""
+        """Move letters by id; return a letter of `LETTERS` of `jobs/job.py` for each."""
         letters, size = "", PAGE
         while len(letters) < len(ids):
             done = yield from self._move(ids[len(letters) : len(letters) + size])
@@ -142,7 +144,7 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move some of these, from the first on, as many as one call can carry."""
+        """Move the first of these letters, as many as one call can carry."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -164,7 +166,8 @@ class Redrive:
             answer = yield from _send(self.target, slot, arrivals)
             for (place, _), letter in zip(group, answer.letters, strict=True):
                 letters[place] = letter
-            # What is stored in too few copies stays here, and held: who goes on waits for them.
+            # Letters that are stored in too few copies stay held here; the next attempt waits for
+            # copies.
             sent = [(place, arrival) for place, arrival in group if letters[place] != "n"]
             if not sent:
                 continue
@@ -173,7 +176,7 @@ class Redrive:
                 settled = yield scripts.redrive_settle(self.keys, session, outcomes)
             stored = [entry for entry, is_stored in outcomes if is_stored]
             if stored:
-                # The letters are gone, so what the other topic has noted may be forgotten some day.
+                # The letters are removed here, so the other topic may forget its records of them.
                 words = [word for entry in stored for word in (answer.now_ms, entry)]
                 key = _keys_of(self.target, slot).arrivals
                 yield RawCommand("redrive", "ZADD", key, "XX", *words)
@@ -188,11 +191,12 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count letters that are gone as done, where the other topic has noted them."""
+        """Count missing letters as done if the other topic has recorded them."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
-        # The hold, which named the slot, is gone, too: since then the topic may have been resized.
+        # The hold named the slot and is missing as well; the topic may have been resized since
+        # then.
         entries = [member_of(ids[place]) + self.token for place in gone]
         asked = {slots[place] for place in gone}
         for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
@@ -215,17 +219,17 @@ class Redrive:
 
 
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
-    """Return the slot there: the same for all of one order, and that of its basis if it can be.
+    """Return the other topic's slot, which is the same for all messages of an order.
 
-    Where the number of slots is the same, or divides that of the source, messages of a basis come
-    to the slot of that basis. A dedup key keeps the slots by the first number.
+    If the other topic has as many slots, or a divisor of that number, the result is also the slot
+    of the messages' group or order key. Ids with a dedup key use the topic's first number of slots.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
 
 
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
-    """Return how many of the first ones go in one call; one at least."""
+    """Return how many of the first letters fit into one call; at least one."""
     size = 0
     for count, each in enumerate(held):
         size += len(each.record)
@@ -237,13 +241,14 @@ def _count_that_fit(held: Sequence[HeldLetter]) -> int:
 
 
 def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
-    return target.slots[slot % len(target.slots)]  # it may have been created anew, with fewer
+    # The topic may have been created again with fewer slots.
+    return target.slots[slot % len(target.slots)]
 
 
 def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
-    """Store them in a slot of the other topic, which may be resized meanwhile.
+    """Store the letters in a slot of the other topic, which may be resized meanwhile.
 
-    The letter is n for those that are stored in fewer copies than that topic asks for.
+    The result has an n for each letter that is stored in fewer copies than the topic requires.
     """
     times = 0
     while True:

@@ -1,4 +1,4 @@
-"""Commands on dead letters: send them back, move them to another topic, restore and delete them."""
+"""Builders of commands on dead letters: redrive, move to another topic, trash and restore."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def redrive(
     ids: Sequence[bytes],
     died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Send dead letters back. A letter for each: 1 sent, 0 not dead, x unreadable.
+    """Send dead letters back; return a letter for each: 1 sent, 0 not dead, x unreadable.
 
-    `died_by_ms`: those that died later count as not dead.
+    `died_by_ms`: messages that died later count as not dead.
     """
     return Command(
         script_loader.load("redrive"),
@@ -36,17 +36,17 @@ def redrive(
 
 
 class DropExpiredReply(NamedTuple):
-    """The reply to drop_expired."""
+    """The reply of drop_expired."""
 
-    expired: int  # messages that waited and were removed
-    next_rank: int  # where the next page begins; -1: there is none
-    soonest_ms: int  # when the first of those that were left expires; 0: none does
+    expired: int  # waiting messages that were removed
+    next_rank: int  # start of the next page; -1: the end
+    soonest_ms: int  # earliest expiry among the remaining messages; 0: none expires
 
 
 def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
-    """Drop the expired ones of a page of waiting messages, or make them dead letters."""
+    """Drop the expired messages of a page of waiting messages, or make them dead letters."""
     return Command(
         script_loader.load("drop_expired"),
         (
@@ -65,11 +65,11 @@ def trash(
     keep_ms: int,
     died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Put dead letters into the trash, or delete them with 0 ms.
+    """Put dead letters into the trash, or delete them if `keep_ms` is 0.
 
-    A letter for each: 1 done, 0 not dead.
+    Returns a letter for each: 1 done, 0 not dead.
 
-    `died_by_ms`: those that died later count as not dead.
+    `died_by_ms`: messages that died later count as not dead.
     """
     return Command(
         script_loader.load("trash"),
@@ -86,7 +86,7 @@ def trash(
 
 
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
-    """Put dead letters back from the trash. A letter for each: 1 restored, 0 not in the trash."""
+    """Restore dead letters; return a letter for each: 1 restored, 0 not in the trash."""
     return Command(
         script_loader.load("restore"),
         (keys.slot, keys.dead, keys.trash, keys.deaths),
@@ -102,9 +102,9 @@ class HeldLetter(NamedTuple):
     """A dead letter that is held for another topic.
 
     Attributes:
-        token: of the attempt under which it is held, which may be an earlier one.
-        slot: the index of the slot in the other topic.
-        record: as it is stored.
+        token: Token of the attempt that holds the letter, which may be an earlier attempt.
+        slot: Index of the slot in the other topic.
+        record: Stored record of the letter.
     """
 
     token: bytes
@@ -113,7 +113,7 @@ class HeldLetter(NamedTuple):
 
 
 class HoldReply(NamedTuple):
-    """The reply to redrive_hold: a letter for each id, and those that are held, in their order."""
+    """The reply of redrive_hold: a letter for each id, and the held letters in the same order."""
 
     now_ms: int
     letters: str
@@ -121,12 +121,12 @@ class HoldReply(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A dead letter as the other topic is asked to store it.
+    """A dead letter to be stored in the other topic.
 
     Attributes:
-        entry: its member and the token.
-        head: the first four bytes of its record, or "t" or "x": why it is not to be stored.
-        rest: of the record, from byte 9 on.
+        entry: Its member and the token.
+        head: First four bytes of its record; "t" or "x": the reason not to store it.
+        rest: Bytes of the record from byte 9 on.
     """
 
     entry: bytes
@@ -135,7 +135,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalReply(NamedTuple):
-    """The reply to redrive_send: a letter for each."""
+    """The reply of redrive_send: a letter for each arrival."""
 
     now_ms: int
     letters: str
@@ -151,8 +151,8 @@ def redrive_hold(
 ) -> Command[HoldReply]:
     """Hold dead letters for another topic, and return their records.
 
-    `slots`: the index of the slot there, of each. `died_by_ms`: those that died later count as not
-    dead.
+    `slots`: index of the target slot of each letter. `died_by_ms`: messages that died later count
+    as not dead.
     """
 
     def parse(reply: list[Any]) -> HoldReply:
@@ -172,7 +172,7 @@ def redrive_hold(
 def redrive_send(
     context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival]
 ) -> Command[ArrivalReply]:
-    """Store dead letters of another topic, each once."""
+    """Store dead letters from another topic, each once."""
     return Command(
         script_loader.load("redrive_send"),
         (
@@ -190,9 +190,9 @@ def redrive_send(
 def redrive_settle(
     keys: SlotKeys, session: ReplaySession, outcomes: Sequence[tuple[bytes, bool]]
 ) -> Command[str]:
-    """Remove dead letters that another topic has stored, and let go of those that it refused.
+    """Remove dead letters that another topic has stored, and release letters that it refused.
 
-    A letter for each: 1 removed, r let go of, 0 not held any more.
+    Returns a letter for each: 1 removed, r released, 0 no longer held.
 
     `outcomes`: entry of redrive_send, and whether it was stored.
     """

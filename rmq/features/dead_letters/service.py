@@ -1,8 +1,8 @@
 """Expire messages in topics without consumers: drop them, or make them dead letters.
 
-A consumer expires what it would take. Nothing says which waiting messages expire, so this service
-looks through those of a slot, a bounded number at a time, and again only when the slot has got
-messages since, or the first one expires that it has seen.
+Consumers expire the messages that they would receive. No index lists the messages that expire, so
+this service reads the waiting messages of a slot, a limited number at a time. It reads a slot again
+only when new messages have arrived, or when the first remaining message expires.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger("rmq")
 
 EVERY_S = 15.0
 LIMIT = 500  # messages of one call
-CALLS_MOST = 50  # of one run, for all topics: the next run goes on
-# What changes when a slot gets messages that a taker could find.
+CALLS_MOST = 50  # calls of one run, for all topics; the next run continues
+# Counters that change when a slot gets messages that could be received.
 ARRIVALS = (
     "accepted",
     "merged",
@@ -43,12 +43,12 @@ def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpire
 
 @dataclass
 class _SlotPass:
-    """How far a pass over a slot is, and what the slot was like when it began."""
+    """The progress of a pass over a slot, and the slot's counters when the pass started."""
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
-    rank: int = -1  # of the next page; -1: the pass has ended
-    soonest_ms: int = 0  # when the first of those that were left expires; 0: none does
+    rank: int = -1  # start of the next page; -1: the pass has ended
+    soonest_ms: int = 0  # earliest expiry among the remaining messages; 0: none expires
 
     def note(self, reply: DropExpiredReply) -> None:
         self.rank = reply.next_rank
@@ -57,7 +57,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Looks through slots from which nothing was taken between two surveys."""
+    """Search slots from which no message was received between two surveys."""
 
     name = "expiry"
     every_s = EVERY_S
@@ -68,7 +68,7 @@ class Expiry(SurveyedService):
         self._calls = 0
 
     def run_once(self) -> int:
-        """Continue with the passes; return how many messages had expired."""
+        """Continue the passes; return how many messages had expired."""
         topics, expired, self._calls = self._survey.topics, 0, 0
         self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
         slots = [
@@ -76,7 +76,7 @@ class Expiry(SurveyedService):
             for name, counts in topics.items()
             for index, slot in enumerate(counts.slots)
         ]
-        # Those that were begun first go on first: no large slot keeps the others waiting for ever.
+        # Started passes continue first, so that large slots do not block others forever.
         slots.sort(key=lambda each: self._passes.get(each[:2], _SlotPass()).rank < 0)
         for name, index, slot in slots:
             with self._problems.apart(name, self.name):
@@ -87,12 +87,12 @@ class Expiry(SurveyedService):
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Begin a pass over a slot, or continue with it; return how many had expired."""
+        """Start or continue a pass over a slot; return how many messages had expired."""
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]
             one.delivered = slot["delivered"]
-            if not is_new:  # somebody takes from it, and expires what has expired
+            if not is_new:  # a consumer receives from the slot, and expires messages itself
                 one.rank, one.arrivals = -1, ()
                 return 0
         if one.rank < 0:

@@ -1,4 +1,4 @@
-"""`rmq dlq`: list, redrive, purge, restore, copy dead letters. `rmq purge`: waiting messages."""
+"""`rmq dlq`: commands on dead letters. `rmq purge`: delete waiting messages."""
 
 from __future__ import annotations
 
@@ -50,18 +50,16 @@ def dlq() -> None:
 @click.argument("topic")
 @filter_argument
 @filter_options
-@click.option("--group", metavar="NAME", help="Only those of this group.")
-@click.option(
-    "--limit", type=int, default=20, show_default=True, help="The largest number to list."
-)
+@click.option("--group", metavar="NAME", help="Only dead letters of this group.")
+@click.option("--limit", type=int, default=20, show_default=True, help="Maximum number to list.")
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def list_dead(
     topic: str, wanted: DeadLetterFilter | None, limit: int, cursor: str | None, **filters: Any
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    FILTER is for example error contains "timeout" and age>1h; docs/dead-letters.md has all of it.
-    With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
+    FILTER is for example error contains "timeout" and age>1h; see docs/dead-letters.md. With
+    --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -89,7 +87,7 @@ def list_dead(
 
 
 def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.Message]]:
-    """Yield pages until they have so many dead letters."""
+    """Yield pages until they contain `limit` dead letters."""
     for page in pages:
         yield page[:limit]
         limit -= len(page)
@@ -100,7 +98,7 @@ def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.
 def _dead_of(
     client: rmq.Client, topic: str, wanted: DeadLetterFilter | None, ids: Sequence[rmq.MessageId]
 ) -> Iterator[list[rmq.Message]]:
-    """Yield those of these messages that are dead letters and fit a filter."""
+    """Yield the messages that are dead letters and match a filter."""
     now_ms = int(time.time() * 1000)
     for id in ids:
         message = client.admin.get(topic, id)
@@ -136,8 +134,8 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
 
-    A fingerprint is the same for errors that differ only in numbers, ids, quoted text and paths.
-    Use it in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
+    Errors that differ only in numbers, ids, quoted text and paths have the same fingerprint. Use it
+    in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
     """
     common = common_options()
     with common.client() as client, progress("reading") as on_progress:
@@ -162,8 +160,8 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
 @filter_argument
 @filter_options
 @DRY_RUN
-@click.option("--to", metavar="TOPIC", help="Send them to this topic instead; it must exist.")
-@click.option("--rate", type=float, metavar="N", help="At most N a second.")
+@click.option("--to", metavar="TOPIC", help="Send to this other topic, which must exist.")
+@click.option("--rate", type=float, metavar="N", help="At most N messages per second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 @YES
 def redrive(
@@ -178,10 +176,11 @@ def redrive(
 ) -> int | None:
     """Send dead letters of TOPIC back to be consumed again, with all their retries.
 
-    All of them, or those that match FILTER and every option. It asks for the name of the topic
-    first, unless only ids were given. It starts a job and works on it: after Ctrl-C or a crash,
-    rmq server goes on, or rmq job resume. See rmq job ls. With --to, what that topic refuses stays
-    dead: another message there has the id, it is full, or too large, or sends are paused.
+    Sends all dead letters, or those that match FILTER and every option. Asks for the name of the
+    topic first, unless you select by --id only. The work is a job: after Ctrl-C or a crash, rmq
+    server or rmq job resume continues it; see rmq job ls. With --to, a message that the other topic
+    refuses stays dead: the id exists there, the topic is full, the message is too large, or sends
+    are paused.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -219,12 +218,12 @@ def redrive(
 
 
 _WHY = {
-    "conflict": "the topic has, or had, another message of the same id",
-    "too large": "above its max_body",
-    "full": "at its max_length",
-    "paused": "sends to it are paused",
+    "conflict": "the topic has, or had, another message with the same id",
+    "too large": "larger than max_body of the topic",
+    "full": "the topic has reached max_length",
+    "paused": "sends to the topic are paused",
     "moving": "on the way to another topic: run the redrive to that topic again",
-    "not durable": "there, but in too few copies: run the redrive to that topic again",
+    "not durable": "stored in too few copies: run the redrive to that topic again",
 }
 
 
@@ -253,7 +252,7 @@ def _refused_text(job: rmq.Job) -> str:
     type=DURATION,
     default=TRASH_KEEP_S,
     show_default="24h",
-    help="How long they can be restored; 0: not at all.",
+    help="How long the messages can be restored; 0: not at all.",
 )
 @YES
 def purge_dead(
@@ -264,10 +263,10 @@ def purge_dead(
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Put dead letters of TOPIC into the trash, from where rmq dlq restore gets them back.
+    """Put dead letters of TOPIC into the trash; rmq dlq restore brings them back.
 
-    All of them, or those that match FILTER and every option. After --keep they are deleted for
-    good. It asks for the name of the topic first.
+    Purges all dead letters, or those that match FILTER and every option. After --keep the messages
+    are deleted permanently. Asks for the name of the topic first.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -306,16 +305,16 @@ def purge_dead(
 @click.argument("topic")
 @filter_argument
 @trash_options
-@click.option("--job", metavar="ID", help="Only those that this purge put there.")
+@click.option("--job", metavar="ID", help="Only messages that this purge put into the trash.")
 @DRY_RUN
 def restore(
     topic: str, wanted: DeadLetterFilter | None, dry_run: bool, job: str | None, **filters: Any
 ) -> int | None:
-    """Put dead letters of TOPIC back from the trash, with the time at which they died.
+    """Restore dead letters of TOPIC from the trash, with the time at which they died.
 
-    All of them, or those that match FILTER and every option; the trash knows no `age` or `died`. In
-    a topic with --dead-retention they stay for another 24 hours at least, or for that time if it is
-    shorter.
+    Restores all messages of the trash, or those that match FILTER and every option; a filter cannot
+    use `age` or `died`. In a topic with --dead-retention, each message stays for at least another
+    24 hours, or for the retention if that is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -348,7 +347,7 @@ def restore(
 def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
 
-    A body stands there twice: as bytes in base64, which dlq import reads, and decoded.
+    A line contains the body twice: as bytes in base64, which dlq import reads, and decoded.
     """
     with common_options().client() as client:
         pages = listing.read_pages(client, topic, wanted, size=100, raw=True)
@@ -365,12 +364,12 @@ def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
 )
 @click.argument("topic")
 def import_dead(topic: str) -> int | None:
-    """Send what dlq export wrote, from stdin, to TOPIC as messages to be consumed.
+    """Send exported dead letters from stdin to TOPIC as messages to be consumed.
 
-    They keep ids, types, headers and priorities, and have all their retries. A message that the
-    topic still has, waiting, in flight or dead, is a duplicate and stays as it is, so that a second
-    import adds nothing. A bad line is named by its number, and nothing of it is sent. Exit code 4:
-    some lines were bad, 1: all.
+    The messages keep ids, types, headers and priorities, and have all their retries. If the topic
+    still has a message with the id, waiting, in flight or dead, the line is a duplicate and changes
+    nothing; so you can repeat an import. A bad line is reported by its number and not sent. Exit
+    code 4: some lines were bad, 1: all lines were bad.
     """
     common = common_options()
     with common.client() as client:
@@ -391,10 +390,10 @@ def import_dead(topic: str) -> int | None:
 @DRY_RUN
 @YES
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
-    """Delete all waiting messages of TOPIC for good, also those due later.
+    """Delete all waiting messages of TOPIC permanently, including delayed messages.
 
-    Messages in flight and dead letters stay (for those: rmq dlq purge). It asks for the name of the
-    topic first.
+    Messages in flight and dead letters stay (for dead letters: rmq dlq purge). Asks for the name of
+    the topic first.
     """
     common = common_options()
     with common.client() as client:

@@ -1,4 +1,4 @@
-"""`rmq dlq export`, `rmq dlq import`: dead letters as lines of NDJSON."""
+"""`rmq dlq export` and `rmq dlq import`: dead letters as lines of NDJSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rmq.kernel.core.codec import Codec, RawCodec
 from rmq.kernel.core.record import Record
 from rmq.terminal import text as terminal_text
 
-LINE_MAX = 64 * 1024 * 1024  # bytes of a line: a body of 16 MiB as base64, and as text
+# Bytes of a line, which contains a body of 16 MiB as base64 and as text.
+LINE_MAX = 64 * 1024 * 1024
 BATCH = 500
-_FIELDS = {  # of an exported line that import reads: the types they may have
+_FIELDS = {  # fields that import reads, with the types they may have
     "id": (str,),
     "codec": (int,),
     "body_base64": (str,),
@@ -32,7 +33,7 @@ _FIELDS = {  # of an exported line that import reads: the types they may have
 
 
 class BadLine(ValueError):
-    """A line is no exported message; the text says why."""
+    """A line is not an exported message; the text says why."""
 
 
 def _base64(data: bytes) -> str:
@@ -40,7 +41,7 @@ def _base64(data: bytes) -> str:
 
 
 def _raw_fields(raw: Any) -> dict[str, Any]:
-    """Return the body as its codec wrote it, and decoded where it can be."""
+    """Return the body as its codec wrote it, and decoded if possible."""
     if not isinstance(raw, Record):
         return {"body_base64": _base64(bytes(raw))}
     try:
@@ -57,7 +58,7 @@ def _raw_fields(raw: Any) -> dict[str, Any]:
 
 
 def export_fields(message: rmq.Message) -> dict[str, Any]:
-    """Return a dead letter whose body is a record as a line."""
+    """Convert a dead letter, whose body is a record, to the fields of a line."""
     fields = listing.fields_of(message)
     for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score", "held"):
         fields.pop(name, None)
@@ -82,17 +83,17 @@ def _codec_of(number: int) -> Codec:
 
 
 def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
-    """Read an exported line; return the number of its codec, and the message to send.
+    """Parse an exported line; return the number of its codec, and the message to send.
 
     Raises:
-        BadLine: it is none.
+        BadLine: The line is not an exported message.
     """
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadLine(f"it is not JSON: {error}") from None
+        raise BadLine(f"the line is not JSON: {error}") from None
     if not isinstance(fields, dict) or "id" not in fields or "codec" not in fields:
-        raise BadLine("it is no line of rmq dlq export: it has no id, or no codec")
+        raise BadLine("the line is not from rmq dlq export: it has no id or no codec")
     for name, types in _FIELDS.items():
         value = fields.get(name)
         if name in fields and (not isinstance(value, types) or isinstance(value, bool)):
@@ -111,7 +112,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
         data = _bytes_of(fields["body_base64"])
         if codecs.reference_of(number, data) is not None:
             raise BadLine(codecs.NO_COPY)
-        is_sealed = codecs.is_encrypted(number, data)  # its key need not be here
+        is_sealed = codecs.is_encrypted(number, data)  # the key may be missing here
         if codecs.by_number(number) and not is_sealed and not fields.get("unreadable"):
             try:
                 codecs.decode(number, data)
@@ -135,7 +136,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
 
 
 class Import:
-    """Sends exported lines; a bad line is named, and nothing of it is sent."""
+    """Send exported lines; report bad lines and skip them."""
 
     def __init__(self, client: rmq.Client, topic: str) -> None:
         self.counts = {"stored": 0, "duplicate": 0, "bad": 0}
@@ -146,7 +147,7 @@ class Import:
 
     def run(self, stream: BinaryIO) -> None:
         """Read a stream to its end."""
-        self._topic(codecs.JSON.number)  # whether the topic exists at all
+        self._topic(codecs.JSON.number)  # raises if the topic does not exist
         number = 0
         while line := stream.readline(LINE_MAX):
             number += 1
@@ -164,7 +165,7 @@ class Import:
         self._flush()
 
     def _flush(self) -> None:
-        """Send the batch; where one message is refused, send each alone, to name its line."""
+        """Send the batch; if Redis refuses a message, send each message alone to name its line."""
         batch, self._batch = self._batch, []
         if not batch:
             return

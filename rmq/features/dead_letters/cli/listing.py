@@ -1,4 +1,4 @@
-"""`rmq dlq ls`, `rmq dlq groups`: dead letters one by one, and by what they have in common."""
+"""`rmq dlq ls` and `rmq dlq groups`: dead letters, in a list or by cause."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def read_pages(
     *,
     raw: bool = False,
 ) -> Iterator[list[rmq.Message]]:
-    """Yield the dead letters that fit a filter, oldest first in each slot, in pages as read.
+    """Yield the dead letters that match a filter, oldest first in each slot, page by page.
 
     Args:
-        client: reads them.
-        topic: its name.
-        wanted: the filter.
-        cursor: the one behind which they begin.
-        size: the number of dead letters of one read.
-        raw: their bodies are the records.
+        client: Client that reads the dead letters.
+        topic: Name of the topic.
+        wanted: Filter, or None.
+        cursor: Cursor after which to start.
+        size: Number of dead letters of a read.
+        raw: Return records instead of decoded bodies.
     """
     while True:
         page = client.admin.dead_letters(
@@ -46,7 +46,7 @@ def read_pages(
 
 
 def fields_of(message: rmq.Message) -> dict[str, Any]:
-    """Return a dead letter for JSON, with what `--cursor` and a filter can use."""
+    """Return the JSON fields of a dead letter, including the fields for `--cursor` and filters."""
     return {
         **terminal_text.message_fields(message),
         "fingerprint": fingerprint(message.failure) or None,
@@ -55,7 +55,7 @@ def fields_of(message: rmq.Message) -> dict[str, Any]:
 
 
 def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
-    """Print dead letters as they come; return how many there were, and the last one."""
+    """Print dead letters while they are read; return their number and the last dead letter."""
     count, last = 0, None
 
     def noted() -> Iterator[list[rmq.Message]]:
@@ -80,7 +80,7 @@ def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
 
 
 def _group_text(group: rmq.DeadLetterGroup) -> str:
-    """Return the first line of the error, behind the reason where that is not a plain failure."""
+    """Return the first line of the error, after the reason unless it is a plain failure."""
     error = group.error.partition("\n")[0]
     reason = group.reason if group.reason != "failed" or not error else ""
     return ": ".join(part for part in (reason, error) if part)

@@ -1,4 +1,4 @@
-"""Options that select dead letters, and lines that several commands on them print."""
+"""Options that select dead letters, and messages that several commands print."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 OLDER_THAN = click.option(
-    "--older-than", type=DURATION, help="Only those dead for at least so long."
+    "--older-than", type=DURATION, help="Only dead letters that died at least this long ago."
 )
 CONDITIONS = (
     click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
     click.option(
         "--reason", type=click.Choice([*REASONS.values()]), help="Only those with this reason."
     ),
-    click.option("--error", metavar="TEXT", help="Only those whose error contains TEXT."),
+    click.option("--error", metavar="TEXT", help="Only dead letters whose error contains TEXT."),
     OLDER_THAN,
-    click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
+    click.option("--type", type=MESSAGE_TYPE, help="Only dead letters of this type."),
 )
 filter_options = with_options(*CONDITIONS)
-# The trash has no search by time of death.
+# The trash cannot be searched by time of death.
 trash_options = with_options(*(option for option in CONDITIONS if option is not OLDER_THAN))
 
 
 def filter_argument(command: F) -> F:
-    """Add FILTER, and --filter for those who have it in a variable that may be empty.
+    """Add the argument FILTER, and the option --filter for scripts whose filter may be empty.
 
-    The command gets the filter as `wanted`; None where it is absent or empty.
+    The command gets the filter as `wanted`; None if the filter is missing or empty.
     """
 
     @wraps(command)
     def with_filter(filter_text: str | None, filter_option: str | None, **given: Any) -> Any:
         if filter_text is not None and filter_option is not None:
-            raise click.UsageError("give FILTER or --filter, not both")
+            raise click.UsageError("use FILTER or --filter, not both")
         text = filter_text if filter_text is not None else filter_option
         wanted = None if text is None or not text.strip() else parse(text)
         return command(wanted=wanted, **given)
@@ -58,13 +58,13 @@ def filter_argument(command: F) -> F:
 def conditions_given(
     filters: dict[str, Any], wanted: DeadLetterFilter | None = None
 ) -> dict[str, Any]:
-    """Return the filters that were given."""
+    """Return the conditions that the user set."""
     given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
     return given if wanted is None else {**given, "filter": wanted}
 
 
 def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
-    """Return FILTER and the options, without --id, as one filter; None where none was given."""
+    """Return FILTER and the options, except --id, as one filter, or None without any."""
     terms = [
         f"{name}{' contains ' if name == 'error' else '='}{Operand(value)}"
         for name, value in conditions_given(filters).items()
@@ -76,7 +76,7 @@ def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadL
 
 
 def describe(count: int, filters: dict[str, Any]) -> str:
-    """Return the number of dead letters, and the conditions they fit."""
+    """Describe the number of dead letters and their conditions."""
     conditions = [
         f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
     ]
@@ -85,14 +85,14 @@ def describe(count: int, filters: dict[str, Any]) -> str:
 
 
 def require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:
-    """End the command where nothing matched."""
+    """End the command with an error if nothing matched."""
     if not matched:
         such = "such " if given_filters else ""
         raise NotFound(f"topic {topic!r} has no {such}dead letters; nothing was done")
 
 
 def print_dry_run(topic: str, matched: int, text: str) -> None:
-    """Print how many matched, and that nothing was done."""
+    """Print how many dead letters matched, and that nothing was changed."""
     record = {"topic": topic, "dry_run": True, "matched": matched}
     common_options().report(record, f"{topic}: {text}; nothing was changed")
 
@@ -100,7 +100,7 @@ def print_dry_run(topic: str, matched: int, text: str) -> None:
 def report_skipped(
     given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
 ) -> int | None:
-    """Report what was not done, if anything."""
+    """Report dead letters that were not handled; return the exit code."""
     common = common_options()
     if unreadable:
         message = (

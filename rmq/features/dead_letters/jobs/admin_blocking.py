@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class JobAdmin(AdminPart):
-    """Verbs on jobs."""
+    """Operations on jobs."""
 
     def job_start(
         self,
@@ -38,27 +38,29 @@ class JobAdmin(AdminPart):
         """Start a job on the dead letters of a topic, which `rmq server` or `job_run` then runs.
 
         Args:
-            topic: its name.
-            verb: "redrive": send them back, as `redrive` does; "purge": put them into the trash.
-            conditions: that they must fit, by the names that `redrive` has: ids, reason, error,
-                older_than, type; None: all. And `died`: epoch ms at which each of the ids died;
-                one that was sent back since, and died again, is left.
-            rate: at most so many a second; None: as fast as it goes.
-            keep: of a purge: how long they can be restored, seconds or timedelta; 0: not at all.
-            by: who starts it, for people to read; the default is user@host.
-            expected: how many there are, if the caller has counted; for progress bars.
-            to: of a redrive: another topic to which they go, as `redrive` does.
-            dedup_key: the caller's name for this call. While the job is kept, another call with it
-                starts none and returns the first one.
+            topic: Name of the topic.
+            verb: "redrive": send the dead letters back, like `redrive`. "purge": put them into the
+                trash.
+            conditions: Conditions for the dead letters, with the names of `redrive`: ids, reason,
+                error, older_than, type; None: all. And `died`: time of death of each of the ids, in
+                epoch ms; a letter that was sent back and died again is not touched.
+            rate: Maximum number of messages per second; None: no limit.
+            keep: For a purge: how long the messages can be restored, in seconds or as a timedelta;
+                0: not at all.
+            by: Name of the person who starts the job, for people to read; default: user@host.
+            expected: Number of matching dead letters, if they were counted; for progress bars.
+            to: For a redrive: another topic that gets the messages, as in `redrive`.
+            dedup_key: Name of this call. While the job is kept, another call with the same name
+                starts no job and returns the first job.
 
         Guarantee:
-            Each dead letter that fits and died before the job began is sent back once, whoever
-            runs the job and however often a runner dies. Paused or stopped, the job leaves the
-            others dead letters.
+            Each matching dead letter that died before the job started is sent back once, whoever
+            runs the job and however often a runner dies. If the job is paused or stopped, the
+            remaining messages stay dead letters.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue, InvalidType: a value that cannot work.
+            TopicNotFound: The topic does not exist.
+            InvalidValue, InvalidType: A value is not valid.
         """
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
@@ -69,31 +71,32 @@ class JobAdmin(AdminPart):
         )
 
     def jobs(self, topic: str | None = None) -> list[Job]:
-        """Return the jobs of a topic, or of all, the newest first; a job is kept for 7 days."""
+        """Return the jobs of a topic, or of all topics, newest first; jobs are kept for 7 days."""
         return self._run(flows.jobs(self._prefix, topic))
 
     def job(self, id: str) -> Job:
         """Return a job.
 
         Raises:
-            JobNotFound: there is none of this id, or it ended more than 7 days ago.
+            JobNotFound: No job has this id, or the job ended more than 7 days ago.
         """
         return self._run(flows.job(self._prefix, id))
 
     def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
-        """Return what became of the last messages of a job, the newest first; at most 10 000."""
+        """Return the outcomes of a job's last messages, newest first; at most 10 000."""
         context = self._context(jobs_core.topic_of(id))
         return self._run(flows.outcomes(self._prefix, id, context, limit))
 
     def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
-        """Run a job, or watch the one who does, until it ends or is paused; return it then.
+        """Run a job until it ends or is paused, or watch its current runner; return the job.
 
         Args:
-            id: of the job.
-            progress: called with (done, expected) as it goes.
+            id: Id of the job.
+            progress: Function that is called with (done, expected) during the work.
 
         Guarantee:
-            Interrupted or killed, it loses nothing: another runner goes on, at once or after 10 s.
+            If the call is interrupted or killed, nothing is lost: another runner continues
+            immediately, or after 10 s.
         """
         context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
@@ -104,7 +107,7 @@ class JobAdmin(AdminPart):
             raise
 
     def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """Pause a job until it is resumed; return whether it ran."""
+        """Pause a job until it is resumed; return whether it was running."""
         return self._run(flows.job_pause(self._prefix, id, by))
 
     def job_resume(self, id: str, *, by: str | None = None) -> bool:
@@ -112,17 +115,17 @@ class JobAdmin(AdminPart):
         return self._run(flows.job_resume(self._prefix, id, by))
 
     def job_stop(self, id: str, *, by: str | None = None) -> bool:
-        """End a job after its current batch; return whether it had not ended.
+        """End a job after its current batch; return whether the job was still active.
 
-        What it has done stays done, what it has not reached stays dead.
+        Finished work is not undone; the remaining messages stay dead.
         """
         return self._run(flows.job_stop(self._prefix, id, by))
 
     def audit_trail(self, limit: int = 100, *, until: Moment | None = None) -> list[AuditLine]:
-        """Return who did what, the newest first; the newest 10 000 lines are kept.
+        """Return the records of the audit trail, newest first; the newest 10 000 are kept.
 
         Args:
-            limit: so many lines at most.
-            until: none that are later: an aware datetime, or epoch ms.
+            limit: Maximum number of records.
+            until: Latest time of a record: an aware datetime, or epoch ms.
         """
         return self._run(audit_trail.audit_trail(self._prefix, limit, until))

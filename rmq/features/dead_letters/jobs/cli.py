@@ -17,18 +17,18 @@ from rmq.terminal.tables import Column
 
 @click.group(cls=CommandGroup)
 def job() -> None:
-    """List jobs (redrives that run in the background); pause, resume and stop them."""
+    """List, pause, resume and stop jobs: redrives and purges that run in the background."""
 
 
 def started(job: rmq.Job) -> None:
-    """Print the id of a job that was left to a server."""
+    """Print the id of a job that a server will run."""
     common = common_options()
     common.report(_fields(job), job.id)
     common.note(f"rmq server runs it; rmq job show {job.id} shows its progress")
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
-    """Run a job with a progress bar, or watch the one who does; return it when it has ended."""
+    """Run a job with a progress bar, or watch its current runner; return the job at its end."""
     again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
         return client.admin.job_run(job.id, progress=on_progress)
@@ -49,7 +49,7 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
 
 def _state(job: rmq.Job) -> str:
     if job.state == "running" and not job.runner:
-        return "waits for a runner"
+        return "waiting for a runner"
     return job.state
 
 
@@ -61,7 +61,7 @@ def _progress_text(job: rmq.Job) -> str:
 @job.command("ls", examples=("rmq job ls", "rmq job ls orders", "rmq job ls --json"))
 @click.argument("topic", required=False)
 def list_jobs(topic: str | None) -> None:
-    """List the jobs of TOPIC, or of all topics, the newest first.
+    """List the jobs of TOPIC, or of all topics, newest first.
 
     A job is listed for 7 days after its end.
     """
@@ -88,10 +88,10 @@ def list_jobs(topic: str | None) -> None:
 @click.argument("id")
 @click.option(
     "--outcomes", type=click.IntRange(0, 10_000), default=0, metavar="N",
-    help="Also what became of the last N messages.",
+    help="Also show the outcomes of the last N messages.",
 )  # fmt: skip
 def show(id: str, outcomes: int) -> None:
-    """Show the job ID: what it does, how far it is, and what became of its last messages."""
+    """Show the job ID: its work, its progress, and the outcomes of its last messages."""
     common = common_options()
     with common.client() as client:
         found = client.admin.job(id)
@@ -103,14 +103,14 @@ def show(id: str, outcomes: int) -> None:
     conditions = ", ".join(
         f"{len(value)} ids" if name == "ids" else f"{name} {value}"
         for name, value in found.conditions.items()
-        if name != "died"  # of the ids
+        if name != "died"  # belongs to the ids
     )
     output.details([
         ("job", found.id),
         ("does", f"{found.verb} of dead letters of {found.topic}" + (
             f" to {found.to}" if found.to else "")),
-        ("conditions", conditions or "none: all of them"),
-        ("rate", "as fast as it goes" if found.rate is None else f"{found.rate:g} a second"),
+        ("conditions", conditions or "none: all dead letters"),
+        ("rate", "unlimited" if found.rate is None else f"{found.rate:g} per second"),
         *([("kept for", text.span(found.keep_ms))] if found.verb == "purge" else []),
         ("state", _state(found)), ("by", found.by), ("began", text.fine_clock(found.began)),
         ("ended", text.fine_clock(found.ended)), ("done", _progress_text(found)),
@@ -129,9 +129,9 @@ def _said(id: str, changed: bool, done: str, not_done: str) -> None:
 @job.command(examples=("rmq job pause orders.1a2b3c4d",))
 @click.argument("id")
 def pause(id: str) -> None:
-    """Pause the job ID until it is resumed. The current batch is finished."""
+    """Pause the job ID until it is resumed. The current batch is finished first."""
     with common_options().client() as client:
-        _said(id, client.admin.job_pause(id), "paused", "does not run; nothing was done")
+        _said(id, client.admin.job_pause(id), "paused", "is not running; nothing was done")
 
 
 @job.command(examples=("rmq job resume orders.1a2b3c4d", "rmq job resume orders.1a2b3c4d --detach"))
@@ -140,7 +140,7 @@ def pause(id: str) -> None:
 def resume(id: str, detach: bool) -> None:
     """Resume the job ID if it is paused, and work on it until it ends.
 
-    Also for a job without a runner: its shell was interrupted, and there is no rmq server.
+    Use it also for a job without a runner, for example after Ctrl-C without an rmq server.
     """
     common = common_options()
     with common.client() as client:
@@ -156,6 +156,6 @@ def resume(id: str, detach: bool) -> None:
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))
 @click.argument("id")
 def stop(id: str) -> None:
-    """End the job ID. What it has done stays done; the others stay dead letters."""
+    """End the job ID. Finished work is not undone; the remaining messages stay dead letters."""
     with common_options().client() as client:
         _said(id, client.admin.job_stop(id), "stopped", "has ended already")

@@ -1,8 +1,8 @@
-"""Start, list and change jobs. `job_run` runs them.
+"""Start, list and change jobs; `job_run` runs them.
 
-`rmq:jobs` lists all jobs by id: those that ended with the time of that, all others with a score
-from LISTED_ACTIVE on. No script writes both that list and a job: a job is listed before it is
-stored, and whoever looks for jobs to run puts the list right.
+The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end; the score
+of any other job is LISTED_ACTIVE or more. No script writes both the list and a job: a job is listed
+before it is stored, and every search for jobs to run corrects the list.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
 
 log = logging.getLogger("rmq")
 
-KEEP_S = 7 * 86_400  # how long a job is kept that ended
-OUTCOMES_MAX = 10_000  # of a job: the newest
-LISTED_ACTIVE = 9_000_000_000_000_000  # and the epoch s in which the job was listed
-LISTED_MAX = 1000  # jobs of one answer
-STARTING_S = 60  # after so long, a job that is listed and not there will not come any more
-IDS_MAX = 10_000  # of one job's conditions
+KEEP_S = 7 * 86_400  # how long an ended job is kept
+OUTCOMES_MAX = 10_000  # newest outcomes that a job keeps
+LISTED_ACTIVE = 9_000_000_000_000_000  # plus the epoch s at which the job was listed
+LISTED_MAX = 1000  # maximum number of jobs in an answer
+STARTING_S = 60  # after this time, a listed job that was not stored is given up
+IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (
     "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
     "ended", "examined", "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
@@ -41,7 +41,7 @@ _FIELDS = (
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:
-    """Note the end of a job in the audit trail and in the list; a second time changes nothing."""
+    """Record the end of a job in the audit trail and in the list; repeating it changes nothing."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
@@ -55,16 +55,16 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
 
 
 def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return conditions as JSON has them.
+    """Check conditions and convert them to JSON values.
 
     Raises:
-        InvalidValue, InvalidType: a condition that dead letters cannot be held to.
+        InvalidValue, InvalidType: A condition is not valid for dead letters.
     """
     given = {name: value for name, value in conditions.items() if value is not None}
     wanted = Filter(**given)
     if wanted.ids is not None:
         if len(wanted.ids) > IDS_MAX:
-            raise InvalidValue(f"ids: {len(wanted.ids)}; give at most {IDS_MAX}")
+            raise InvalidValue(f"ids: {len(wanted.ids)}; pass at most {IDS_MAX}")
         given["ids"] = [str(id) for id in wanted.ids]
     if wanted.older_ms:
         given["older_than"] = wanted.older_ms / 1000
@@ -84,11 +84,11 @@ def job_start(
     to: str | None = None,
     dedup_key: str | None = None,
 ) -> Flow[Job]:
-    """Start a job; somebody has to run it.
+    """Store a job; a runner must then run it.
 
     Raises:
-        TopicNotFound: there is no such topic, or none to which they are to go.
-        InvalidValue, InvalidType: a value that cannot work.
+        TopicNotFound: The topic, or the target topic, does not exist.
+        InvalidValue, InvalidType: A value is not valid.
     """
     known: JobVerb | None = next((each for each in VERBS if each == verb), None)
     if known is None:
@@ -103,11 +103,11 @@ def job_start(
         context.check_id(id)
     if to is not None:
         if known != "redrive":
-            raise InvalidValue("to: it is for a redrive")
+            raise InvalidValue("to: only for a redrive")
         yield from redrive_to.open_target(context, to)
     job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")
-    # The list first: a job that is not in it would never end.
+    # List the job first: a job that is not listed would never be run.
     listed = LISTED_ACTIVE + now_ms // 1000
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
     fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to)
@@ -115,7 +115,7 @@ def job_start(
     started = yield from job(prefix, job_id)
     text = _text_of(known, given, to)
     if text != _text_of(started.verb, started.conditions, started.to):
-        raise InvalidValue(f"dedup_key: job {job_id} was started with it, and for something else")
+        raise InvalidValue(f"dedup_key: it started job {job_id}, which does something else")
     text += f" at {rate:g}/s" if rate else ""
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
     return started
@@ -129,7 +129,7 @@ def _conditions_text(given: Mapping[str, Any]) -> str:
     parts = [
         f"{len(value)} ids" if name == "ids" else f"{name}={value}"
         for name, value in given.items()
-        if name != "died"  # says more of the ids
+        if name != "died"  # belongs to the ids
     ]
     return ", ".join(parts) or "all"
 
@@ -138,7 +138,7 @@ def job(prefix: str, id: str) -> Flow[Job]:
     """Return a job.
 
     Raises:
-        JobNotFound: there is none of this id, or it ended a week ago.
+        JobNotFound: No job has this id, or the job ended more than 7 days ago.
     """
     jobs_core.topic_of(id)
     values = yield RawCommand("job", "HMGET", job_key(prefix, id), *_FIELDS)
@@ -149,12 +149,12 @@ def job(prefix: str, id: str) -> Flow[Job]:
 
 
 def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
-    """Return the jobs of a topic, or all, the newest first."""
+    """Return the jobs of a topic, or of all topics, newest first."""
     members: list[bytes] = yield RawCommand("jobs", "ZRANGE", jobs_key(prefix), -LISTED_MAX, -1)
     found: list[Job] = []
     for member in members:
         job_id = member.decode(errors="replace")
-        # It is about to start, its topic was deleted, or another program wrote what is there.
+        # The job is just starting, its topic was deleted, or another program wrote the key.
         with suppress(JobNotFound, InvalidValue, ScriptFailed):
             if topic is None or jobs_core.topic_of(job_id) == topic:
                 found.append((yield from job(prefix, job_id)))
@@ -162,7 +162,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that somebody has to run; take those that have ended off that list."""
+    """Return the jobs that need a runner; remove ended jobs from the list of active jobs."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []
@@ -172,7 +172,7 @@ def active(prefix: str) -> Flow[list[Job]]:
         except (JobNotFound, InvalidValue):
             yield from _remove_vanished(prefix, member)
             continue
-        except ScriptFailed as error:  # the other jobs go on
+        except ScriptFailed as error:  # continue with the other jobs
             log.debug("%s", error)
             continue
         if each.is_active:
@@ -183,7 +183,7 @@ def active(prefix: str) -> Flow[list[Job]]:
 
 
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
-    """Take a job that is not there off the list, unless it is about to start."""
+    """Remove a job that does not exist from the list, unless it is just starting."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
     now_s = (yield from server_ms("jobs")) // 1000
     if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:
@@ -191,7 +191,7 @@ def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
 
 
 def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[list[JobOutcome]]:
-    """Return what became of the last messages of a job, the newest first."""
+    """Return the outcomes of a job's last messages, newest first."""
     limit = check_int(limit, "limit", 1, OUTCOMES_MAX)
     yield from opening.ensure_open(context, create=False)
     entries: list[bytes] = yield RawCommand(
@@ -207,7 +207,7 @@ def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[li
 
 
 def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Pause a job until it is resumed; return whether it ran."""
+    """Pause a job until it is resumed; return whether it was running."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job pause", scripts.job_pause(prefix, id)))
 
@@ -219,7 +219,7 @@ def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
 
 
 def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """End a job after the batch that is on its way; return whether it had not ended."""
+    """End a job after its current batch; return whether the job was still active."""
     jobs_core.topic_of(id)
     command = scripts.job_stop(prefix, id, KEEP_S)
     changed = yield from _change(prefix, id, by, "job stop", command)

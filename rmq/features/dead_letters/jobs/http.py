@@ -1,4 +1,4 @@
-"""Jobs: redrives and purges that run in the background, run by the services of a server."""
+"""Jobs: redrives and purges that the services of a server run in the background."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobPath(Request):
 
 
 class JobsQuery(Request):
-    """Which jobs are listed."""
+    """Selects jobs to list."""
 
     topic: Name | None = None
     limit: Limit = 100
@@ -39,7 +39,7 @@ class JobsQuery(Request):
 
 
 class OutcomesQuery(Request):
-    """How many outcomes are listed."""
+    """Limits the outcomes to list."""
 
     limit: Limit = 100
 
@@ -55,11 +55,7 @@ NONE = "not-found"
 
 
 class JobList(Answer):
-    """Jobs, the newest first.
-
-    Attributes:
-        cursor: for the next ones; null: these were the last.
-    """
+    """Jobs, newest first."""
 
     jobs: list[Job]
     cursor: str | None
@@ -67,7 +63,7 @@ class JobList(Answer):
 
 @TABLE.get("/jobs")
 async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
-    """List jobs, the newest first; a job is kept for 7 days."""
+    """List jobs, newest first; jobs are kept for 7 days."""
 
     def place(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
@@ -82,7 +78,7 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 
 
 class Job(Answer):
-    """A job; fields as of `rmq job show`; `keep`: seconds in the trash, of a purge."""
+    """A job, as `rmq job show` prints it; `keep`: time in the trash after a purge, in seconds."""
 
     id: str
     topic: str
@@ -108,12 +104,12 @@ class Job(Answer):
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
     """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
 
-    A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
-    header Idempotency-Key starts no other job; without one it does, and each dead letter is sent
-    back once all the same.
+    To count the dead letters first, use a dry run of `redrive` or `purge`. A repeated request with
+    the same header Idempotency-Key starts no second job. Without the header it does; even then each
+    dead letter is sent back only once.
     """
     if body.verb == "purge":
-        context.require(Role.ADMIN)  # as the purge that it does
+        context.require(Role.ADMIN)  # as a purge requires
         check_confirm(body.confirm, path.topic)
     job = await context.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
@@ -124,12 +120,12 @@ async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob)
 
 @TABLE.get("/jobs/{job}", NONE)
 async def get_job(context: RequestContext, path: JobPath) -> Job:
-    """Return how far a job is."""
+    """Return the state and progress of a job."""
     return job_of(await context.admin.job(path.job))
 
 
 class JobOutcomes(Answer):
-    """The outcomes of the last messages of a job, the newest first."""
+    """The outcomes of a job's last messages, newest first."""
 
     outcomes: list[JobOutcome]
 
@@ -138,7 +134,7 @@ class JobOutcomes(Answer):
 async def list_job_outcomes(
     context: RequestContext, path: JobPath, query: OutcomesQuery
 ) -> JobOutcomes:
-    """List what became of the last messages of a job, the newest first."""
+    """List the outcomes of a job's last messages, newest first."""
     await context.admin.job(path.job)
     found = await context.admin.job_outcomes(path.job, query.limit)
     return JobOutcomes(outcomes=[show(each, JobOutcome) for each in found])
@@ -158,15 +154,15 @@ async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) ->
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
 async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
-    """End a job after its current batch; what it has done stays done."""
+    """End a job after its current batch; finished work is not undone."""
     return Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    gone: it was no longer a dead letter. From conflict on: on the way to another topic it was
-    refused, and stayed dead.
+    "gone": the message was no longer a dead letter. "conflict" and the outcomes after it: the other
+    topic refused the message, which stayed dead.
     """
 
     id: str
@@ -177,5 +173,5 @@ class JobOutcome(Answer):
 
 
 def job_of(found: StoredJob) -> Job:
-    """Return a job as it is shown."""
+    """Convert a job to the form in which it is shown."""
     return show(found, Job, keep=found.keep_ms / 1000)

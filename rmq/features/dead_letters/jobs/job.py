@@ -1,4 +1,4 @@
-"""Jobs: a redrive or purge of dead letters that runs in the background; its fields in Redis."""
+"""A job: a redrive or purge of dead letters that runs in the background; its fields in Redis."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
 
-# What became of a message; those that another topic refused stay dead.
+# Outcomes of messages that another topic refused, by letter; the messages stay dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
-REFUSED["n"] = "not durable"  # stored there, but not in as many copies as its topic asks for
+REFUSED["n"] = "not durable"  # stored in the other topic, but in fewer copies than it requires
 LETTERS = {"1": "done", "0": "gone", "x": "unreadable"} | REFUSED
 _CODE = re.compile(r"[0-9a-v]{8}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_id(topic: str, dedup_key: str | None = None) -> str:
-    """Return an id for a job of a topic: its name, a dot and 8 characters, random or of a key."""
+    """Return an id for a job: the topic's name, a dot and 8 characters, random or from the key."""
     drawn = secrets.token_bytes(8)
     if dedup_key is not None:
         drawn = hashlib.blake2b(dedup_key.encode(), digest_size=8, person=b"rmq job").digest()
@@ -39,16 +39,16 @@ def new_id(topic: str, dedup_key: str | None = None) -> str:
 
 
 def topic_of(id: object) -> str:
-    """Return the topic that the id of a job names.
+    """Return the topic in the id of a job.
 
     Raises:
-        InvalidType, InvalidValue: it is no id of a job.
+        InvalidType, InvalidValue: The value is not the id of a job.
     """
     if not isinstance(id, str):
-        raise InvalidType(f"job: {type(id).__name__}; give its id as a str")
+        raise InvalidType(f"job: {type(id).__name__}; pass its id as a str")
     topic, _, code = id.rpartition(".")
     if not _CODE.fullmatch(code):
-        raise InvalidValue(f"job: {id[:160]!r} is no id; an id is TOPIC.XXXXXXXX, see rmq job ls")
+        raise InvalidValue(f"job: {id[:160]!r} is not an id like TOPIC.XXXXXXXX; see rmq job ls")
     return check_name(topic, "job")
 
 
@@ -58,27 +58,27 @@ def code_of(id: str) -> str:
 
 
 class Job(NamedTuple):
-    """A job, as it stands in Redis.
+    """A job, as stored in Redis.
 
     Attributes:
-        id: the topic's name, a dot and 8 characters.
-        topic: whose dead letters.
+        id: Name of the topic, a dot and 8 characters.
+        topic: Topic of the dead letters.
         verb: "redrive" or "purge".
-        conditions: those that dead letters must fit, as they were given; empty: all.
-        rate: messages a second; None: as fast as it goes.
-        keep_ms: of a purge: how long the letters stay in the trash.
-        by: who started it.
+        conditions: Conditions for the dead letters, as the caller set them; empty: all.
+        rate: Maximum number of messages per second; None: no limit.
+        keep_ms: For a purge: time in the trash, in ms.
+        by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
-        began_ms: when it was started, epoch ms; dead letters that died later are not touched.
-        ended_ms: when it ended; None: it has not.
-        expected: how many fitted when it was started; None: nobody counted.
-        examined: dead letters that it has looked at.
-        done: of those that fitted, sent back, or put into the trash.
-        gone: of them, those that somebody else had taken away before.
-        unreadable: of them, left where they were because their record cannot be read.
-        runner: who runs it; empty: nobody does.
-        to: of a redrive: the topic to which they go; None: back to where they were.
-        refused: of those that fitted, left dead because of the other topic: how many, by outcome.
+        began_ms: Start of the job, in epoch ms; messages that died later are not touched.
+        ended_ms: End of the job, in epoch ms, or None.
+        expected: Number of matching dead letters at the start; None: not counted.
+        examined: Number of dead letters examined.
+        done: Number of matching dead letters sent back, or put into the trash.
+        gone: Number of matching dead letters that others had removed before.
+        unreadable: Number of matching dead letters that stayed because their record is unreadable.
+        runner: Name of the current runner, or empty.
+        to: For a redrive: other topic that gets the messages, or None.
+        refused: Number of matching dead letters that the other topic refused, by outcome.
     """
 
     id: str
@@ -102,23 +102,23 @@ class Job(NamedTuple):
 
     @property
     def matched(self) -> int:
-        """How many it has dealt with."""
+        """Number of matching dead letters handled so far."""
         return self.done + self.gone + self.unreadable + sum(self.refused.values())
 
     @property
     def began(self) -> datetime:
-        """The time of its start, by the server's clock; later deaths are not included."""
+        """Start of the job, by the server's clock; messages that died later are not included."""
         return moment(self.began_ms)
 
     @property
     def ended(self) -> datetime | None:
-        """When it ended; None: it has not."""
+        """End of the job, or None."""
         return None if self.ended_ms is None else moment(self.ended_ms)
 
     def has_trashed(self, goes_ms: float) -> bool:
-        """Whether it put a letter into the trash that goes for good at that time.
+        """Return whether the job put a letter into the trash that is deleted at `goes_ms`.
 
-        The times tell: another purge at the same time and for as long counts as this one, too.
+        Only times are compared: another purge at the same time with the same `keep` also matches.
         """
         put_ms = goes_ms - self.keep_ms
         is_over = self.ended_ms is not None and put_ms > self.ended_ms
@@ -126,7 +126,7 @@ class Job(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether somebody has to run it."""
+        """Whether the job needs a runner."""
         return self.state in ("running", "stopping")
 
 
@@ -134,10 +134,10 @@ class JobOutcome(NamedTuple):
     """The outcome of a job for a message.
 
     Attributes:
-        id: of the message.
-        outcome: "done", "gone" (it was no longer a dead letter) or "unreadable"; on the way to
-            another topic also "conflict" (that has a message of this id), "too large", "full",
-            "paused" (sends to it), "moving" (to a third topic), "not durable" (it is there, too).
+        id: Id of the message.
+        outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic also
+            "conflict" (the topic has a message with this id), "too large", "full", "paused" (sends
+            to the topic), "moving" (to a third topic) or "not durable" (stored in too few copies).
     """
 
     id: MessageId
@@ -153,7 +153,7 @@ def definition(
     expected: int | None,
     to: str | None,
 ) -> list[str]:
-    """Return the fields and values of a job's definition, as job_start takes them."""
+    """Return the fields and values of a job's definition, as arguments of job_start."""
     fields = {
         "verb": verb,
         "conditions": json.dumps(dict(conditions), separators=(",", ":")),
@@ -167,17 +167,17 @@ def definition(
 
 
 def read(id: str, fields: Mapping[str, bytes]) -> Job:
-    """Read the fields of a job.
+    """Parse the fields of a job.
 
     Raises:
-        ScriptFailed: RMQ did not write one of them.
+        ScriptFailed: RMQ did not write one of the fields.
     """
     try:
         return _read(id, fields)
     except UNREADABLE as error:
         raise ScriptFailed(
-            f"job {id}: RMQ cannot read its fields ({ascii(error)[:120]}). Another program wrote "
-            "them, or another version of RMQ; stop the job"
+            f"job {id}: RMQ cannot read its fields ({ascii(error)[:120]}). Another program, or "
+            "another version of RMQ, wrote them; stop the job"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Jobs: redrives and purges that run in the background."""
+"""Pages of jobs: redrives and purges that run in the background."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OUTCOMES = 50
 
 @PAGES.get("/jobs")
 async def jobs(request: PageRequest) -> View:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     found = await request.readings.get("jobs", lambda: request.context.admin.jobs(), 1.0)
     return View("jobs.html", {"found": found[:ROWS], "count": len(found)}, "Jobs")
 
 
 @PAGES.get("/jobs/{job}")
 async def job(request: PageRequest) -> View:
-    """Show how far a job is, and what became of the last messages."""
+    """Show the progress of a job, and the outcomes of its last messages."""
     found = await request.context.admin.job(request.path["job"])
     outcomes = await request.context.admin.job_outcomes(found.id, OUTCOMES)
     return View("job.html", {"job": found, "outcomes": outcomes, "share": _share(found)}, found.id)
@@ -45,7 +45,7 @@ async def change(request: PageRequest) -> Redirect:
 
 
 def _share(job: Job) -> float | None:
-    """Return how much of a job is done, 0 to 1; None where nobody counted before."""
+    """Return the finished part of a job, 0 to 1, or None if the messages were not counted."""
     if job.state == "done":
         return 1.0
     return min(1.0, job.matched / job.expected) if job.expected else None

@@ -1,11 +1,11 @@
-"""Run a job: one runner at a time, batch by batch, safe to leave at any moment.
+"""Run a job: one runner at a time, batch by batch; a runner may be killed at any moment.
 
-A batch is noted in the job before its messages are touched, and recorded after. A runner that takes
-a job over does the noted batch again, under the same replay session and number: what was done
-answers as it did then, what was not done is done now. So nothing is done twice, and the numbers say
-what was done. After a few minutes the slot has forgotten those answers; then a letter of the batch
-that is not there any more counts as done. A redrive to another topic needs no session: there is
-noted, under a token of the batch, what that topic has stored.
+A batch is recorded in the job before its messages are touched, and its outcomes are recorded
+afterwards. A runner that takes over a job repeats the recorded batch, with the same replay session
+and number: finished messages return their earlier outcome, the others are handled now. So each
+message is handled once, and the counters are exact. After a few minutes the slot has forgotten the
+outcomes; then a missing letter of the batch counts as done. A redrive to another topic needs no
+session: the other topic records the stored messages under a token of the batch.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep, pipe
 
 log = logging.getLogger("rmq")
 
-HOLD_MS = 10_000  # the lease of a runner; after its death, another one goes on so much later
-RENEW_S = 2.0  # the longest pause without a look at the job
-PAGE = 400  # dead letters of one read: 2 ms of Redis
+HOLD_MS = 10_000  # lease of a runner; after its death, another runner continues after this time
+RENEW_S = 2.0  # longest time between two looks at the job
+PAGE = 400  # dead letters of one read, which takes Redis 2 ms
 BATCH_MAX = 1000
-BATCH_MIN = 200  # a batch of so many ends with the page: the next read would begin with its last ms
+# A batch of this size ends with the page: the next read would begin with its last ms.
+BATCH_MIN = 200
 EXAMINED_MAX = 5000  # dead letters between two looks at the job
-REMEMBERED_MS = 240_000  # so long the slots know the answers to the noted batch: less than KEPT_S
-BEHIND_MS = 1000  # what a throttled job makes up for, when it was held up
-BATCHES_PER_S = 8  # of a throttled job
+# How long slots remember the outcomes of the recorded batch; less than KEPT_S.
+REMEMBERED_MS = 240_000
+BEHIND_MS = 1000  # delay that a throttled job may catch up
+BATCHES_PER_S = 8  # batches of a throttled job
 
 
 class _Cursor(NamedTuple):
-    """The last dead letter that was looked at: they are in the order of time and member."""
+    """The last examined dead letter, in the order of time and member."""
 
     slot: int = 0
     died: float = -1.0
@@ -67,7 +69,7 @@ class _Cursor(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Dead letters of one slot that fit, and where the search has got to."""
+    """Matching dead letters of one slot, and the position of the search."""
 
     slot: int
     ids: list[bytes]
@@ -77,7 +79,7 @@ class _Batch(NamedTuple):
 
 
 class _Search:
-    """Finds the dead letters of a job, from its cursor on."""
+    """Find the dead letters of a job, starting at its cursor."""
 
     def __init__(self, context: TopicContext, job: Job, cursor: _Cursor) -> None:
         self._context = context
@@ -92,7 +94,7 @@ class _Search:
             self._ids.setdefault(id.slot, []).append(id)
 
     def next(self, most: int) -> Flow[_Batch]:
-        """Return the next batch; it may be empty, after a long search."""
+        """Return the next batch; after a long search, it may be empty."""
         ids: list[bytes] = []
         until = self.examined + EXAMINED_MAX
         slots = self._context.slots
@@ -105,7 +107,7 @@ class _Search:
                 self._page.extend((yield from self._wanted.whole(self._context, read)))
             if not self._page:
                 if ids:
-                    break  # a batch is of one slot
+                    break  # a batch belongs to a single slot
                 slot += 1
                 self._cursor = _Cursor(slot)
                 continue
@@ -117,7 +119,7 @@ class _Search:
         return _Batch(slot, ids, self._cursor, self.examined, slot >= len(slots))
 
     def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        """Read the next dead letters of a slot behind the cursor; none: that was all."""
+        """Return the next dead letters of a slot after the cursor; empty at the end."""
         if self._wanted.ids is not None:
             return (yield from self._read_ids(keys))
         offset = 0
@@ -132,10 +134,10 @@ class _Search:
             fresh = [each for each in page if (each.score, member_of(each.id)) > behind]
             if fresh or not page:
                 return fresh
-            offset += len(page)  # all of one time, and looked at
+            offset += len(page)  # all have the same time and were examined
 
     def _read_ids(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        # In the order of their bytes, which is that of their members: the slot is the same.
+        # Within a slot, the byte order of ids equals the order of members.
         left = [id for id in self._ids.get(keys.index, ()) if member_of(id) > self._cursor.member]
         for at in range(0, len(left), PAGE):
             found: list[QueueMember | None] = yield from pipeline(
@@ -151,7 +153,7 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Whether a message of the ids is dead, and by the death that is meant."""
+        """Return whether a message of the ids is dead, with the intended time of death."""
         if member.queue != "dead" or member.score > self._began_ms:
             return False
         died_ms = self._wanted.died_ms.get(MessageId(member.id))
@@ -159,7 +161,7 @@ class _Search:
 
 
 class _Lost(Exception):
-    """The runner does not have the job any more, or it has ended."""
+    """The runner no longer has the job, or the job has ended."""
 
 
 @dataclass
@@ -169,18 +171,18 @@ class _Runner:
     name: str
     is_stopping: Callable[[], bool]
     progress: Progress | None
-    target: TopicContext | None = None  # where the letters go, of a redrive to a topic
+    target: TopicContext | None = None  # other topic of a redrive
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
-        """Take the lease, renew it, or end it."""
+        """Take, renew or (with 0 ms) end the lease."""
         taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
-            raise JobNotFound(f"there is no job {self.id} any more")
+            raise JobNotFound(f"job {self.id} no longer exists")
         assert isinstance(taken, JobTaken)
         return taken
 
     def run(self) -> Flow[bool]:
-        """Run the job as long as this runner has it; return whether it ever had it."""
+        """Run the job while this runner holds its lease; return whether it ever held the lease."""
         taken = yield from self.take()
         if not taken.state:
             return False
@@ -216,10 +218,10 @@ class _Runner:
         if job.rate is not None:
             most = max(1, min(BATCH_MAX, int(job.rate / BATCHES_PER_S)))
         reached = job.matched
-        due_ms = float(taken.now_ms)  # when the next batch may be done
+        due_ms = float(taken.now_ms)  # time at which the next batch may start
         while True:
             stops = self.is_stopping()
-            # A runner that stops records what it has done, and notes nothing.
+            # A stopping runner records its outcomes and starts no further batch.
             batch = _Batch(0, [], _Cursor.unpack(cursor), search.examined, False)
             if not stops:
                 batch = yield from search.next(most)
@@ -258,7 +260,7 @@ class _Runner:
         )  # fmt: skip
         assert isinstance(reply, JobStepReply)
         if reply.state < 0:
-            raise JobNotFound(f"there is no job {self.id} any more")
+            raise JobNotFound(f"job {self.id} no longer exists")
         if reply.job_state in ENDED:
             ended = yield from flows.job(self.context.prefix, self.id)
             yield from flows.note_end(self.context.prefix, ended)
@@ -268,7 +270,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Do a batch, or do it again; a letter for each of its messages."""
+        """Handle a batch, or repeat it; return a letter for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -277,7 +279,7 @@ class _Runner:
             [self._call(job, keys, number, next(calls), part) for part in parts]
         )
         for at, part in enumerate(parts):
-            while len(letters[at]) < len(part):  # their records were many bytes
+            while len(letters[at]) < len(part):  # the records were too large for a single call
                 rest = part[len(letters[at]) :]
                 letters[at] += yield self._call(job, keys, number, next(calls), rest)
         return "".join(letters)
@@ -294,7 +296,7 @@ class _Runner:
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
-        """Move a batch to another topic; under the same token whenever it is done again."""
+        """Move a batch to another topic; a repeated batch has the same token."""
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
@@ -303,21 +305,21 @@ class _Runner:
 
 
 def runner_name() -> str:
-    """Return a name for a runner of jobs, by which a job shows who runs it."""
+    """Return a name for a runner of jobs, which jobs show."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def try_run(
     context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
 ) -> Flow[bool]:
-    """Run a job if nobody does, until it ends or pauses; return whether this runner had it."""
+    """Run a job that has no runner until it ends or pauses; return whether it was free."""
     return (yield from _Runner(context, id, name, is_stopping, None).run())
 
 
 def run(context: TopicContext, id: str, name: str, progress: Progress | None) -> Flow[Job]:
-    """Run a job, or watch another runner, until the job ends or is paused; return it then.
+    """Run a job until it ends or is paused, or watch its current runner; return the job.
 
-    While Redis is away, it waits.
+    While Redis is unreachable, the function waits.
     """
     runner = _Runner(context, id, name, lambda: False, progress)
     while True:
@@ -335,5 +337,5 @@ def run(context: TopicContext, id: str, name: str, progress: Progress | None) ->
 
 
 def release(context: TopicContext, id: str, name: str) -> Flow[None]:
-    """Let another runner have the job at once."""
+    """Release the job, so that another runner can take it immediately."""
     yield from _Runner(context, id, name, lambda: True, None).take(0)

@@ -15,29 +15,29 @@ from rmq.kernel.transport.lua import script_loader
 class JobReply(NamedTuple):
     """The reply of a script about a job."""
 
-    state: int  # 1 done, 0 not, -1 there is no such job
+    state: int  # 1 done, 0 not done, -1 no such job
     now_ms: int
 
 
 class JobTaken(NamedTuple):
-    """The reply to job_take."""
+    """The reply of job_take."""
 
-    state: int  # 1 the runner has the lease, 0 it has not, -1 there is no such job
+    state: int  # 1 the runner has the lease, 0 it does not, -1 no such job
     now_ms: int
     fields: dict[str, bytes]
 
 
 class JobStepReply(NamedTuple):
-    """The reply to job_step."""
+    """The reply of job_step."""
 
-    state: int  # 1 recorded and noted, 0 the runner has the job no more, -1 there is no such job
+    state: int  # 1 recorded, 0 the runner lost the job, -1 no such job
     job_state: str
-    batch: int  # the number of the batch that is noted
+    batch: int  # number of the batch to handle now
     now_ms: int
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job: 1 stored, 0 it is there already; and when it began."""
+    """Store a job: 1 stored, 0 it exists already; also return its start."""
     return _changing("job_start", prefix, job, definition)
 
 
@@ -72,7 +72,7 @@ def _job_reply(reply: list[Any]) -> JobReply:
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
-    """Take or renew the lease of a job, or end it with 0 ms; and read the job."""
+    """Take or renew the lease of a job, or end it with 0 ms; return the job's fields."""
 
     def parse(reply: list[Any]) -> JobTaken:
         names, values = reply[2::2], reply[3::2]
@@ -103,7 +103,7 @@ def job_step(
     keep_s: int,
     most: int,
 ) -> Command[JobStepReply]:
-    """Record a batch of a job, and note the next one."""
+    """Record the outcomes of a batch, and record the next batch."""
     return Command(
         script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),

@@ -1,4 +1,4 @@
-"""Run the jobs that nobody runs, each in a thread of its own."""
+"""Run jobs that have no runner, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rmq.kernel.transport.single.blocking import Transport
 log = logging.getLogger("rmq")
 
 EVERY_S = 2.0
-AT_ONCE = 8  # jobs of one server
+AT_ONCE = 8  # maximum number of jobs of a server
 
 
 class Jobs:
-    """Takes jobs whose runner is gone, and those that were left to a server.
+    """Take jobs without a runner: their runner died, or they were left to a server.
 
-    Each job has a lease in Redis, so any number of servers may look for jobs. A server that dies
-    leaves its jobs to another one, 10 s later.
+    Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
+    another server continues its jobs 10 s later.
     """
 
     name = "jobs"
     every_s = EVERY_S
-    needs_leadership = False  # the servers share the jobs
+    needs_leadership = False  # all servers share the jobs
 
     def __init__(self, transport: Transport, prefix: str) -> None:
         self._transport = transport
@@ -38,7 +38,7 @@ class Jobs:
         self._server = run.runner_name()
 
     def run_once(self) -> int:
-        """Take jobs that nobody runs; return how many were taken."""
+        """Take jobs that have no runner; return the number of taken jobs."""
         self._threads = {id: each for id, each in self._threads.items() if each.is_alive()}
         taken = 0
         for job in self._transport.run(flows.active(self._prefix)):
@@ -50,12 +50,13 @@ class Jobs:
                 target=self._run, args=(job,), name=f"rmq-job-{job.id}", daemon=True
             )
             thread.start()
-            self._threads[job.id] = thread  # once it has begun: `stop` may wait for it meanwhile
+            # Only after its start, since `stop` may join it at the same time.
+            self._threads[job.id] = thread
             taken += 1
         return taken
 
     def stop(self, wait_s: float) -> None:
-        """Leave all jobs after their current batches; another runner can take them at once."""
+        """Leave all jobs after their current batches; another runner can take them immediately."""
         self._is_stopping = True
         for thread in list(self._threads.values()):
             thread.join(wait_s)

@@ -165,7 +165,7 @@ def test_filters_are_joined_by_and() -> None:
 
 
 def test_a_filter_that_is_no_str_is_refused() -> None:
-    with pytest.raises(InvalidType, match="give a str"):
+    with pytest.raises(InvalidType, match="pass a str"):
         parse(None)  # type: ignore[arg-type]
 
 

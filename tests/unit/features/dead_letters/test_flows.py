@@ -53,7 +53,7 @@ def test_all_conditions_must_fit() -> None:
 def test_a_condition_that_no_letter_can_fit_is_refused() -> None:
     with pytest.raises(InvalidValue, match="known are failed"):
         Filter(reason="broke")
-    with pytest.raises(InvalidType, match="give text that the error contains"):
+    with pytest.raises(InvalidType, match="pass text that the error contains"):
         Filter(error=7)  # type: ignore[arg-type]
 
 
