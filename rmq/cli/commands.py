@@ -16,7 +16,7 @@ COMMANDS = {
     ),
     "get": Place(
         "rmq.features.messages.cli.inspect:get",
-        "Show the message ID of TOPIC in full, in whichever queue it is.",
+        "Show the message ID of TOPIC in full, from any queue.",
     ),
     "tail": Place(
         "rmq.features.messages.cli.tail:tail",
@@ -24,7 +24,7 @@ COMMANDS = {
     ),
     "cancel": Place(
         "rmq.features.messages.cli.change:cancel",
-        "Withdraw waiting messages of TOPIC; - reads ids from stdin.",
+        "Cancel waiting messages of TOPIC; - reads ids from stdin.",
     ),
     "reschedule": Place(
         "rmq.features.messages.cli.change:reschedule",
@@ -55,29 +55,30 @@ COMMANDS = {
     ),
     "audit": Place(
         "rmq.features.audit.cli:audit",
-        "Tell whether messages of TOPIC, or of any topic, were lost.",
+        "Report whether messages of TOPIC, or of any topic, were lost.",
     ),
     "audit-trail": Place(
-        "rmq.features.audit_trail.cli:audit_trail", "List who did what, the newest first."
+        "rmq.features.audit_trail.cli:audit_trail",
+        "List actions of users and programs, newest first.",
     ),
     "claim": Place(
         "rmq.features.claims.cli:claim", "Show the claim on the business key KEY of TOPIC."
     ),
     "offloaded": Place(
         "rmq.features.offloaded.cli:offloaded",
-        "Bodies outside of Redis (rmq.Offloaded): remove what no message refers to.",
+        "Bodies outside of Redis (rmq.Offloaded): remove unused objects.",
     ),
     "groups": Place(
         "rmq.features.groups.cli:groups",
-        "List groups of messages; pause, resume, release and purge one.",
+        "List, pause, resume, release and purge groups of messages.",
     ),
     "query": Place(
         "rmq.features.queries.cli:query",
-        "List queries that hold messages, as Spark's do; release what a query holds.",
+        "List queries that hold messages, such as Spark's, and release their messages.",
     ),
     "sink": Place(
         "rmq.features.queries.cli:sink",
-        "List or forget the records of queries that publish, as Spark's do.",
+        "List or delete the records of queries that publish, such as Spark's.",
     ),
     "schedule": Place(
         "rmq.features.schedules.cli:schedule",

@@ -99,7 +99,7 @@ def test_a_mistyped_topic_gets_the_name_that_is_near(run, topic):
         (("topic", "create", "t", "--retry", "sometimes"), "is not a retry policy"),
         (("topic", "create", "t", "--durability", "fsync:x"), "is not a durability"),
         (("topic", "create", "t", "--slots", "0"), "slots"),
-        (("reschedule", "t", "0" * 26), "one of --at and --delay"),
+        (("reschedule", "t", "0" * 26), "either --at or --delay"),
         (("stats", "--slots"), "name the TOPIC"),
         (("ping", "--url", "http://x"), "scheme 'http' is unknown"),
     ],

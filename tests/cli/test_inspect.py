@@ -216,7 +216,7 @@ class TestTail:
 
         first = run("tail", topic.name, "--cursor", 2, "--limit", 3, "--json")
         shown = run("tail", topic.name, "--cursor", 2, "--limit", 3)
-        (after,) = re.findall(r"^go on: --cursor (\S+)$", shown.stderr, re.MULTILINE)
+        (after,) = re.findall(r"^to continue: --cursor (\S+)$", shown.stderr, re.MULTILINE)
         second = run("tail", topic.name, "--cursor", after, "--limit", 2, "--json")
         bad = run("tail", topic.name, "--cursor", "1.2", "--limit", 1)
 

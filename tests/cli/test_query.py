@@ -146,5 +146,5 @@ def test_a_run_may_be_given_by_how_it_begins_if_that_is_one(run: Any, busy: rmq.
 
     assert (both.exit_code, f"begins 2 queries, {TWIN}, {RUN}" in both.stderr) == (2, True)
     assert (none.exit_code, "has no query 3f2b" in none.stderr) == (3, True)
-    assert (short.exit_code, "give 4 to 32" in short.stderr) == (2, True)
+    assert (short.exit_code, "use 4 to 32" in short.stderr) == (2, True)
     assert (one.exit_code, f"12 messages of query {RUN} given back" in one.stdout) == (0, True)

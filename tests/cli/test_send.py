@@ -58,7 +58,7 @@ def test_delay_merge_and_resend(run, topic):
 
     first, again = (run("send", topic.name, body, "--dedup-key", "order 7") for body in "12")
     assert first.stdout == again.stdout
-    assert "duplicate: it was sent before" in again.stderr
+    assert "duplicate: the message was sent before" in again.stderr
     assert topic.get(first.stdout.strip()).body == 1
     assert re.search(r"^made +-$", run("get", topic.name, first.stdout.strip()).stdout, re.M)
 

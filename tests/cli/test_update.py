@@ -51,7 +51,7 @@ class TestWaiting:
         some = run("cancel", topic.name, first, second, "--json")
         assert (some.exit_code, statuses(some)) == (4, ["gone", "cancelled"])
         none = run("cancel", topic.name, gone)
-        assert (none.exit_code, "never existed" in none.stdout) == (3, True)
+        assert (none.exit_code, "settled or unknown" in none.stdout) == (3, True)
 
     def test_ids_come_from_stdin(self, run, topic, client):
         for n in range(3):
@@ -250,7 +250,7 @@ class TestDeadLetters:
 
         assert (done.exit_code, again.exit_code) == (4, 1)
         assert json.loads(done.stdout)["refused"] == {"full": 2}
-        assert "2 dead letters stayed: 2 full (at its max_length)" in again.stderr
+        assert "2 dead letters stayed: 2 full (the topic has reached max_length)" in again.stderr
         assert "left: full" in shown
         assert sorted(line.split()[-1] for line in shown.splitlines()[-3:]) == [
             "done", "full", "full",

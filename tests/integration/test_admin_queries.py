@@ -74,7 +74,7 @@ def test_queries_are_reported_with_what_their_driver_told(api: Any, topic: rmq.T
 
     told = {found.run: found.report for found in api.admin.queries(topic.name)}
     assert told == {RUN: {"rows": 7, "lag_ms": 0}, OTHER: {}}
-    with pytest.raises(rmq.InvalidValue, match=r"report: .* give at most 500"):
+    with pytest.raises(rmq.InvalidValue, match=r"report: .* pass at most 500"):
         query.keep((), {"x" * 500: 1})
 
 

@@ -1,1 +1,1 @@
-"""Audits: numbers of accepted and settled messages, and which are missing."""
+"""Audits: compare the numbers of accepted messages with settled messages to find lost messages."""

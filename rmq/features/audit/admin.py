@@ -1,4 +1,4 @@
-"""Audits of topics: lost messages by their audit numbers."""
+"""Audit topics: find lost messages by their numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncAuditAdmin(AsyncAdminPart):
-    """Verbs on audits."""
+    """Operations on audits."""
 
     async def audit(
         self,
@@ -22,17 +22,19 @@ class AsyncAuditAdmin(AsyncAdminPart):
         forget: bool = False,
         progress: Progress | None = None,
     ) -> AuditResult:
-        """Report which messages of producers with `rmq.Audit` were lost.
+        """Report lost messages of producers that use `rmq.Audit`.
 
         Args:
-            topic: its name.
-            older_than: only messages reported as accepted so long ago, seconds or timedelta.
-            forget: account for missing messages, so that they are not reported again.
-            progress: called with (messages looked at, messages there were) as it goes.
+            topic: Name of the topic.
+            older_than: Minimum time since a message was reported as accepted, in seconds or as a
+                timedelta.
+            forget: Account for missing messages, so that they are not reported again.
+            progress: Function that is called with (messages examined, messages in all) during the
+                work.
 
         Guarantee:
-            A reported message is in no queue, and RMQ neither settled nor removed it. Producers,
-            consumers and operators may continue meanwhile.
+            A reported message is in no queue, and RMQ has neither settled nor removed it.
+            Producers, consumers and operators may continue during the audit.
         """
         older_ms = duration_ms(older_than, "older_than", zero=True)
         context = self._context(topic)

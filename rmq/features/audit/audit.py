@@ -1,8 +1,8 @@
-"""The audit: `rmq.Audit` numbers messages as they are sent, so that lost ones are found.
+"""The audit: `rmq.Audit` numbers messages as they are sent, so that lost messages can be found.
 
-Scripts account for the number of a message when they remove it: when it is acked, cancelled, purged
-or dropped. A number that is not accounted for, and that no message in any queue has, was lost.
-`rmq.features.audit.flows` looks for such numbers.
+A script that removes a message (ack, cancel, purge, drop) also accounts for its number. A number is
+lost if it is not accounted for and no message in any queue has it. `rmq.features.audit.flows` looks
+for lost numbers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rmq.kernel.core.validation import Duration, duration_ms
 
 log = logging.getLogger("rmq")
 
-RANGES_MAX = 1000  # ranges of missing numbers that a result names
+RANGES_MAX = 1000  # ranges of missing numbers in a result
 
 
 class Missing(NamedTuple):
     """A range of numbers whose messages are missing.
 
     Attributes:
-        producer: the producer that gave the numbers: 10 hex digits, of one client in one process.
-        slot: the index of the slot.
-        first: the first number.
-        last: the last number.
+        producer: Producer of the numbers, a client of a process: 10 hex digits.
+        slot: Index of the slot.
+        first: First number.
+        last: Last number.
     """
 
     producer: str
@@ -44,17 +44,17 @@ class AuditResult(NamedTuple):
     """The result of an audit of a topic.
 
     Attributes:
-        topic: the name of the topic.
-        producers: how many producers numbered messages of the topic.
-        numbered: messages that they reported as accepted.
-        seen: numbers of messages that a consumer settled.
-        accounted: numbers of messages that were merged, refused, cancelled, purged, expired,
-            dropped or forgotten.
-        waiting: numbered messages that wait.
-        in_flight: numbered messages under a lease.
-        dead: numbered messages that are dead letters.
-        missing: numbers that were accepted, are not accounted for, and that no message has.
-        lost: the missing numbers, in at most 1000 ranges.
+        topic: Name of the topic.
+        producers: Number of producers that numbered messages of the topic.
+        numbered: Number of messages that the producers reported as accepted.
+        seen: Number of messages that a consumer settled.
+        accounted: Number of messages that were merged, refused, cancelled, purged, expired, dropped
+            or forgotten.
+        waiting: Number of numbered messages that wait.
+        in_flight: Number of numbered messages under a lease.
+        dead: Number of numbered messages that are dead letters.
+        missing: Number of accepted messages that are not accounted for and in no queue.
+        lost: Missing numbers, in at most 1000 ranges.
     """
 
     topic: str
@@ -70,19 +70,19 @@ class AuditResult(NamedTuple):
 
 
 class Audit(Interceptor):
-    """Numbers every message that its clients send, so that lost ones are found.
+    """Number every message that a client sends, so that lost messages can be found.
 
-    Give it to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`. Consumers
-    do not need it; a worker whose client has `rmq.Audit(every=60.0)` audits its topics itself.
+    Pass it to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`. Consumers do
+    not need it. A worker whose client has `rmq.Audit(every=60.0)` audits its topics itself.
 
     Args:
-        every: how often the workers of a client audit their topics, together; seconds or
-            timedelta; None: never.
-        older_than: they report only messages that were accepted at least so long ago.
-        on_missing: called with the result of such an audit if messages are missing.
+        every: Interval between audits of a topic by all workers together, in seconds or as a
+            timedelta; None: workers do not audit.
+        older_than: Minimum time since a message was accepted, before an audit may report it.
+        on_missing: Function that is called with the result of an audit that found missing messages.
 
     Attributes:
-        missing: by topic, how many messages the last audit of a worker of this process missed.
+        missing: Number of missing messages by topic, from this process's last audits.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Audit(Interceptor):
         return ProducerSequence()
 
     def report(self, topic: str, result: AuditResult | None) -> None:
-        """Take note of the result of an audit; None: another worker did the audit."""
+        """Record the result of an audit; None: another worker did the audit."""
         if result is None:
             self.missing.pop(topic, None)
             return

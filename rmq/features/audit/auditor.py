@@ -1,7 +1,7 @@
-"""The auditor: a worker's thread that looks for lost messages, if its client has `rmq.Audit`.
+"""The auditor: a worker's thread that looks for lost messages, if the client has `rmq.Audit`.
 
-The workers of a topic share the work: the first worker in an interval audits the topic, and the
-others skip it.
+The workers of a topic share the audits: the first worker in an interval audits the topic, and the
+other workers skip it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-STOP_S = 1.0  # for the audit of one page to end; a stop waits no longer for the thread
+STOP_S = 1.0  # longest wait of a stop for the audit of the current page
 
 
 class Auditor:
@@ -38,7 +38,7 @@ class Auditor:
 
     def _run(self) -> None:
         assert self._audit.every_ms is not None
-        # Spread over the workers, and never later than the interval after its own last audit.
+        # Randomly shorter than the interval, so that the workers do not all start together.
         while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
             for context in self._contexts:
                 if self._stop.is_set():
@@ -64,11 +64,11 @@ class Auditor:
             raise _Stopped
 
     def ask_to_stop(self) -> None:
-        """Ask the thread to end; it begins no other page."""
+        """Ask the thread to end after the current page."""
         self._stop.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait a moment for it."""
+        """Stop the thread, and wait at most `wait_s` seconds for its end."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))
 
@@ -80,7 +80,7 @@ class _Stopped(Exception):
 def start(
     chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
 ) -> Auditor | None:
-    """Start an auditor if an interceptor asks for it."""
+    """Start an auditor if an interceptor of the chain requires audits."""
     for interceptor in chain:
         if isinstance(interceptor, Audit) and interceptor.every_ms is not None:
             return Auditor(interceptor, transport, contexts)

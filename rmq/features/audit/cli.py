@@ -1,4 +1,4 @@
-"""`rmq audit`: find messages that were lost, where producers use `rmq.Audit`."""
+"""`rmq audit`: find lost messages of producers that use `rmq.Audit`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ SHOWN = 20  # ranges of missing numbers in a table; --json has all
     type=DURATION,
     default="60s",
     show_default=True,
-    help="Count only messages accepted at least so long ago.",
+    help="Count only messages accepted at least this long ago.",
 )
 @click.option(
     "--forget",
     is_flag=True,
-    help="Report the missing messages of TOPIC once more, then never again.",
+    help="Report the missing messages of TOPIC a last time.",
 )
 def audit(topic: str | None, older_than: float, forget: bool) -> None:
-    """Tell whether messages of TOPIC, or of any topic, were lost.
+    """Report whether messages of TOPIC, or of any topic, were lost.
 
-    Producers whose clients use rmq.Audit number their messages. A number is missing when its
-    message was accepted, is in no queue, and was not settled or removed by RMQ. SEEN: acked.
-    ACCOUNTED: merged, cancelled, purged, expired or dropped. Exit code 1 if any is missing.
+    Producers whose clients use rmq.Audit number their messages. A number is missing if its message
+    was accepted, is in no queue, and was not settled or removed by RMQ. SEEN: acked. ACCOUNTED:
+    merged, cancelled, purged, expired or dropped. Exit code 1: numbers are missing.
     """
     if forget and topic is None:
         raise click.UsageError("--forget: name the TOPIC")
@@ -61,7 +61,7 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
             except rmq.RMQError as error:
                 if topic is not None:
                     raise
-                errors_by_topic[topic_name] = str(error)  # the other topics are still audited
+                errors_by_topic[topic_name] = str(error)  # continue with the other topics
     if common.json:
         documents = [terminal_text.fields(report) for report in reports]
         documents += [
@@ -86,7 +86,7 @@ def _print(reports: list[rmq.AuditResult], all_topics: bool) -> None:
         report for report in reports if report.producers or report.numbered or not all_topics
     ]
     if not shown_reports:
-        common.note("no topic is audited; give producers rmq.Client(interceptors=[rmq.Audit()])")
+        common.note("no topic is audited; use rmq.Client(interceptors=[rmq.Audit()]) in producers")
         return
     titles = [figure.upper().replace("_", "-") for figure in FIGURES]
     output.table(

@@ -1,8 +1,8 @@
 """Audit a topic: find numbers of accepted messages that no message has.
 
-A number is missing when it was open before a scan of all living messages and is open after it, and
-no message that lived all the while has it. The scripts that remove a message account for its number
-in the same step, so this is exact, however busy the topic is.
+An audit reads the open numbers of a topic, then all messages, then the open numbers again. A number
+is missing if it is open both times and no message has it. The script that removes a message
+accounts for its number in the same step, so the result is exact even for a busy topic.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class _OpenNumbers:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.ranges: list[tuple[int, int, int]] = []  # first, last, since when
+        self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return those that are reported as accepted, and open since before then."""
+        """Return the accepted numbers that have been open since before `before_ms`."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -58,7 +58,7 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read all open numbers of a slot; `page`: the first page, if it was read already."""
+    """Read all open numbers of a slot, after `page` if the first page was read already."""
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)
@@ -71,7 +71,7 @@ def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> 
 
 
 class _LivingNumbers:
-    """The numbers of messages that live in a slot."""
+    """The numbers of the messages that exist in a slot."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, array[int]] = {}
@@ -97,11 +97,12 @@ def audit(
     """Find missing numbers of a topic.
 
     Args:
-        context: of the topic.
-        older_ms: only those that were reported as accepted so long ago.
-        forget: account for missing numbers, so that they are not reported again.
-        every_ms: only if no caller has given this for so long; else None is returned.
-        progress: called with (records read, records there were) as it goes.
+        context: Context of the topic.
+        older_ms: Minimum time since a number was reported as accepted, in ms.
+        forget: Account for missing numbers, so that they are not reported again.
+        every_ms: Minimum time since the last call with this argument, in ms; if less time has
+            passed, the function returns None.
+        progress: Function that is called with (records read, records in all) during the work.
     """
     yield from opening.ensure_open(context, create=False)
     first_page = None

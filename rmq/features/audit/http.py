@@ -1,4 +1,4 @@
-"""Audits: which messages of a topic are missing."""
+"""Audits: find missing messages of a topic."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ TABLE = Table("audits")
 
 
 class AuditQuery(Request):
-    """Messages that are audited: those accepted so many seconds ago."""
+    """Minimum age of the messages to audit: seconds since they were accepted."""
 
     older_than: Seconds = 60
 
 
 class Audited(Answer):
-    """The audit of a topic; fields as of `rmq audit`.
+    """The audit of a topic; the fields are the same as in `rmq audit`.
 
     Attributes:
-        missing: numbers that were accepted, are not accounted for, and that no message has.
-        lost: the missing numbers, in at most 1000 ranges.
+        missing: Number of accepted messages that are not accounted for and in no queue.
+        lost: Missing numbers, in at most 1000 ranges.
     """
 
     topic: str
@@ -37,23 +37,23 @@ class Audited(Answer):
 
 @TABLE.get("/topics/{topic}/audit")
 async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> Audited:
-    """Report which messages of producers with `rmq.Audit` were lost."""
+    """Report lost messages of producers that use `rmq.Audit`."""
     return show(await context.admin.audit(path.topic, older_than=query.older_than), Audited)
 
 
 class ForgetMissing(AuditQuery):
-    """Missing messages that are accounted for: those accepted so many seconds ago."""
+    """Minimum age of the missing messages to account for: seconds since they were accepted."""
 
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)
 async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
-    """Account for missing messages, so that they are not reported again; return the last report."""
+    """Account for missing messages, so that they are not reported again; return a last report."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)
     return show(found, Audited)
 
 
 class Missing(Answer):
-    """A range of numbers whose messages are missing; fields as of `rmq audit`."""
+    """A range of numbers whose messages are missing; the fields are the same as in `rmq audit`."""
 
     producer: str
     slot: int

@@ -1,4 +1,4 @@
-"""The loss audit of a topic: what a server or a person has found missing."""
+"""The page of a topic's audit: missing messages that a server or a person has found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rmq.web.readings import LongReading
 
 PAGES = Pages()
 
-RANGES = 100  # of missing numbers that are listed
-OLDER_S = 60.0  # messages that were accepted later are not looked for yet
-AGAIN_S = 10.0  # an audit is not made anew before
+RANGES = 100  # missing ranges on the page
+OLDER_S = 60.0  # minimum age of the audited messages, in seconds
+AGAIN_S = 10.0  # minimum time between two audits, in seconds
 COLUMNS = {
     "producers": "producers that number their messages", "numbered": "numbered messages accepted",
     "seen": "settled by consumers", "accounted": "merged, refused, cancelled, purged or dropped",
@@ -21,8 +21,8 @@ COLUMNS = {
 
 @PAGES.get("/topics/{topic}/audit")
 async def audit(request: PageRequest) -> View:
-    """Show how far an audit is, and what it found; none is begun by looking."""
-    await request.context.admin.settings(request.topic)  # there is such a topic
+    """Show the progress and the result of an audit; viewing starts no audit."""
+    await request.context.admin.settings(request.topic)  # raises if the topic does not exist
     reading = request.readings.known(_key(request))
     found: AuditResult | None = reading.found if reading else None
     state = request.context.state
@@ -36,7 +36,7 @@ async def audit(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/audit", Role.OPERATOR)
 async def start_audit(request: PageRequest) -> Redirect:
-    """Begin an audit that continues after the answer."""
+    """Start an audit that continues after the answer."""
     topic = request.topic
     await request.context.admin.settings(topic)
 

@@ -1,4 +1,4 @@
-"""Commands of the audit: account for numbers, read open numbers, list numbers that live."""
+"""Builders of commands of the audit: account for numbers, read open numbers, scan messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply to audit: the slot's account, and a page of the numbers not accounted for."""
+    """The reply of audit: the slot's account, and a page of the open numbers."""
 
     now_ms: int
     numbered: int
@@ -21,22 +21,23 @@ class AuditOpenPage(NamedTuple):
 
 
 class AuditScanPage(NamedTuple):
-    """The reply to audit_scan."""
+    """The reply of audit_scan."""
 
-    cursor: bytes  # of the next page; b"0" at the end
-    looked: int  # records read
-    is_first: bool  # of a pass; a pass begins anew on another server
+    cursor: bytes  # next page; b"0" at the end
+    looked: int  # number of records read
+    # Whether this is the first page of a pass; on another server a pass starts again.
+    is_first: bool
     living: list[bytes]
 
 
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the numbers that are not accounted for; None: another caller did lately."""
+    """Read a page of the open numbers; None: another caller did so within `every_ms`."""
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
         if not reply[0]:
-            return None  # and that is all of it
+            return None  # the reply contains nothing else
         return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
     return Command(
@@ -48,7 +49,7 @@ def audit_open(
 
 
 def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
-    """Read a page of the numbered messages that live in a slot."""
+    """Read a page of the numbered messages in a slot."""
     return Command(
         script_loader.load("audit_scan"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),

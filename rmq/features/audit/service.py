@@ -1,6 +1,6 @@
-"""Audit topics whose producers number their messages, where no worker does.
+"""Audit topics whose producers number their messages, but whose workers do not audit.
 
-A topic is audited in turn with its workers: one audit in an interval is enough.
+Server and workers share the audits of a topic: one audit in an interval is enough.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rmq.web.survey import Survey, SurveyedService
 log = logging.getLogger("rmq")
 
 EVERY_S = 30.0
-AUDIT_S = 600.0  # between two audits of a topic
-WITHOUT_S = 1200.0  # between two looks at a topic whose messages have no numbers
-OLDER_S = 60.0  # messages that were accepted later are not looked for yet
+AUDIT_S = 600.0  # time between two audits of a topic
+WITHOUT_S = 1200.0  # time between two looks at a topic without numbered messages
+OLDER_S = 60.0  # minimum age of the audited messages
 
 
 def _is_numbered(context: TopicContext) -> Flow[bool]:
-    """Whether producers number messages of a topic: an audit reads all messages, this does not."""
+    """Return whether a topic has numbered messages, without the cost of an audit."""
     pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
     return any(page.numbered for page in pages)
 
 
 class Audits(SurveyedService):
-    """Audits each topic once in ten minutes.
+    """Audit each topic once in ten minutes.
 
     Attributes:
-        missing: by topic, how many messages the last audit of this server found missing; topics
-            without numbered messages are left out.
+        missing: Number of missing messages by topic, from this server's last audits; topics without
+            numbered messages are omitted.
     """
 
     name = "audits"
@@ -43,18 +43,18 @@ class Audits(SurveyedService):
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
         self._audit = Audit(older_than=OLDER_S)
-        self._next_at: dict[str, float] = {}  # by topic, by the monotonic clock
+        self._next_at: dict[str, float] = {}  # next audit of each topic, by the monotonic clock
         self.missing: dict[str, int] = {}
 
     def run_once(self) -> int:
-        """Audit what is due; return how many topics with numbered messages were audited."""
+        """Audit the topics that are due; return how many had numbered messages."""
         topics, now, audited = self._survey.topics, time.monotonic(), 0
         self._next_at = {name: at for name, at in self._next_at.items() if name in topics}
         missing = {name: count for name, count in self.missing.items() if name in topics}
         for name, counts in topics.items():
             if now < self._next_at.get(name, 0.0):
                 continue
-            # Other servers and workers do not audit it again in this time.
+            # Keeps other servers and workers from auditing the topic in this time.
             every_ms = round(AUDIT_S * 900)
             with self._problems.apart(name, self.name):
                 if not self._transport.run(_is_numbered(counts.context)):

@@ -1,1 +1,1 @@
-"""The audit trail: who did what."""
+"""The audit trail: actions of users and programs."""

@@ -1,4 +1,4 @@
-"""`rmq audit-trail`: who did what."""
+"""`rmq audit-trail`: list actions of users and programs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rmq.terminal.tables import Column
 @click.command(cls=Command, examples=("rmq audit-trail", "rmq audit-trail --limit 1000 -o csv"))
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True,
-    help="The largest number of acts to list.",
+    help="Maximum number of actions to list.",
 )  # fmt: skip
 def audit_trail(limit: int) -> None:
-    """List who did what, the newest first.
+    """List actions of users and programs, newest first.
 
-    That is jobs, wherever they were started, and acts over HTTP and in the console.
+    The audit trail contains jobs, wherever they were started, and actions over HTTP and in the
+    console.
 
-    The newest 10 000 acts are kept.
+    The newest 10 000 actions are kept.
     """
     common = common_options()
     with common.client() as client:
@@ -40,4 +41,4 @@ def audit_trail(limit: int) -> None:
          text.neutral(line.subject) or "-", text.neutral(line.text)]
         for line in lines
     ]  # fmt: skip
-    common.listing(records, columns, rows, "there are no acts yet")
+    common.listing(records, columns, rows, "the audit trail is empty")

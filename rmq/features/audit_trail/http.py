@@ -1,4 +1,4 @@
-"""The audit trail: who did what."""
+"""The audit trail: actions of users and programs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,21 @@ TABLE = Table("audits")
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Where the audit trail continues: after so many lines of a time."""
+    """The position of a list, encoded in its cursor: a time, and a record count of that time."""
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
     seen: Annotated[int, msgspec.Meta(ge=1, le=9_000)]
 
 
 class AuditTrailQuery(Request):
-    """Which lines of the audit trail are listed."""
+    """Selects records of the audit trail."""
 
     limit: Limit = 100
     cursor: CursorText | None = None
 
 
 class AuditTrail(Answer):
-    """Lines of the audit trail, the newest first.
-
-    Attributes:
-        cursor: for the next ones; null: these were the last.
-    """
+    """Records of the audit trail, newest first."""
 
     lines: list[AuditLine]
     cursor: str | None
@@ -41,7 +37,7 @@ class AuditTrail(Answer):
 
 @TABLE.get("/audit-trail")
 async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
-    """List who did what, the newest first; the newest 10 000 lines are kept."""
+    """List actions of users and programs, newest first; the newest 10 000 actions are kept."""
     place = read_cursor(query.cursor, Place) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
     found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
@@ -55,7 +51,7 @@ async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> A
 
 
 class AuditLine(Answer):
-    """A line of the audit trail: who did what, of what, and the rest."""
+    """A record of the audit trail: a user, an action, its object, and details."""
 
     at: datetime
     by: str

@@ -1,4 +1,4 @@
-"""The audit trail: who did what, and when."""
+"""The page of the audit trail: actions of users and programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS, ROWS_MOST = 100, 10_000
 
 @PAGES.get("/audit-trail")
 async def audit_trail(request: PageRequest) -> View:
-    """List who did what, the newest first."""
+    """List actions of users and programs, newest first."""
     contains = request.query.get("contains", "")[:128]
     limit = request.number("limit", ROWS, ROWS_MOST, ROWS)
     lines = await request.context.admin.audit_trail(ROWS_MOST if contains else limit)

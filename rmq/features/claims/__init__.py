@@ -1,1 +1,1 @@
-"""Claims on business keys, shown."""
+"""Claims on business keys, for operators."""

@@ -9,21 +9,21 @@ from rmq.kernel.topic.verbs import AdminPart
 
 
 class ClaimAdmin(AdminPart):
-    """Verbs on claims."""
+    """Operations on claims."""
 
     def claim(self, topic: str, key: str, *, consumer: str = "default") -> ClaimStatus | None:
-        """Return the claim on a business key (`rmq.Claims`); None if there is none.
+        """Return the claim on a business key (`rmq.Claims`), or None.
 
         Args:
-            topic: its name.
-            key: as the handler's `key` gives it, as text.
-            consumer: as the handler's `rmq.Claims` names it.
+            topic: Name of the topic.
+            key: Business key as text, as the handler's `key` returns it.
+            consumer: Name of the consumer in the handler's `rmq.Claims`.
         """
         return self._run(flows.claim(self._context(topic), key, consumer))
 
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """Delete the claim on a business key, whatever its state; return whether there was one.
+        """Delete the claim on a business key, in any state; return whether there was a claim.
 
-        The next message of this key is worked on, even if the work was done before.
+        The next message with this key is handled, even if the work was done before.
         """
         return self._run(flows.unclaim(self._context(topic), key, consumer))

@@ -17,7 +17,7 @@ from rmq.terminal.options import common_options
 @click.argument("topic")
 @click.argument("key")
 @click.option(
-    "--consumer", default="default", show_default=True, help="The name in the handler's rmq.Claims."
+    "--consumer", default="default", show_default=True, help="Consumer in the handler's rmq.Claims."
 )
 @click.option(
     "--delete", is_flag=True, help="Delete the claim: the next message with this key runs again."
@@ -26,7 +26,7 @@ from rmq.terminal.options import common_options
 def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
     """Show the claim on the business key KEY of TOPIC.
 
-    consuming: a delivery runs, or its process died and the claim ends with its lease.
+    consuming: a delivery is running, or its process died and the claim ends with the lease.
     consumed: the work is done, and copies are acked. Exit code 3: there is no claim.
     """
     common = common_options()
@@ -48,4 +48,4 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
         ],
     )  # fmt: skip
     if delete:
-        common.note("deleted: the work of the next message with this key is done again")
+        common.note("deleted: the next message with this key is handled again")

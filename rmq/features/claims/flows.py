@@ -1,4 +1,4 @@
-"""Read and delete the claim on a business key, as an operator does."""
+"""Read and delete the claim on a business key, for operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _claim_key(context: TopicContext, key: str, consumer: str) -> Flow[bytes]:
 
 
 def claim(context: TopicContext, key: str, consumer: str) -> Flow[ClaimStatus | None]:
-    """Return the claim on a business key; None: there is none."""
+    """Return the claim on a business key, or None."""
     claim_key = yield from _claim_key(context, key, consumer)
     value = yield RawCommand("claim", "GET", claim_key)
     left_ms = yield RawCommand("claim", "PTTL", claim_key)
@@ -25,6 +25,6 @@ def claim(context: TopicContext, key: str, consumer: str) -> Flow[ClaimStatus | 
 
 
 def unclaim(context: TopicContext, key: str, consumer: str) -> Flow[bool]:
-    """Delete the claim on a business key; return whether there was one."""
+    """Delete the claim on a business key; return whether there was a claim."""
     claim_key = yield from _claim_key(context, key, consumer)
     return bool((yield RawCommand("unclaim", "DEL", claim_key)))

@@ -14,7 +14,7 @@ TABLE = Table("queries")
 
 
 class ClaimQuery(Request):
-    """Which claim on a business key."""
+    """Selects the claim on a business key."""
 
     key: Text
     consumer: Text = "default"
@@ -35,12 +35,12 @@ async def get_claim(context: RequestContext, path: TopicPath, query: ClaimQuery)
     """Return the claim on a business key."""
     found = await context.admin.claim(path.topic, query.key, consumer=query.consumer)
     if found is None:
-        raise ApiError("not-found", "there is no claim on this key", "key")
+        raise ApiError("not-found", "no claim on this key", "key")
     return show(found, Claim)
 
 
 @TABLE.delete("/topics/{topic}/claims", role=Role.ADMIN)
 async def delete_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Done:
-    """Delete the claim on a business key: the next message of the key is worked on."""
+    """Delete the claim on a business key: the next message with the key is handled."""
     done = await context.admin.unclaim(path.topic, query.key, consumer=query.consumer)
     return Done(done=done)

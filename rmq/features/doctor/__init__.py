@@ -1,1 +1,1 @@
-"""The doctor: checks of a Redis and of the topics in it; nothing is changed."""
+"""The doctor: checks of a Redis and of its topics; it changes nothing."""

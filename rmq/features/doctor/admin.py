@@ -1,4 +1,4 @@
-"""The doctor: checks of Redis and of all topics."""
+"""The doctor: check Redis and all topics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncDoctorAdmin(AsyncAdminPart):
-    """Verbs on all of RMQ in a Redis."""
+    """Operations on all of RMQ in a Redis."""
 
     async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics, and change nothing; return the findings, the gravest first.
+        """Check Redis and all topics, and change nothing; return the findings, most serious first.
 
-        A check that this Redis user may not make gives a finding "skipped" with the reason.
+        If this Redis user lacks a right that a check needs, the finding is "skipped", with the
+        reason.
 
         Args:
-            only: names of checks, as `rmq doctor --list` shows them; None: all.
+            only: Names of checks, as `rmq doctor --list` shows them; None: all checks.
 
         Raises:
-            InvalidValue: there is no such check.
+            InvalidValue: A name is not the name of a check.
         """
         return await self._run(flows.examine(self._prefix, only))

@@ -11,17 +11,18 @@ from rmq.kernel.topic.verbs import AdminPart
 
 
 class DoctorAdmin(AdminPart):
-    """Verbs on all of RMQ in a Redis."""
+    """Operations on all of RMQ in a Redis."""
 
     def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics, and change nothing; return the findings, the gravest first.
+        """Check Redis and all topics, and change nothing; return the findings, most serious first.
 
-        A check that this Redis user may not make gives a finding "skipped" with the reason.
+        If this Redis user lacks a right that a check needs, the finding is "skipped", with the
+        reason.
 
         Args:
-            only: names of checks, as `rmq doctor --list` shows them; None: all.
+            only: Names of checks, as `rmq doctor --list` shows them; None: all checks.
 
         Raises:
-            InvalidValue: there is no such check.
+            InvalidValue: A name is not the name of a check.
         """
         return self._run(flows.examine(self._prefix, only))

@@ -12,7 +12,7 @@ from rmq.terminal import output, text
 from rmq.terminal.app import ERROR, OK, PARTLY, Command
 from rmq.terminal.options import common_options
 
-WIDTH = 80  # cells of a line; commands are not broken
+WIDTH = 80  # cells of a line; commands are never broken
 NAME, SEVERITY = 18, 9
 
 
@@ -27,15 +27,15 @@ NAME, SEVERITY = 18, 9
 )
 @click.option(
     "--only", multiple=True, metavar="CHECK", type=click.Choice(NAMES),
-    help="Make this check alone; may be repeated.",
+    help="Make only this check; may be repeated.",
 )  # fmt: skip
-@click.option("--list", "list_only", is_flag=True, help="List the checks, and make none.")
+@click.option("--list", "list_only", is_flag=True, help="List the checks without making them.")
 def doctor(only: tuple[str, ...], list_only: bool) -> int:
     """Check Redis and all topics; nothing is changed.
 
-    Each finding has a severity, its evidence, and the command that fixes it; those in capitals are
-    for redis-cli. Exit code 1: there are errors; 4: there are warnings and no errors. A check that
-    this Redis user may not make is skipped, and says why.
+    Each finding has a severity, its evidence, and the command that fixes it; commands in capitals
+    are for redis-cli. Exit code 1: there are errors; 4: there are warnings and no errors. If this
+    Redis user lacks a right that a check needs, the check is skipped, with the reason.
     """
     common = common_options()
     if list_only:

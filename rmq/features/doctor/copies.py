@@ -1,4 +1,4 @@
-"""Checks of persistence, replication and a Cluster, against the durability that topics promise."""
+"""Checks of persistence, replication and clusters, against the durability settings of topics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rmq.kernel.transport.flow.steps import Flow
 
 REPLICA_LAG_S = 10
 WAITAOF_SINCE = (7, 2)
-HASH_SLOTS = 16_384  # of a Cluster
+HASH_SLOTS = 16_384  # hash slots of a Cluster
 UNUSABLE = "slots of topics there cannot be used"
 
-# What appendfsync means for a message that was acknowledged; the words of a check.
+# The meaning of appendfsync for an acknowledged message, for the text of a finding.
 _WINDOWS = {
     "always": "each write is on disk before it is answered",
     "everysec": "a power loss takes what was sent in the last second, two while the disk is busy",
@@ -86,13 +86,13 @@ def _with_aof(look: Look, info: Info, place: int) -> Flow[Sight]:
 
 
 def _copies(topic: TopicOverview) -> int:
-    """How many replicas a topic's sends wait for."""
+    """Return the number of replicas that sends to a topic wait for."""
     level = topic.settings.durability
     return level.n if isinstance(level, Replicated | Fsync) else 0
 
 
 def replication(look: Look) -> Flow[list[Sight]]:
-    """Replicas, and how many of them sends wait for."""
+    """Check replicas, and whether there are as many as sends wait for."""
     topics, found = (yield from look.topics()), []
     needed = max(map(_copies, topics), default=0)
     names = [topic.name for topic in topics if needed and _copies(topic) == needed]
@@ -127,7 +127,7 @@ def replication(look: Look) -> Flow[list[Sight]]:
 
 
 def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, good: int) -> Sight:
-    """Compare min-replicas-to-write with what topics promise."""
+    """Compare min-replicas-to-write with the durability settings of topics."""
     if settings is None:
         return Sight("ok", f"{text}; min-replicas-to-write cannot be read (no right to CONFIG)")
     names = ("min-replicas-to-write", "min-slaves-to-write")
@@ -146,7 +146,7 @@ def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, goo
 
 
 def cluster(look: Look) -> Flow[list[Sight]]:
-    """Hash slots that no master serves, and nodes that others cannot reach."""
+    """Check for hash slots that no master serves, and for nodes that cannot reach others."""
     infos = yield from look.infos()
     if infos[0].get("cluster_enabled") != "1":
         return [Sight("ok", "it is no Redis Cluster")]

@@ -1,10 +1,10 @@
-"""The doctor: checks of a Redis and of the topics in it; nothing is changed.
+"""The doctor: checks of a Redis and of its topics; it changes nothing.
 
-look            what the checks read, each thing once
-memory          maxmemory, its policy, fragmentation, how hashes and sorted sets are stored
-copies          persistence and replication, against the durability that topics promise
+look            reads that the checks share
+memory          maxmemory, its policy, fragmentation, encoding of hashes and sorted sets
+copies          persistence and replication, against the durability settings of topics
 programs        clocks, slow scripts, versions, rights
-restrictions    commands that a server, a service or a user lacks, and what RMQ does without
+restrictions    commands that a server, a service or a user lacks, and the effect on RMQ
 topics          slots, heads, waiting messages, dead letters, pauses, resizes, schedules
 """
 
@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 class Check(NamedTuple):
-    """A check: its name, what it looks at, and how."""
+    """A check: its name, its subject, and its function."""
 
     name: str
     about: str
@@ -59,10 +59,10 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def chosen(only: Iterable[str] | None) -> list[Check]:
-    """Return the checks of these names, in the doctor's order; None: all.
+    """Return the checks with these names, in the doctor's order; None: all checks.
 
     Raises:
-        InvalidValue: there is no such check.
+        InvalidValue: A name is not the name of a check.
     """
     names = NAMES if only is None else tuple(only)
     for name in names:
@@ -72,14 +72,14 @@ def chosen(only: Iterable[str] | None) -> list[Check]:
 
 
 def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding]]:
-    """Run checks; each gives one finding at least. Return the gravest findings first.
+    """Run checks and return their findings, most serious first, at least one for each check.
 
     Raises:
-        InvalidValue: there is no such check.
-        Unavailable, OutcomeUnknown: Redis cannot be reached. A cluster can while a master answers.
+        InvalidValue: A name is not the name of a check.
+        Unavailable, OutcomeUnknown: Redis cannot be reached. For a cluster, one master is enough.
     """
     look, findings = Look(prefix), list[Finding]()
-    yield from look.on_masters("PING", "PING")  # which masters of a cluster are there
+    yield from look.on_masters("PING", "PING")  # finds out which masters of a cluster answer
     for check in chosen(only):
         try:
             seen = yield from check.run(look)
@@ -87,7 +87,7 @@ def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding
             if not look.away:
                 raise
             seen = [Sight("skipped", f"{some(look.away)} does not answer: {error}")]
-        except RMQError as error:  # a right is missing, or a command that a provider took away
+        except RMQError as error:  # this user lacks a right, or a provider has removed a command
             seen = [Sight("skipped", str(error))]
         findings += [Finding(check.name, *sight) for sight in seen]
     return sorted(findings, key=lambda each: -SEVERITIES.index(each.severity))

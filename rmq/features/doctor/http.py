@@ -14,13 +14,13 @@ TABLE = Table("audits")
 
 
 class DoctorQuery(Request):
-    """Checks that are made, by name, joined by commas; left out: all."""
+    """Names of checks, separated by commas; absent: all checks."""
 
     only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
 
 
 class Findings(Answer):
-    """The findings of the doctor, and the gravest severity of them."""
+    """The findings of the doctor, and their highest severity."""
 
     worst: Severity
     findings: list[Finding]
@@ -30,7 +30,8 @@ class Findings(Answer):
 async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
     """Check Redis and all topics; nothing is changed.
 
-    A check that the server's Redis user may not make is skipped, and says why.
+    If the server's Redis user lacks a right that a check needs, the check is skipped, with the
+    reason.
     """
     only = query.only.split(",") if query.only else None
     found = await context.admin.doctor(only)
@@ -39,7 +40,7 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor; `fix`: the command that fixes it, or nothing."""
+    """A finding of the doctor; `fix` is the command that fixes it, or empty."""
 
     check: str
     severity: Severity

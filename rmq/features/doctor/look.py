@@ -1,4 +1,4 @@
-"""The findings of the doctor, and the reads of Redis that its checks share; each is done once."""
+"""The findings of the doctor, and the reads of Redis that its checks share."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SLAVE = re.compile(r"slave\d+")
 
 
 Severity = Literal["ok", "skipped", "note", "warning", "error"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest one last
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most serious last
 
 
 class Finding(NamedTuple):
     """A finding of `Admin.doctor`.
 
     Attributes:
-        check: the name of the check.
-        severity: ok; skipped: it could not be looked at; note: worth knowing; warning: it will hurt
-            some day; error: it hurts now, or breaks a promise.
-        evidence: what was seen.
-        fix: the command that fixes it; empty: there is none.
+        check: Name of the check.
+        severity: "ok". "skipped": the check was not possible. "note": useful to know. "warning": a
+            future problem. "error": a present problem, or a broken promise.
+        evidence: Observed facts.
+        fix: Command that fixes the problem; empty: none.
     """
 
     check: str
@@ -50,9 +50,9 @@ class Sight(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The clock of a master, and how far it is before the one here, to half a round trip."""
+    """The clock of a master, and its lead over the local clock, to half a round trip."""
 
-    address: str  # empty where there is one server
+    address: str  # empty if there is a single server
     ahead_s: float
     round_trip_s: float
 
@@ -60,40 +60,40 @@ class Clock(NamedTuple):
 class Info(dict[str, str]):
     """The INFO of one server."""
 
-    node = ""  # of a cluster: host:port
+    node = ""  # host:port in a cluster
 
     @classmethod
     def read(cls, reply: bytes) -> Info:
-        """Read the reply of INFO, or one like it."""
+        """Parse the reply of INFO, or a reply of the same form."""
         lines = reply.decode().split("\r\n")
         return cls(line.split(":", 1) for line in lines if ":" in line)
 
     def number(self, name: str) -> int:
-        """Return a figure; 0 where it is missing."""
+        """Return a figure, or 0 if it is missing."""
         text = self.get(name, "0")
         return int(text) if text.isdecimal() else 0
 
     @property
     def address(self) -> str:
-        """How people tell it from others of a cluster."""
+        """Name of the server for people."""
         port = self.get("tcp_port", "?")
         return self.node or ("unix socket" if port == "0" else f"port {port}")
 
     @property
     def version(self) -> str:
-        """Its name and version, as "valkey 9.0.1"."""
+        """Name and version, for example "valkey 9.0.1"."""
         name = "valkey" if "valkey_version" in self else "redis"
         return f"{name} {self.get(f'{name}_version', '?')}"
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The version of Redis that it is compatible with."""
+        """Version of Redis that the server is compatible with."""
         parts = self.get("redis_version", "0").split(".")
         return tuple(int(part) for part in parts if part.isdecimal())
 
     @property
     def replicas(self) -> list[dict[str, str]]:
-        """Its replicas: address, state, lag."""
+        """Replicas with address, state and lag."""
         return [
             dict(part.partition("=")[::2] for part in text.split(","))
             for name, text in self.items()
@@ -102,14 +102,14 @@ class Info(dict[str, str]):
 
 
 def pairs(reply: Any) -> dict[str, str]:
-    """Return names and values of a reply, which RESP3 has as a map."""
+    """Return names and values of a reply; RESP3 returns a map."""
     is_map = isinstance(reply, Mapping)
     items = reply.items() if is_map else zip(reply[::2], reply[1::2], strict=True)
     return {name.decode(): value.decode(errors="replace") for name, value in items}
 
 
 class Look:
-    """Reads Redis for the checks. An error is raised by each check that needs what it denies."""
+    """Read Redis for the checks. A failed read is raised again in each check that needs it."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -121,9 +121,9 @@ class Look:
         self.away: list[str] = []  # masters of a cluster that do not answer
 
     def on_masters(self, what: str, *words: Any) -> Flow[tuple[list[str], list[Any]]]:
-        """Return the addresses of masters and their replies, of those that answer.
+        """Return the addresses and replies of all masters that answer.
 
-        One that did not answer before is not asked again.
+        A master that did not answer before is not called again.
         """
         step = OnEveryMaster(what, *words, without=tuple(self.away))
         replies = yield step
@@ -140,27 +140,28 @@ class Look:
         return self._infos
 
     def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
-        """Return settings of each master by a pattern."""
+        """Return settings of each master that match a pattern."""
         if pattern not in self._config:
             addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
             found = [pairs(reply) for reply in replies]
-            if self._infos is not None and len(found) < len(self._infos):  # one died meanwhile
+            # A master has died meanwhile.
+            if self._infos is not None and len(found) < len(self._infos):
                 by_address = dict(zip(addresses, found, strict=True))
                 found = [by_address.get(info.node, {}) for info in self._infos]
             self._config[pattern] = found
         return self._config[pattern]
 
     def config_if_allowed(self, pattern: str) -> Flow[list[dict[str, str]] | None]:
-        """Return settings of each master; None where this user may not read them."""
+        """Return settings of each master, or None if this user may not read them."""
         try:
             return (yield from self.config(pattern))
         except RMQError:
             return None
 
     def clocks(self) -> Flow[list[Clock]]:
-        """Compare the clock of each master with the one here."""
+        """Compare the clock of each master with the local clock."""
         best: list[Clock] = []
-        for _ in range(3):  # the shortest round trip tells most
+        for _ in range(3):  # the shortest round trip is the most accurate
             began, here = time.perf_counter(), time.time()
             addresses, replies = yield from self.on_masters("TIME", "TIME")
             round_trip = time.perf_counter() - began
@@ -175,7 +176,7 @@ class Look:
         return best
 
     def now_ms(self) -> Flow[int]:
-        """Return the time by Redis' clock."""
+        """Return the time of Redis' clock."""
         return (yield from server_ms("TIME"))
 
     def topics(self) -> Flow[list[TopicOverview]]:
@@ -199,7 +200,7 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Read what several checks need; a failure is that of each, and not waited for again."""
+        """Run a flow that several checks share; after a failure, raise the same error again."""
         if what in self._failures:
             flow.close()
             raise self._failures[what]
@@ -211,7 +212,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return where something was seen, as a beginning of a line; nothing for a single server."""
+    """Return addresses as the beginning of a line; empty for a single server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 
@@ -221,15 +222,15 @@ def plural(count: int, noun: str) -> str:
 
 
 def some(names: list[str], most: int = 3) -> str:
-    """Return the first names of a list, and how many there are besides."""
+    """Return the first names of a list, and the number of further names."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def as_one(sights: list[Sight]) -> list[Sight]:
-    """Return sights of one kind, the worst first, as one sight.
+    """Join results of the same kind, worst first, to one result.
 
-    The evidence of each begins with the name of its topic and a colon.
+    The evidence of each result must begin with the name of its topic and a colon.
     """
     if len(sights) < 2:
         return sights
@@ -239,7 +240,7 @@ def as_one(sights: list[Sight]) -> list[Sight]:
 
 
 def age(ms: float) -> str:
-    """Return a length of time for people, in one unit."""
+    """Format a length of time for people, in one unit."""
     seconds = ms / 1000
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

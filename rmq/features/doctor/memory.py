@@ -1,4 +1,4 @@
-"""Checks of memory: its limit, what happens there, and how Redis stores what RMQ writes."""
+"""Checks of memory: its limit, its policy, and the encoding of RMQ's keys."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rmq.features.doctor.look import MIB, Look, Severity, Sight, at
 from rmq.kernel.topic.opening import SAFE_POLICY
 from rmq.kernel.transport.flow.steps import Flow
 
-NEAR, AT_LIMIT = 0.80, 0.95  # parts of maxmemory
-PACKED_MOST = 1024  # entries of a packed list: each look-up and change walks through it
-NOTE_BYTES = 84  # of the value in a slot's hash that keeps it a table (lua/topic/slot.lua)
+NEAR, AT_LIMIT = 0.80, 0.95  # fractions of maxmemory
+PACKED_MOST = 1024  # entries of a packed list, which each read and change scans
+NOTE_BYTES = 84  # length of a value that makes a slot's hash a table (lua/topic/slot.lua)
 FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
 
 
 def policy(look: Look) -> Flow[list[Sight]]:
-    """Whether Redis evicts keys."""
+    """Check whether Redis evicts keys."""
     wrong: dict[str, list[str]] = {}
     for info in (yield from look.infos()):
         name = info.get("maxmemory_policy", "unknown")
@@ -29,7 +29,7 @@ def policy(look: Look) -> Flow[list[Sight]]:
 
 
 def limit(look: Look) -> Flow[list[Sight]]:
-    """How near memory is to maxmemory, or to that of the machine."""
+    """Check how close memory is to maxmemory, or to the memory of the machine."""
     found = []
     for info in (yield from look.infos()):
         used, most = info.number("used_memory"), info.number("maxmemory")
@@ -49,14 +49,14 @@ def limit(look: Look) -> Flow[list[Sight]]:
             found.append(Sight("ok", text))
         else:
             severity = "error" if part >= AT_LIMIT else "warning"
-            text = f"{text}; at the limit every send fails with QueueFull"
+            text = f"{text}; above the limit every send fails with QueueFull"
             fix = f"CONFIG SET maxmemory {most * 3 // 2 // MIB + 1}mb"
             found.append(Sight(severity, text, fix))
     return found
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return limits of packed lists that are too high on one server."""
+    """Return the limits of packed lists that are too high on a server."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")
@@ -90,9 +90,10 @@ _LAZYFREE = Sight(
 
 
 def encodings(look: Look) -> Flow[list[Sight]]:
-    """Limits of packed lists, and who frees what is deleted."""
+    """Check the limits of packed lists, and whether deleted keys are freed in the background."""
     infos = yield from look.infos()
-    seen: dict[Sight, list[str]] = {}  # a setting may have two names, and a cluster many nodes
+    # Two names of one setting, or nodes of a cluster, may have the same result.
+    seen: dict[Sight, list[str]] = {}
     for info, settings in zip(infos, (yield from look.config("*-max-*")), strict=False):
         for sight in _packed(settings):
             nodes = seen.setdefault(sight, [])
@@ -105,7 +106,7 @@ def encodings(look: Look) -> Flow[list[Sight]]:
 
 
 def fragmentation(look: Look) -> Flow[list[Sight]]:
-    """Memory that is held and not used."""
+    """Check for memory that Redis holds without using it."""
     found = []
     for place, info in enumerate((yield from look.infos())):
         ratio = float(info.get("mem_fragmentation_ratio", "0") or 0)

@@ -1,4 +1,4 @@
-"""Checks of programs: clocks, slow scripts, versions, and what a Redis user may do."""
+"""Checks of programs: clocks, slow scripts, versions, and rights of a Redis user."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ DRYRUN_SINCE = (7, 0)
 
 
 def clock(look: Look) -> Flow[list[Sight]]:
-    """Compare the clock of Redis with the one here. Nothing of RMQ depends on the clock here."""
+    """Compare the clock of Redis with the local clock, which RMQ itself does not depend on."""
     clocks = yield from look.clocks()
-    farthest = max(clocks, key=lambda each: abs(each.ahead_s))  # a topic's slots are on all masters
+    # Each topic has slots on all masters.
+    farthest = max(clocks, key=lambda each: abs(each.ahead_s))
     ahead = farthest.ahead_s
     text = (
         f"{at([farthest.address])}the clock of Redis is {abs(ahead) * 1000:.0f} ms "
@@ -40,7 +41,7 @@ def clock(look: Look) -> Flow[list[Sight]]:
 
 
 def slow_scripts(look: Look) -> Flow[list[Sight]]:
-    """Scripts of RMQ in SLOWLOG."""
+    """Check for scripts of RMQ in SLOWLOG."""
     addresses, replies = yield from look.on_masters("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
     addresses = addresses or [""]
     names = {script_loader.load(name).sha.encode(): name for name in script_loader.names()}
@@ -84,7 +85,7 @@ def _threshold(look: Look) -> Flow[str]:
 
 
 def versions(look: Look) -> Flow[list[Sight]]:
-    """Versions of the servers, of what is installed here, and of workers."""
+    """Compare the versions of servers, of this installation, and of workers."""
     infos = yield from look.infos()
     servers = sorted({info.version for info in infos})
     here = f"RMQ {VERSION} with redis-py {metadata.version('redis')} here"
@@ -113,7 +114,7 @@ def versions(look: Look) -> Flow[list[Sight]]:
 
 
 def rights(look: Look) -> Flow[list[Sight]]:
-    """Which roles of RMQ this Redis user has, by ACL DRYRUN; nothing is run."""
+    """Find the roles of RMQ that this Redis user has, by ACL DRYRUN, which runs nothing."""
     infos = yield from look.infos()
     if any(info.numbers < DRYRUN_SINCE for info in infos):
         return [Sight("skipped", "ACL DRYRUN needs Redis 7.0 or Valkey")]
@@ -143,7 +144,7 @@ def rights(look: Look) -> Flow[list[Sight]]:
 
 
 def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
-    """Whether a user may call a command on a slot of a topic."""
+    """Return whether a user may call a command on a slot of a topic."""
     prefix, key = look.prefix, f"{look.prefix}:{{{topic}_0}}:slot"
     words: list[Any]
     if command == "evalsha":
@@ -158,7 +159,7 @@ def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
         _, replies = yield from look.on_masters("COMMAND INFO", "COMMAND", "INFO", command)
         described = replies[0][0]
         if described is None:
-            return True  # this server has no such command, so nobody needs the right
+            return True  # the server does not have the command, so the right is not needed
         least, first = abs(int(described[1])), int(described[3])
         words = name + ["1"] * (least - len(name))
         if first > 0 and first < len(words):
@@ -169,5 +170,5 @@ def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
     except AccessDenied:
         raise
     except RMQError:
-        return True  # the words are refused, not the right
+        return True  # the arguments are refused, not the right
     return all(reply in (b"OK", True) for reply in replies)

@@ -1,4 +1,4 @@
-"""Check of restrictions: what a server, a service or a Redis user lacks, and what RMQ does then."""
+"""Check of restrictions: missing commands of a server, service or user, and their effects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rmq.kernel.transport.flow.steps import Flow, TakesTransactions
 from rmq.kernel.transport.lua import script_loader
 
 FEW_CONNECTIONS = 256
-# Of INFO, what other checks read.
+# Fields of INFO that other checks read.
 READ = ("redis_version", "role", "maxmemory", "aof_enabled", "connected_clients")
 
 
 class _Probe(NamedTuple):
-    """A command that changes nothing, and what happens without it."""
+    """A command that changes nothing, and the effect of its absence."""
 
     name: str
     words: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Commands that are refused here, and limits that are low; nothing of it needs a repair."""
+    """Check for refused commands and low limits; none of them requires a repair."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)
@@ -34,8 +34,8 @@ def restrictions(look: Look) -> Flow[list[Sight]]:
     try:
         if not (yield TakesTransactions(key)):
             found.append(
-                "EVALSHA inside MULTI: refused. Large bodies stand in their records, which takes "
-                "Redis more time; nothing else changes"
+                "EVALSHA inside MULTI: refused. Large bodies are stored in their records, which "
+                "costs Redis more time; nothing else changes"
             )
     except AccessDenied:
         found.append("MULTI: this user has no right to it. Sends of large bodies are refused")
@@ -44,7 +44,7 @@ def restrictions(look: Look) -> Flow[list[Sight]]:
 
 
 def _probes(prefix: str) -> tuple[_Probe, ...]:
-    skipped = "The checks that need it are skipped"
+    skipped = "Checks that need it are skipped"
     return (
         _Probe("SCRIPT LOAD", ("SCRIPT", "LOAD", script_loader.load("slot").text), "EVAL loads the "
                "scripts"),
@@ -66,7 +66,7 @@ def _probes(prefix: str) -> tuple[_Probe, ...]:
 
 
 def _refusal(look: Look, probe: _Probe) -> Flow[str]:
-    """Return how a command is refused; nothing if it is not."""
+    """Return the reason why a command is refused, or an empty text."""
     try:
         yield from look.on_masters(probe.name, *probe.words)
     except AccessDenied:
@@ -87,7 +87,7 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Return limits of connections and databases that a client may meet, where they can be read."""
+    """Return limits of connections and databases that a client may reach, if they can be read."""
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]
@@ -118,4 +118,4 @@ def _infos(look: Look) -> Flow[list[Any]]:
     except (Unavailable, OutcomeUnknown):
         raise
     except RMQError:
-        return []  # told by its probe
+        return []  # reported by its probe

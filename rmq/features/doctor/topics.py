@@ -1,4 +1,4 @@
-"""Checks of topics: what waits, for how long, and for whom."""
+"""Checks of topics: waiting messages, their delay, and their consumers."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scrip
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_away
 
-CHANNELS = 1000  # asked for in one command
-SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first
+CHANNELS = 1000  # channels of one command
+SLOTS_MOST = 200  # slots that are examined individually, fullest first
 BIG_MEMBERS = 1_000_000  # messages of one slot
-BIG_BYTES = 512 * MIB  # of one key
-WEIGHED, SAMPLES = 8, 20  # keys whose memory is asked for, and members that Redis samples of each
-SKEW, SKEW_LEAST = 4.0, 1000  # times the mean; messages of a topic
+BIG_BYTES = 512 * MIB  # bytes of one key
+WEIGHED, SAMPLES = 8, 20  # keys whose memory is measured, and members that Redis samples for it
+SKEW, SKEW_LEAST = 4.0, 1000  # multiple of the mean; minimum number of messages of a topic
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
-# A command that runs finishes at once, and a server soon, when no older messages are left.
+# A running command finishes a resize at once, and a server soon, if no older messages are left.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
-UNATTENDED_MS = 10 * 60_000  # while there are some, and no server runs
-RESIZE_PAGES = 500  # of a topic, of 100 records
+UNATTENDED_MS = 10 * 60_000  # limit for a resize with older messages, if no server runs
+RESIZE_PAGES = 500  # pages of a topic, 100 records each
 MISSED_MS = 60_000
-GROUPS_LOOKED = 5000  # of a topic, for the names of those that are held
+GROUPS_LOOKED = 5000  # groups of a topic that are read to find the names of held groups
 
 
 def readable(look: Look) -> Flow[list[Sight]]:
-    """Topics that cannot be read."""
+    """Check for topics that cannot be read."""
     topics = yield from look.all_topics()
     away = [topic.name for topic in topics if is_master_away(topic.error)]
     broken = as_one(
@@ -62,9 +62,9 @@ def readable(look: Look) -> Flow[list[Sight]]:
 
 
 def _fix(topic: TopicOverview) -> str:
-    """Return the command that fixes a topic that cannot be read, or shows more."""
+    """Return the command that repairs an unreadable topic, or shows more about it."""
     layout = topic.settings.layout if topic.context.is_open else None
-    if layout and layout.resizing:  # slots may not exist yet
+    if layout and layout.resizing:  # some slots may not exist yet
         return f"rmq topic resize {topic.name} {topic.settings.slots}"
     return f"rmq topic show {topic.name}"
 
@@ -72,14 +72,14 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return slots with messages (`count`: or with members of a queue), the fullest first."""
+    """Return slots with messages (or with members of the queue `count`), fullest first."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
 
 
 def big_keys(look: Look) -> Flow[list[Sight]]:
-    """Slots that hold very much; memory is asked for where most messages are."""
+    """Check for slots with very many messages, and measure the memory of the fullest slots."""
     found, unread = [], ""
     fullest = _fullest((yield from look.topics()))
     for place, (topic, index) in enumerate(fullest):
@@ -113,18 +113,18 @@ _QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
 
 
 def queue_members(look: Look) -> Flow[list[Sight]]:
-    """Slots in which messages are in no queue: Redis, or somebody, has removed one.
+    """Check for messages that are in no queue, because Redis or somebody removed a key.
 
-    A message is stored, moved and removed by scripts that write both its record and its place, so
-    the two numbers, which one script counts, are the same in every slot. A consumer makes a dead
-    letter of a message whose record is missing or too short.
+    Scripts always write a message's record and its queue position together, so the two counts,
+    which one script reads, are equal in every slot. Consumers turn a message into a dead letter if
+    its record is missing or too short.
     """
     broken, found = list[Sight](), list[tuple[float, Sight]]()
     topics = yield from look.topics()
     for topic, index in _fullest(topics, "dead")[:SLOTS_MOST]:
         counts = topic.slots[index]
         if sum(counts[name] for name in _QUEUED) > counts["records"]:
-            continue  # found below
+            continue  # the check below reports them
         ids = yield from _without_record(topic, index, "dead")
         if ids:
             text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
@@ -150,26 +150,27 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
 
 
 def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
-    """Return sights of one kind as one, by a number of each: the largest is the worst."""
+    """Join results of the same kind, sorted by their number, largest first."""
     return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 
 def _without_record(topic: TopicOverview, index: int, queue: QueueName) -> Flow[list[str]]:
-    """Return messages of a queue whose record is missing or too short, of the first ones."""
+    """Return messages of a queue whose record is missing or too short, from the first page."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, reading.CALL_MAX, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
 
 
 def slot_skew(look: Look) -> Flow[list[Sight]]:
-    """Slots with far more messages than the others of their topic."""
+    """Check for slots with far more messages than the other slots of their topic."""
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         held = [counts["records"] for counts in topic.slots]
         if len(held) < 2 or sum(held) < SKEW_LEAST:
             continue
         most, mean = max(held), sum(held) / len(held)
-        # Of few slots none can hold four times the mean: there most of all is too much.
+        # With few slots no slot can hold four times the mean; 90 % of all messages is the limit
+        # then.
         if most >= min(SKEW * mean, 0.9 * sum(held)):
             text = (
                 f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
@@ -183,7 +184,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
-    """Slots in order that wait for one message, and by whom it is held."""
+    """Check for ordered slots that wait for one message, and find its holder."""
     now_ms = yield from look.now_ms()
     runs = [
         (run.topic, MessageId.parse(run.id).slot, worker, run)
@@ -219,25 +220,25 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
             )
             sight = Sight("warning", text, f"rmq worker show {worker.id}")
             running.append((run.seconds, sight))
-    ok = _partly("no slot in order waits long for one message", len(waiting), "slots")
+    ok = _partly("no ordered slot waits long for one message", len(waiting), "slots")
     return _worst_first(retries) + _worst_first(running) or [ok]
 
 
 def _partly(text: str, count: int, what: str) -> Sight:
-    """Return that all is well; a note if there are more than were looked at."""
+    """Return an "ok" result, or a note if only a part was examined."""
     if count <= SLOTS_MOST:
         return Sight("ok", text)
     return Sight("note", f"{text} in the {SLOTS_MOST} fullest of {count} {what}")
 
 
 def _ready(topic: TopicOverview) -> int:
-    """How many messages may be delivered now."""
+    """Return the number of messages that may be delivered now."""
     counts = topic.total
     return counts["retries"] + counts["priority"] + counts["due"] - counts["held"]
 
 
 def no_consumer(look: Look) -> Flow[list[Sight]]:
-    """Topics with messages that nobody takes."""
+    """Check for topics with messages but without consumers."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     waiting = [topic for topic in topics if _ready(topic) > 0 and not topic.total["in_flight"]]
     handled = {name for worker in (yield from look.workers()) for name in worker.topics}
@@ -257,7 +258,7 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
 
 
 def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
-    """Count the consumers that listen, by topic."""
+    """Count listening consumers by topic."""
     counts = Counter[str]()
     for at in range(0, len(names), CHANNELS):
         some_names = names[at : at + CHANNELS]
@@ -270,7 +271,7 @@ def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
 
 
 def long_runs(look: Look) -> Flow[list[Sight]]:
-    """Runs of handlers that take far longer than usual: they may hang."""
+    """Check for runs of handlers that take far longer than usual and may hang."""
     leases = {topic.name: topic.settings.lease_ms / 1000 for topic in (yield from look.topics())}
     runs = dict[tuple[str, str], list[tuple[HandlerRun, WorkerStatus]]]()
     for worker in (yield from look.workers()):
@@ -288,7 +289,7 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
 
 
 def late(look: Look) -> Flow[list[Sight]]:
-    """Messages that could have been taken long ago."""
+    """Check for messages that have been due for a long time."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     found = list[tuple[float, Sight]]()
     for topic in topics:
@@ -302,7 +303,7 @@ def late(look: Look) -> Flow[list[Sight]]:
 
 
 def slo(look: Look) -> Flow[list[Sight]]:
-    """Topics whose messages are delivered later than their setting `slo` allows."""
+    """Check for topics whose messages are delivered later than their setting `slo` allows."""
     now_ms = yield from look.now_ms()
     missed, unknown = list[tuple[float, Sight]](), list[Sight]()
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
@@ -331,7 +332,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
 
 
 def dead_letters(look: Look) -> Flow[list[Sight]]:
-    """Dead letters of the last hour against the hour before it."""
+    """Compare the dead letters of the last hour with the hour before."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
     found, left, unread = list[tuple[float, Sight]](), SLOTS_MOST, list[str]()
@@ -361,7 +362,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 
 def paused(look: Look) -> Flow[list[Sight]]:
-    """Topics that somebody paused and forgot."""
+    """Check for topics that were paused long ago and may be forgotten."""
     now_ms = yield from look.now_ms()
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
@@ -380,7 +381,7 @@ def paused(look: Look) -> Flow[list[Sight]]:
 
 
 def groups(look: Look) -> Flow[list[Sight]]:
-    """Groups with more than half of a backlog, and groups that a dead letter holds."""
+    """Check for groups with more than half of a backlog, and groups that a dead letter stopped."""
     held, large_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     topics.sort(key=lambda topic: -topic.total["records"])
@@ -411,17 +412,17 @@ def groups(look: Look) -> Flow[list[Sight]]:
 
 
 def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
-    """Return the group that may hold most messages of a topic, and how many it holds.
+    """Return the group that may hold most messages of a topic, and the number of its held messages.
 
-    They are side by side in one slot (lua/lib/groups/groups.lua): if they are more than half of
-    all, the one in the middle of the held messages of the fullest slot is among them.
+    The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So a group
+    with more than half of all held messages includes the message in the middle of the fullest slot.
     """
     index = max(range(len(topic.slots)), key=lambda slot: topic.slots[slot]["priority"])
     keys = topic.context.slots[index]
     held = yield RawCommand("ZCOUNT", "ZCOUNT", keys.store, "-inf", "(0")
     middle = yield RawCommand("ZRANGE", "ZRANGE", keys.store, held // 2, held // 2)
     read = (yield topic_scripts.get(keys, keys.id_of(middle[0]))) if middle else None
-    if read is None or read.score >= 0:  # nothing is held any more
+    if read is None or read.score >= 0:  # no messages are held any more
         return None
     (message,) = reading.messages_of([read], 0, raw=True)
     low, high = lane_range(lane_of(read.score))
@@ -430,7 +431,7 @@ def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
 
 
 def resizes(look: Look) -> Flow[list[Sight]]:
-    """Resizes that hold slots, and that no process continues."""
+    """Check for unfinished resizes that no process continues."""
     going = [
         (topic, layout.resizing)
         for topic in (yield from look.all_topics())
@@ -445,7 +446,7 @@ def resizes(look: Look) -> Flow[list[Sight]]:
         try:
             may_wait = yield from resize.may_wait(topic.context, RESIZE_PAGES)
         except TopicVanished:
-            may_wait = False  # a slot does not even have the new number
+            may_wait = False  # a slot does not know the new number yet
         found.append(_resize(topic, resizing, now_ms - resizing.since_ms, may_wait, leader))
     return [
         sight
@@ -457,7 +458,7 @@ def resizes(look: Look) -> Flow[list[Sight]]:
 def _resize(
     topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
 ) -> Sight:
-    """Judge one resize by its age, what it waits for, and whether a server runs."""
+    """Judge a resize by its age, by the messages it waits for, and by whether a server runs."""
     slots = topic.settings.slots
     text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"
@@ -472,7 +473,7 @@ def _resize(
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:
-    """Schedules whose time has passed, and nobody has sent their messages."""
+    """Check for schedules whose time has passed without a message."""
     listed = {each.topic for each in (yield from scheduled.read(look.prefix))}
     topics = [topic for topic in (yield from look.topics()) if topic.name in listed]
     if not topics:

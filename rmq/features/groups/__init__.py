@@ -1,1 +1,1 @@
-"""Groups of a topic: list them, pause, resume, release and purge one."""
+"""Groups of a topic: list, pause, resume, release and purge them."""

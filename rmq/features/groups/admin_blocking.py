@@ -12,7 +12,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class GroupAdmin(AdminPart):
-    """Verbs on the groups of a topic."""
+    """Operations on the groups of a topic."""
 
     def groups(
         self,
@@ -23,67 +23,69 @@ class GroupAdmin(AdminPart):
         skip: int = 0,
         scan: int = flows.SCAN,
     ) -> GroupPage:
-        """Return groups that have messages out, are paused, or are held by a dead letter.
+        """Return the groups that have messages out, are paused, or are held by a dead letter.
 
         Args:
-            topic: its name.
-            sort: "held": those with most held messages first; "oldest": those whose held messages
-                are the oldest; "out"; "stopped": those that are paused or held by a dead letter;
-                "name".
-            limit: how many, 1 to 10 000.
-            skip: how many of that order are left out, as those of the page before.
-            scan: how many groups are looked at; of more, the list has the first of these.
+            topic: Name of the topic.
+            sort: "held": most held messages first. "oldest": oldest held message first. "out": most
+                messages out first. "stopped": groups that are paused, or held by a dead letter,
+                first. "name": by name.
+            limit: Maximum number of groups, 1 to 10 000.
+            skip: Number of groups to skip, for example the groups of previous pages.
+            scan: Maximum number of groups to examine. If there are more, the result covers only the
+                examined groups.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: the topic has no groups.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: The topic has no groups.
         """
         return self._run(flows.groups(self._context(topic), sort, limit, skip, scan))
 
     def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
-        """Return a group; None: none of its messages is out, and nobody has stopped it.
+        """Return the state of a group, or None if no message is out and the group is not stopped.
 
-        In a topic that was resized, a group may be in several slots (`groups` lists each of them).
-        Then this is the slot that is stopped, or that holds the most messages.
+        After a resize, a group may be in several slots (`groups` lists each of them). Then the
+        result is the state in the slot that is stopped, or in the slot with most held messages.
 
         Args:
-            topic: its name.
-            group: the name of the group.
-            id: a message of the group: `ahead` says how many held ones go before it.
+            topic: Name of the topic.
+            group: Name of the group.
+            id: A message of the group; `ahead` is then the number of held messages before it.
         """
         return self._run(flows.group(self._context(topic), group, id))
 
     def group_pause(self, topic: str, group: str) -> bool:
-        """Let no more messages of a group out until `group_resume`; False: it was paused already.
+        """Pause a group until `group_resume`; return False if it was paused already.
 
-        What is in flight, and its retries at once, goes on. Where several messages of a group are
-        out at a time, those that are out are still delivered. A group can be paused before it has
-        messages.
+        No further held messages are made available. Messages that are available or in flight, and
+        their immediate retries, are still delivered. You can pause a group that has no messages
+        yet.
         """
         return self._run(flows.group_pause(self._context(topic), group))
 
     def group_resume(self, topic: str, group: str) -> bool:
-        """End the pause of a group, and wake consumers; False: it was not paused."""
+        """End the pause of a group, and wake consumers; return False if it was not paused."""
         return self._run(flows.group_resume(self._context(topic), group, "paused"))
 
     def group_release(self, topic: str, group: str) -> bool:
-        """Let a group go on that a dead letter holds (`on_dead="hold"`); False: none does.
+        """Release a group that a dead letter holds (`on_dead="hold"`); return False if none does.
 
-        The dead letter stays. Redriven before, it goes first of its group.
+        The dead letter stays dead. If you redrive it before the release, it is delivered first.
         """
         return self._run(flows.group_resume(self._context(topic), group, "dead"))
 
     def group_purge(
         self, topic: str, group: str, *, dry_run: bool = False, progress: Progress | None = None
     ) -> int:
-        """Delete all messages of a group that wait, for good; return how many.
+        """Delete all waiting messages of a group permanently; return their number.
 
-        Messages in flight and dead letters stay.
+        Messages in flight and dead letters are not deleted.
 
         Args:
-            topic: its name.
-            group: the name of the group.
-            dry_run: only count them.
-            progress: called with how many were deleted, and how many there are at least.
+            topic: Name of the topic.
+            group: Name of the group.
+            dry_run: Only count the messages.
+            progress: Function that is called with the number of deleted messages, and the least
+                number in all.
         """
         return self._run(flows.group_purge(self._context(topic), group, dry_run, progress))

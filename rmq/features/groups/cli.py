@@ -1,4 +1,4 @@
-"""`rmq groups`: list the groups of a topic; pause, resume, release and purge one."""
+"""`rmq groups`: list, pause, resume, release and purge the groups of a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 
 @click.group(cls=CommandGroup)
 def groups() -> None:
-    """List groups of messages; pause, resume, release and purge one."""
+    """List, pause, resume, release and purge groups of messages."""
 
 
 def _row(state: GroupState) -> list[str]:
@@ -41,16 +41,15 @@ def _row(state: GroupState) -> list[str]:
     type=click.Choice(get_args(Sort)),
     default="held",
     show_default=True,
-    help="Most held first, those with the oldest held message, most out, those that are paused or "
-    "held by a dead letter, or by name.",
+    help="Most held messages first, oldest held message first, most messages out first, paused or "
+    "stopped groups first, or by name.",
 )
-@click.option("--limit", type=int, default=100, show_default=True, help="How many groups.")
-@click.option("--skip", type=int, default=0, show_default=True, help="How many are left out first.")
+@click.option("--limit", type=int, default=100, show_default=True, help="Number of groups.")
+@click.option("--skip", type=int, default=0, show_default=True, help="Number of groups to skip.")
 def list_groups(topic: str, sort: Sort, limit: int, skip: int) -> None:
     """List groups of TOPIC that have messages out, are paused, or are held by a dead letter.
 
-    OUT: messages that may be taken, are in flight, or are retried. HELD: those that wait behind
-    them.
+    OUT: messages that are available, in flight, or retried. HELD: messages that wait for them.
     """
     common = common_options()
     with common.client() as client:
@@ -59,7 +58,7 @@ def list_groups(topic: str, sort: Sort, limit: int, skip: int) -> None:
     common.listing(fields, COLUMNS, [_row(state) for state in found.groups], f"{topic}: no groups")
     of = f"of {'' if found.complete else 'more than '}{text.plural(found.looked_at, 'group')}"
     if not found.complete:
-        common.note(f"{of}, the first {text.number(found.looked_at)} were looked at")
+        common.note(f"{of}, only the first {text.number(found.looked_at)} were examined")
     elif skip + len(found.groups) < found.looked_at:
         common.note(f"{text.number(len(found.groups))} {of}; more: --skip {skip + limit}")
 
@@ -72,9 +71,9 @@ def _report(topic: str, group: str, key: str, done: bool, said: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def pause(topic: str, group: str) -> None:
-    """Let no more messages of GROUP out; what is in flight may be settled.
+    """Pause GROUP: its held messages stay held; messages in flight may be settled.
 
-    Of a topic with concurrency, those that are out are still delivered.
+    In a topic with concurrency, messages that are available already are still delivered.
     """
     with common_options().client() as client:
         done = client.admin.group_pause(topic, group)
@@ -95,9 +94,9 @@ def resume(topic: str, group: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def release(topic: str, group: str) -> None:
-    """Let GROUP go on, which a dead letter holds; the dead letter stays.
+    """Release GROUP, which a dead letter holds; the dead letter stays.
 
-    Redrive it before, and it goes first of its group; purge it, and it is skipped.
+    If you redrive the dead letter before, it is delivered first; if you purge it, it is skipped.
     """
     with common_options().client() as client:
         done = client.admin.group_release(topic, group)
@@ -113,9 +112,9 @@ def release(topic: str, group: str) -> None:
 @DRY_RUN
 @YES
 def purge(topic: str, group: str, dry_run: bool, yes: bool) -> None:
-    """Delete all waiting messages of GROUP for good, also those due later.
+    """Delete all waiting messages of GROUP permanently, including delayed messages.
 
-    Messages in flight and dead letters stay. It asks for the name of the group first.
+    Messages in flight and dead letters stay. Asks for the name of the group first.
     """
     common = common_options()
     with common.client() as client:

@@ -1,4 +1,4 @@
-"""List the groups of a topic; pause, resume, release and purge one."""
+"""List, pause, resume, release and purge the groups of a topic."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
-SCAN = 100_000  # groups that a list looks at; about 30 000 are read in a second
-PURGED = 100  # messages of one call
+SCAN = 100_000  # groups that a list examines; Redis returns about 30 000 per second
+PURGED = 100  # messages deleted by one call
 Sort = Literal["held", "oldest", "out", "stopped", "name"]
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _SORTS: dict[str, Callable[[GroupState], Any]] = {
@@ -35,12 +35,12 @@ _SORTS: dict[str, Callable[[GroupState], Any]] = {
 
 
 class GroupPage(NamedTuple):
-    """Some groups of a topic, in order.
+    """Some groups of a topic, sorted.
 
     Attributes:
-        groups: the groups.
-        looked_at: how many there are; more, if this is not `complete`.
-        complete: whether all were looked at.
+        groups: The groups.
+        looked_at: Number of groups examined; there are more unless `complete`.
+        complete: Whether all groups were examined.
     """
 
     groups: list[GroupState]
@@ -49,7 +49,7 @@ class GroupPage(NamedTuple):
 
 
 def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupPage]:
-    """Return the first groups of a topic in an order, after `skip` of them."""
+    """Return the first groups of a topic in an order, after `skip` groups."""
     if sort not in _SORTS:
         raise InvalidValue(f"sort: {sort!r:.80}; give {', '.join(_SORTS)}")
     check_int(limit, "limit", 1, 10_000)
@@ -76,9 +76,9 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return a group, or None where nothing of it is out, and nobody has stopped it.
+    """Return a group, or None if no message is out and the group is not stopped.
 
-    `id`: of a message of the group, of which `ahead` tells then.
+    `id` is a message of the group, to which `ahead` then refers.
     """
     yield from _open(context)
     check_group(name)
@@ -92,14 +92,14 @@ def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | 
 
 
 def group_pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Let nothing more of a group out; return whether it was not paused before."""
+    """Pause a group; return whether it was not paused before."""
     yield from _open(context)
     keys = _slots(context, name)
     return 1 in (yield from pipeline([scripts.group_pause(each, name) for each in keys]))
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End the pause of a group, or what a dead letter holds; return whether it was so."""
+    """End the pause of a group, or its stop by a dead letter; return whether it was stopped."""
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))
@@ -108,14 +108,14 @@ def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead
 def group_purge(
     context: TopicContext, name: str, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Delete all messages of a group that wait; return how many, also in a dry run."""
+    """Delete all waiting messages of a group; return their number, also in a dry run."""
     yield from _open(context)
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
         page = yield scripts.groups(keys, name=name)
-        most = sum(state.held for state in page.groups)  # a producer may go on sending for ever
+        most = sum(state.held for state in page.groups)  # a producer may continue to send forever
         lanes = [ScoreRange(*each) for ranges in page.ranges for each in ranges]
-        # Held messages go first: else they would go out in turn. Then what is out, or delayed.
+        # Delete held messages first: otherwise Redis would make them available one after the other.
         ids = yield from _ids_in(keys, name, lanes, most)
         ids += yield from _ids_in(keys, name, [ScoreRange("0", "+inf")], None)
         waiting.append((keys, ids))
@@ -136,13 +136,13 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return the messages of a group in some ranges of scores, `most` at most."""
+    """Return up to `most` messages of a group in some ranges of scores."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()
         if not members:
             break
-        # A lane is another group's once it was empty: the record alone says whose it is.
+        # An empty lane is given to another group, so only the record proves which group it is.
         ids += [member.id for member in members if _group_of(member) == name]
     return ids[:most]
 
@@ -164,7 +164,7 @@ def _open(context: TopicContext) -> Flow[None]:
 
 
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
-    """Return the slots that may have messages of a group: one for each number of slots so far."""
+    """Return the slots that may have messages of a group: one for each slot count so far."""
     check_group(name)
     numbers = context.settings.slot_numbers
     return [context.slots[at] for at in dict.fromkeys(slot_of(name, n) for n in numbers)]

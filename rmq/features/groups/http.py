@@ -1,4 +1,4 @@
-"""Groups: list them, pause, resume, release and purge one."""
+"""Groups: list, pause, resume, release and purge them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rmq.web.requests import (
 
 TABLE = Table("groups")
 PATH = "/topics/{topic}/groups"
-SCAN = 20_000  # groups that a request looks at
+SCAN = 20_000  # groups that a request examines
 
 
 class GroupsQuery(Request):
-    """Which groups are listed: after `skip` of them, in this order."""
+    """Selects groups to list, in this order, after `skip` groups."""
 
     sort: Sort = "held"
     limit: Limit = 100
@@ -38,7 +38,7 @@ class GroupsQuery(Request):
 
 
 class GroupQuery(Request):
-    """A group, and a message of it, of which `ahead` tells."""
+    """A group, and optionally a message of the group, to which `ahead` refers."""
 
     group: Text
     id: MessageIdText | None = None
@@ -54,8 +54,8 @@ class GroupPurge(GroupBody):
     """A group whose waiting messages are deleted.
 
     Attributes:
-        confirm: the topic's name.
-        dry_run: only count them.
+        confirm: Name of the topic.
+        dry_run: Only count the messages.
     """
 
     confirm: Name
@@ -63,18 +63,18 @@ class GroupPurge(GroupBody):
 
 
 class Group(Answer):
-    """A group; fields as of `rmq groups ls`.
+    """A group; the fields are the same as in `rmq groups ls`.
 
     Attributes:
-        held: messages that wait behind those that are out.
-        out: messages that may be taken, are in flight, or are retried.
-        is_held: by a dead letter.
-        message: the message that is out, where one is out at a time.
-        retried: when that is retried.
-        in_flight: whether that is in flight.
-        dead_letter: the message whose death stopped the group.
-        ahead: held messages that go before the one that was asked for.
-        waits_for: what held messages wait for, in words.
+        held: Number of messages that wait for the messages that are out.
+        out: Number of messages that are available, in flight, or retried.
+        is_held: Whether a dead letter stopped the group.
+        message: Id of the message that is out, if the topic allows one at a time.
+        retried: Time of that message's retry.
+        in_flight: Whether that message is in flight.
+        dead_letter: Id of the message whose death stopped the group.
+        ahead: Number of held messages before the message in the request.
+        waits_for: Reason why messages are held, in words.
     """
 
     group: str
@@ -95,7 +95,7 @@ class Group(Answer):
 
 
 class GroupList(Answer):
-    """Groups in order; `complete`: of all groups, else of the first 20 000 that were found."""
+    """Sorted groups; if not `complete`, only the first 20 000 groups were examined."""
 
     groups: list[Group]
     looked_at: int
@@ -103,13 +103,13 @@ class GroupList(Answer):
 
 
 class GroupPurged(Answer):
-    """How many messages were deleted."""
+    """The number of deleted messages."""
 
     count: int
 
 
 def group_of(state: GroupState) -> Group:
-    """Return a group as it is shown."""
+    """Convert a group to the form in which it is shown."""
     return show(state, Group, waits_for=state.waits_for)
 
 
@@ -128,13 +128,13 @@ async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery)
     """Return a group that has messages out, is paused, or is held by a dead letter."""
     found = await context.admin.group(path.topic, query.group, id=query.id)
     if found is None:
-        raise ApiError("not-found", "nothing of this group is out, and nobody stopped it", "group")
+        raise ApiError("not-found", "this group has no message out, and is not stopped", "group")
     return group_of(found)
 
 
 @TABLE.post(PATH + "/pause", role=Role.OPERATOR)
 async def pause_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Let no more messages of a group out until it is resumed; what is in flight stays so."""
+    """Pause a group until it is resumed; messages in flight are not affected."""
     return Done(done=await context.admin.group_pause(path.topic, body.group))
 
 
@@ -146,13 +146,13 @@ async def resume_group(context: RequestContext, path: TopicPath, body: GroupBody
 
 @TABLE.post(PATH + "/release", role=Role.OPERATOR)
 async def release_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Let a group go on that a dead letter holds; the dead letter stays."""
+    """Release a group that a dead letter holds; the dead letter stays."""
     return Done(done=await context.admin.group_release(path.topic, body.group))
 
 
 @TABLE.post(PATH + "/purge", role=Role.ADMIN)
 async def purge_group(context: RequestContext, path: TopicPath, body: GroupPurge) -> GroupPurged:
-    """Delete the waiting messages of a group; those in flight and dead letters stay."""
+    """Delete the waiting messages of a group; messages in flight and dead letters stay."""
     check_confirm(body.confirm, path.topic)
     count = await context.admin.group_purge(path.topic, body.group, dry_run=body.dry_run)
     return GroupPurged(count=count)

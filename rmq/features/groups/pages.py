@@ -1,4 +1,4 @@
-"""Groups of a topic: which hold messages back, and what stops one."""
+"""Pages of a topic's groups: held messages, and the reasons for stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DONE = {"pause": "Paused", "resume": "Resumed", "release": "Released"}
 
 @PAGES.get("/topics/{topic}/groups")
 async def groups(request: PageRequest) -> View:
-    """List the groups of a topic, in an order, page by page."""
+    """List the groups of a topic, sorted, page by page."""
     sort, skip = request.word("sort", SORTS, "held"), request.number("skip", 0, 100_000, 0)
     admin, found = request.context.admin, None
     if (await admin.settings(request.topic)).groups is not None:
@@ -42,7 +42,7 @@ async def groups(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/groups/purge", Role.ADMIN)
 async def ask_purge(request: PageRequest) -> View:
-    """Count what of a group waits, and ask for the name of the topic."""
+    """Count the waiting messages of a group, and ask for the name of the topic."""
     group = request.query.get("group", "")
     count = await request.context.admin.group_purge(request.topic, group, dry_run=True)
     values = {"topic": request.topic, "group": group, "count": count}
@@ -51,7 +51,7 @@ async def ask_purge(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/groups/purge", Role.ADMIN)
 async def purge(request: PageRequest) -> Redirect:
-    """Delete what of a group waits."""
+    """Delete the waiting messages of a group."""
     request.confirm(request.topic)
     count = await request.context.admin.group_purge(request.topic, request.query.get("group", ""))
     return _back(request, f"Deleted {count} messages")

@@ -1,4 +1,4 @@
-"""Commands on the groups of a slot: read them, stop one, let it go on."""
+"""Builders of commands on the groups of a slot: read, pause and resume them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ _PAUSED, _HELD = 2, 4  # flags
 
 
 class GroupState(NamedTuple):
-    """A group of which something is out, or which is paused or held by a dead letter.
+    """The state of a group that has messages out, is paused, or is held by a dead letter.
 
     Attributes:
-        group: its name; "": the messages that were sent without one.
-        slot: where all its messages are.
-        held: messages that wait behind those that are out.
-        out: messages that may be taken, are in flight, or are retried: the held ones wait for them.
-        oldest: when the held message was sent that is next in its priority and the oldest of these;
-            None: nothing is held, or its id was made from a key and has no time. Of more than 16
-            priorities, the 16 largest are looked at.
-        paused: nothing goes out until somebody resumes it.
-        is_held: a message became a dead letter, and nothing goes out until somebody releases it.
-        weight: its share of what consumers take, against other groups.
-        share_key: the key that it shares its part with; None: it has a part of its own.
-        message: the message that is out, where one is out at a time.
-        retried: when that is retried, if it waits for that.
-        in_flight: whether that is in flight.
-        dead_letter: id of the message whose death stopped the group, until the group is released.
-            It may be redriven or purged since.
-        ahead: of the message that was asked for: how many held ones of the group go before it; None
-            where it is not held.
+        group: Name of the group; "": messages without a group.
+        slot: Index of the slot with all its messages.
+        held: Number of messages that wait for the messages that are out.
+        out: Number of messages that are available, in flight, or retried.
+        oldest: Time at which the oldest held message was sent, among the next messages of each
+            priority (the 16 largest priorities are examined). None: no message is held, or its id
+            was made from a key and contains no time.
+        paused: Whether the group is paused until somebody resumes it.
+        is_held: Whether a dead letter stopped the group until somebody releases it.
+        weight: Weight of the group's share, compared with other groups.
+        share_key: Key of a share that several groups have together, or None.
+        message: Id of the message that is out, if the topic allows one at a time.
+        retried: Time of that message's retry, or None.
+        in_flight: Whether that message is in flight.
+        dead_letter: Id of the message whose death stopped the group; it may have been redriven or
+            purged since.
+        ahead: Number of held messages before the requested message; None: it is not held.
     """
 
     group: str
@@ -58,7 +57,7 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """Say what its held messages wait for; empty: none is held, and it is not stopped."""
+        """Describe why messages are held; empty if none is held and the group is not stopped."""
         stopped = ["the group is paused"] if self.paused else []
         stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
         if stopped or not self.held:
@@ -70,15 +69,16 @@ class GroupState(NamedTuple):
 
     @property
     def message_waits_for(self) -> str:
-        """Say what the held message that was asked for waits for."""
+        """Describe why the requested message is held."""
         return (f"{self.ahead} held before it, and " if self.ahead else "") + self.waits_for
 
 
 class GroupsReply(NamedTuple):
-    """The reply to groups: a page, with the ranges of scores of the held messages of each."""
+    """The reply of groups: a page of groups, with the score ranges of their held messages."""
 
-    cursor: bytes  # of the next page; b"0" at the end
-    is_first: bool  # of a pass; a pass begins anew on another server
+    cursor: bytes  # next page; b"0" at the end
+    # Whether this is the first page of a pass; on another server a pass starts again.
+    is_first: bool
     groups: list[GroupState]
     ranges: list[list[tuple[str, str]]]
 
@@ -86,7 +86,7 @@ class GroupsReply(NamedTuple):
 def groups(
     keys: SlotKeys, cursor: bytes = b"0", *, name: str | None = None, id: bytes | None = None
 ) -> Command[GroupsReply]:
-    """Read a page of the groups of a slot, or one of them; `id`: a message of that."""
+    """Read a page of the groups of a slot, or one group with the position of message `id`."""
 
     def parse(reply: list[Any]) -> GroupsReply:
         ahead = reply[2] if reply[2] >= 0 else None
@@ -126,14 +126,14 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Let nothing more of a group out: 1 paused, 0 it was already, -1 the slot has no groups."""
+    """Pause a group: 1 paused, 0 it was paused already, -1 the slot has no groups."""
     return Command(script_loader.load("group_pause"), (keys.slot, keys.store), [name], int)
 
 
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End the pause of a group, or what a dead letter holds; return whether it was so."""
+    """End the pause of a group, or its stop by a dead letter; return whether it was stopped."""
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

@@ -1,4 +1,4 @@
-"""Messages: look at them without taking them, and give expired leases back."""
+"""Read messages without receiving them, and roll back expired leases."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncMessageAdmin(AsyncAdminPart):
-    """Verbs on the messages of a topic, wherever they are."""
+    """Operations on the messages of a topic, in any queue."""
 
     async def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
-        """Return one message, wherever it is; None if it is settled or never was.
+        """Return a message from any queue, or None if it is settled or unknown.
 
         Args:
-            topic: its name.
-            id: its id.
-            raw: the body as `rmq.kernel.core.record.Record`: with its codec, and not decoded.
+            topic: Name of the topic.
+            id: Id of the message.
+            raw: Return the body as `rmq.kernel.core.record.Record`: with its codec, and not
+                decoded.
         """
         return await self._run(reading.get(self._context(topic), id, raw))
 
     async def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
-        """Return messages without taking them.
+        """Return messages without receiving them.
 
         Args:
-            topic: its name.
-            limit: how many at most.
-            queue: "store" (in the order in which they would go), "prepare" or "dead" (oldest
-                first).
-            slot: only this one.
+            topic: Name of the topic.
+            limit: Maximum number of messages.
+            queue: "store" (in delivery order), "prepare" or "dead" (oldest first).
+            slot: Index of the only slot to read; None: all slots.
         """
         return await self._run(flows.peek(self._context(topic), limit, queue, slot))
 
@@ -52,27 +52,28 @@ class AsyncMessageAdmin(AsyncAdminPart):
         scan: int = flows.SCAN,
         raw: bool = False,
     ) -> PeekPage:
-        """Return a page of what `peek` shows, however long the queue is. Takes nothing.
+        """Return a page of the messages that `peek` shows, from a queue of any length.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            slot: only this one. Else all slots give messages in turn.
-            cursor: of the page before; None: from the beginning.
-            limit: so many messages at most, 1 to 1000.
-            type: only messages of this type.
-            group: only messages of this group.
-            scan: how many messages are looked at, 1 to 1 000 000; with a type or a group a page may
-                be short.
-            raw: as in `get`.
+            slot: Index of the only slot to read; None: all slots in turn.
+            cursor: Cursor of the previous page; None: start at the beginning.
+            limit: Maximum number of messages, 1 to 1000.
+            type: Type of the messages; None: all.
+            group: Group of the messages; None: all.
+            scan: Maximum number of messages to examine, 1 to 1 000 000. With a type or a group, a
+                page may therefore be short.
+            raw: As in `get`.
 
         Guarantee:
-            A message that stays where it is, is on one page; whether it is due counts as of the
-            first page. One that moves meanwhile may be seen twice or not at all.
+            A message that stays in its place is on exactly one page. Whether a message is due is
+            decided by the time of the first page. A message that moves meanwhile may be on two
+            pages or on none.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: `cursor` is none of this queue.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: `cursor` is not from this queue.
         """
         context = self._context(topic)
         return await self._run(
@@ -80,13 +81,13 @@ class AsyncMessageAdmin(AsyncAdminPart):
         )
 
     async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of about the same size, for `page`.
+        """Divide a queue of a slot into parts of similar size, for `page`.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            slot: its index.
-            pieces: into how many parts, 1 to 10 000; a small queue has fewer.
+            slot: Index of the slot.
+            pieces: Number of parts, 1 to 10 000; a small queue has fewer parts.
         """
         return await self._run(paging.spans(self._context(topic), queue, slot, pieces))
 
@@ -100,22 +101,22 @@ class AsyncMessageAdmin(AsyncAdminPart):
         raw: bool = False,
         limit: int = paging.PAGE,
     ) -> Page:
-        """Return the next messages of a part of a queue, up to 1000 and 4 MiB. Takes nothing.
+        """Return the next messages of a part of a queue, up to 1000 and 4 MiB. Receives nothing.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            span: one of those that `spans` gave.
-            cursor: of the page before; None: from the beginning.
-            raw: as in `get`.
-            limit: so many messages at most, 1 to 1000.
+            span: Part of the queue, from `spans`.
+            cursor: Cursor of the previous page; None: start at the beginning.
+            raw: As in `get`.
+            limit: Maximum number of messages, 1 to 1000.
 
         Guarantee:
-            A message that stays where it is, is on one page. One that moves meanwhile may be seen
-            twice or not at all.
+            A message that stays in its place is on exactly one page. A message that moves meanwhile
+            may be on two pages or on none.
         """
         return await self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 
     async def rollback(self, topic: str) -> int:
-        """Roll back every expired lease; return how many. Consumers do it as they receive."""
+        """Roll back every expired lease, as consumers do; return the number of leases."""
         return await self._run(rollback.rollback_topic(self._context(topic)))

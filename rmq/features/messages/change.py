@@ -1,4 +1,4 @@
-"""Change one waiting message: cancel, reschedule, set_priority."""
+"""Change a waiting message: cancel, reschedule, set_priority."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PriorityStatus = Literal["changed", "unchanged", "in_flight", "dead", "gone"]
 
 
 def cancel(context: TopicContext, id: Id) -> Flow[CancelStatus]:
-    """Withdraw a waiting message."""
+    """Cancel a waiting message."""
     yield from opening.ensure_open(context, create=False)
     message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
@@ -33,7 +33,7 @@ def reschedule(
 ) -> Flow[RescheduleStatus]:
     """Give a waiting message another due time."""
     if (at is None) == (delay is None):
-        raise InvalidValue("at, delay: give one of the two")
+        raise InvalidValue("at, delay: pass exactly one of them")
     if at is None:
         due = duration_ms(delay, "delay", zero=True)
     else:

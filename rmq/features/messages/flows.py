@@ -1,9 +1,9 @@
-"""Show messages of a queue without taking them: the first ones, or page by page with a cursor.
+"""Read messages without receiving them: the first messages, or page by page with a cursor.
 
-`tail` finds the messages that a topic accepts, however many wait there. They stand in a queue by
-when they go, not by when they came. So each slot is swept, a part at a look: a sweep that began
-after a message was accepted finds it, unless it was settled or merged meanwhile. What came last in
-each priority is looked at every time, as that is where most new messages are.
+`tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
+arrival, so `tail` sweeps each slot, a part at a time. A sweep finds every message that was accepted
+before the sweep began, unless the message was settled or merged meanwhile. Each look also reads the
+last messages of each priority, because most new messages are there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class PeekPage(NamedTuple):
     """Some messages of a queue.
 
     Attributes:
-        messages: waiting ones in the order in which their slot would give them; slot by slot.
-        cursor: for the next page; None: this was the last one.
+        messages: Messages slot by slot; waiting messages in the delivery order of their slot.
+        cursor: Cursor of the next page; None: this is the last page.
     """
 
     messages: list[Message]
@@ -50,9 +50,9 @@ class Position(NamedTuple):
     """The end of a page.
 
     Attributes:
-        now_ms: the time at which messages were due or not: that of the first page.
-        next_slot: the index of the slot that is to give the next message.
-        places: by the index of a slot, the last message that it gave.
+        now_ms: Time of the first page, which decides whether a message is due.
+        next_slot: Index of the slot that returns the next message.
+        places: Last message returned by each slot, by the index of the slot.
     """
 
     now_ms: int
@@ -61,17 +61,17 @@ class Position(NamedTuple):
 
 
 def write_cursor(queue: QueueName, position: Position) -> str:
-    """Return a position as text."""
+    """Encode a position as a cursor."""
     places = [[slot, *place] for slot, place in sorted(position.places.items())]
     packed = msgpack.packb([queue[0], position.now_ms, position.next_slot, places])
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
-    """Read a cursor.
+    """Decode a cursor.
 
     Raises:
-        InvalidValue: no page of such a queue gave it.
+        InvalidValue: The cursor is not from a page of this kind of queue.
     """
     try:
         text = str(cursor)
@@ -104,9 +104,10 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
 
 
 def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
-    """Return messages without taking them; waiting ones in the order in which they would go.
+    """Return messages without receiving them; waiting messages in delivery order.
 
-    Several slots give equal shares, or more where others have less: order holds inside a slot only.
+    Several slots return equal shares, or larger shares if others have less: the order is defined
+    only within a slot.
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
@@ -125,7 +126,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return at most `limit` messages behind a cursor, of at most `scan` that are looked at."""
+    """Return at most `limit` messages after a cursor, examining at most `scan`."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
@@ -162,7 +163,7 @@ def _begin(
 
 
 class SlotWalk:
-    """A walk over slots of a topic, which give their messages in turn, one at a time."""
+    """A walk over slots of a topic, which return their messages in turn."""
 
     def __init__(
         self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
@@ -176,18 +177,18 @@ class SlotWalk:
             for slot in slots
         }
         self._ready: dict[int, deque[QueueMember]] = {slot: deque() for slot in self._readers}
-        # The slots that may have more, the next one first.
+        # The slots that may have more messages, next slot first.
         in_turn = sorted(self._readers, key=lambda slot: (slot < start.next_slot, slot))
         self._turns = deque(in_turn)
 
     def position(self) -> Position:
-        """Return where the walk continues."""
+        """Return the position where the walk continues."""
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
-        """Return the next members, at most `limit` of at most `scan` that are looked at.
+        """Return the next members: at most `limit`, examining at most `scan`.
 
-        `wanted`: their type, their group, both or neither.
+        `wanted`: required type, group, both or neither.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -205,11 +206,11 @@ class SlotWalk:
         return found
 
     def has_more(self) -> Flow[bool]:
-        """Whether there is another message."""
+        """Return whether there is another message."""
         return (yield from self._fill(1))
 
     def _fill(self, most: int) -> Flow[bool]:
-        """Read of the slot whose turn it is, or of the next one that has more; False at the end."""
+        """Read from the next slot that has more messages; return False at the end."""
         while self._turns:
             slot = self._turns[0]
             if not self._ready[slot]:
@@ -220,28 +221,29 @@ class SlotWalk:
         return False
 
 
-CALLS_A_LOOK = 10  # of a slot; each reads about 200 messages
-FRESH_CALLS = 3  # of these, where a sweep takes several looks
-QUEUES: tuple[QueueName, ...] = ("store", "prepare")  # a message moves from first to second
+CALLS_A_LOOK = 10  # calls of a look at a slot; each call reads about 200 messages
+FRESH_CALLS = 3  # calls for the newest messages, if a sweep takes several looks
+# In this order, since messages move from the first to the second.
+QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
 class SlotTail:
-    """The new messages of one slot.
+    """Find the new messages of a slot.
 
     Attributes:
-        floor: all messages up to this acceptance number were found, or are missed.
-        missed: how many were accepted and never found.
+        floor: Acceptance number up to which all messages were found or missed.
+        missed: Number of accepted messages that were never found.
     """
 
     def __init__(self, keys: SlotKeys, floor: int) -> None:
         self.floor, self.missed = floor, 0
         self._keys = keys
         self._found: set[int] = set()  # numbers above the floor
-        self._top = floor  # the newest message when the sweep began
-        self._sweep: list[SlotReader] = []  # what is left of it
+        self._top = floor  # newest message at the start of the sweep
+        self._sweep: list[SlotReader] = []  # remaining parts of the sweep
 
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
-        """Return messages that were not found before; `accepted`: the newest message's number."""
+        """Return messages not found before; `accepted` is the newest acceptance number."""
         if not self._sweep:
             if accepted <= self.floor:
                 return []
@@ -277,24 +279,25 @@ class SlotTail:
 
 
 class Tail:
-    """The new messages of a topic.
+    """Find the new messages of a topic.
 
     Args:
-        context: the topic.
-        cursor: of an earlier tail, whose messages are not shown again; None: new ones only.
+        context: Context of the topic.
+        cursor: Cursor of an earlier tail; None: start with messages that arrive from now on.
     """
 
     def __init__(self, context: TopicContext, cursor: str | None) -> None:
         self._context, self._cursor = context, cursor
         self._slots: list[SlotTail] = []
-        self._shown: list[int] = []  # of each slot, up to where all was shown
+        # By slot: acceptance number up to which all messages were shown.
+        self._shown: list[int] = []
 
     def begin(self) -> Flow[None]:
-        """Note what the topic has accepted up to now.
+        """Record the current acceptance numbers of the topic.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: the cursor is none of this topic.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: The cursor is not from this topic.
         """
         counts = yield from topic_stats.counts(self._context)
         floors = [slot["accepted"] for slot in counts]
@@ -305,14 +308,15 @@ class Tail:
         self._shown = list(floors)
 
     def look(self) -> Flow[list[Message]]:
-        """Return messages that are new, in the order of acceptance of each slot.
+        """Return new messages, in the order of acceptance within each slot.
 
-        All that the look before has returned counts as shown.
+        All messages of the previous look count as shown.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)
         messages: list[Message] = []
-        for slot, stats in zip(self._slots, counts, strict=False):  # those of a resize later
+        # Slots that a resize adds come later.
+        for slot, stats in zip(self._slots, counts, strict=False):
             members = yield from slot.look(stats["accepted"])
             members = yield from reading.with_bodies(self._context, members)
             retries = self._context.settings.max_retries
@@ -321,23 +325,24 @@ class Tail:
         return messages
 
     def note_shown(self, message: Message) -> None:
-        """Note that a message of the last look was shown, and those before it."""
-        if message.offset <= self._slots[message.slot].floor:  # else one below may still be found
+        """Record that a message of the last look, and the messages before it, were shown."""
+        # Otherwise an earlier message may still be found.
+        if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset
 
     @property
     def cursor(self) -> str:
-        """Up to where all messages were shown: the acceptance number of each slot."""
+        """Cursor after the shown messages: the acceptance number of each slot."""
         return ".".join(map(str, self._shown))
 
     @property
     def missed(self) -> int:
-        """How many messages were accepted and could not be found."""
+        """Number of accepted messages that could not be found."""
         return sum(slot.missed for slot in self._slots)
 
 
 def _offset(member: QueueMember) -> int:
-    """Return the acceptance number of a member; 0 where it has no record."""
+    """Return the acceptance number of a member, or 0 if it has no record."""
     low = member.record[4:BARE]
     return offset_of(int.from_bytes(low, "big"), member.newest) if low else 0
 

@@ -1,4 +1,4 @@
-"""Messages: send, look at and change them, without taking any."""
+"""Messages: send, read and change them without receiving any."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class MessagePath(TopicPath):
 
 
 class MessageQuery(Request):
-    """How a message is shown; `whole`: with all of its body, of 16 MiB at most."""
+    """Options for showing a message; `whole`: return the whole body, up to 16 MiB."""
 
     whole: bool = False
 
 
 class Send(Request):
-    """A message to send; fields as of `rmq.Outgoing`.
+    """A message to send; the fields are the same as in `rmq.Outgoing`.
 
     Attributes:
-        body: any JSON; or give body_base64.
-        body_base64: bytes, which consumers get as they are.
-        codec: how a JSON body is written.
+        body: Body as JSON; alternative to body_base64.
+        body_base64: Body as bytes, which consumers get unchanged.
+        codec: Codec for a JSON body.
     """
 
     body: Any = UNSET
@@ -82,14 +82,14 @@ class Send(Request):
 
 
 class Reschedule(Request):
-    """When a message may be taken: `delay` in seconds, or `at`."""
+    """New due time of a message: `delay` in seconds, or `at`."""
 
     delay: Seconds | None = None
     at: datetime | None = None
 
 
 class Priority(Request):
-    """A priority: 17 to 1 048 575, larger first."""
+    """A priority from 17 to 1 048 575; larger values are delivered first."""
 
     priority: int
 
@@ -103,19 +103,18 @@ async def list_messages(
 ) -> MessageList:
     """List the messages of a queue, slot by slot, in the order of their scores.
 
-    A message that stays where it is, is listed once. One that moves meanwhile may be listed twice
-    or not at all. The order in which waiting messages are taken is that of `peek`.
+    A message that stays in its place is listed once. A message that moves meanwhile may be listed
+    twice or not at all. For the delivery order of waiting messages, use `peek`.
     """
     return await walk(context, path.topic, query, query.queue)
 
 
 @TABLE.get("/topics/{topic}/peek")
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
-    """Show the messages of a queue, page by page: waiting ones as they would be taken.
+    """Show the messages of a queue, page by page; waiting messages in delivery order.
 
-    A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
-    page of a `slot` alone. With a `type` or a `group`, a page may have fewer than `limit` before
-    the last one.
+    A message that stays in its place is shown once. For a topic with more than 100 slots, `slot` is
+    required. With a `type` or a `group`, a page may be shorter than `limit` although more follow.
     """
     try:
         page = await context.admin.peek_page(
@@ -131,19 +130,19 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
     except InvalidValue as error:
         if query.cursor is None or not str(error).startswith("cursor:"):
             raise
-        raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
+        raise ApiError("invalid", "cursor: use a cursor that a page returned", "cursor") from None
     messages = [shown(context, message) for message in page.messages]
     return Peeked(messages=messages, cursor=page.cursor)
 
 
 @TABLE.post("/topics/{topic}/messages", "queue-full", role=Role.OPERATOR, status=201)
 async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
-    """Send a message to a topic that exists.
+    """Send a message to an existing topic.
 
-    With `id` or `dedup_key`, a request that is repeated stores nothing.
+    With `id` or `dedup_key`, a repeated request stores nothing.
     """
     if (body.body is UNSET) == (body.body_base64 is UNSET):
-        raise ApiError("invalid", "body: give one of body and body_base64", "body")
+        raise ApiError("invalid", "body: send either body or body_base64", "body")
     codec, value = body.codec, body.body
     if isinstance(body.body_base64, str):
         codec, value = "bytes", _decoded(body.body_base64)  # type: ignore[assignment]
@@ -163,10 +162,10 @@ async def send_message(context: RequestContext, path: TopicPath, body: Send) -> 
 async def get_message(
     context: RequestContext, path: MessagePath, query: MessageQuery
 ) -> StoredMessage:
-    """Return a message, in whichever queue it is, or in the trash."""
+    """Return a message from any queue or from the trash."""
     message = await context.admin.get(path.topic, path.id, raw=True)
     if message is None:
-        raise ApiError("not-found", "the message is settled, or never was", "id")
+        raise ApiError("not-found", "the message is settled or unknown", "id")
     return shown(context, message, None if query.whole else SHOWN_MAX)
 
 
@@ -178,7 +177,7 @@ class Cancelled(Answer):
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", role=Role.OPERATOR)
 async def cancel_message(context: RequestContext, path: MessagePath, body: Nothing) -> Cancelled:
-    """Cancel a waiting message; any other is left as it is, and the status says where it is."""
+    """Cancel a waiting message; for another message, only return its state."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Cancelled(status=await topic.cancel(path.id))
@@ -194,7 +193,7 @@ class Rescheduled(Answer):
 async def reschedule_message(
     context: RequestContext, path: MessagePath, body: Reschedule
 ) -> Rescheduled:
-    """Give a waiting message another time."""
+    """Give a waiting message another due time."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Rescheduled(status=await topic.reschedule(path.id, at=body.at, delay=body.delay))

@@ -1,4 +1,4 @@
-"""Messages of a topic: a queue as a list, and one message with all that is known of it."""
+"""Pages of a topic's messages: a queue as a list, and a single message in full."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LISTED = ("store", "prepare")  # dead letters have a page of their own
 
 @dataclass(frozen=True, slots=True)
 class ShownAttempt:
-    """An attempt as a row of a list shows it.
+    """An attempt as a row of a list.
 
     Attributes:
-        key: names the row while others come.
-        attempt: the attempt.
-        is_same_error: whether its error is that of the attempt above.
-        traceback: to be unfolded; empty: there is none, error and traceback are those of the
-            attempt above, or whoever looks is not shown it.
+        key: Stable name of the row, while rows are added.
+        attempt: The attempt.
+        is_same_error: Whether its error equals the error of the attempt above.
+        traceback: Traceback to unfold; empty if it is missing, repeats the attempt above, or is
+            hidden from the user.
     """
 
     key: str
@@ -79,7 +79,7 @@ async def message(request: PageRequest) -> View:
     id = _id(request.path["id"])
     found = await request.context.admin.get(request.topic, id, raw=True)
     if found is None:
-        raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
+        raise ApiError("not-found", f"the message {id} is settled or unknown", "id")
     state = None
     if found.held and found.group:
         state = await request.context.admin.group(request.topic, found.group, id=found.id)
@@ -96,7 +96,7 @@ async def message(request: PageRequest) -> View:
 
 
 def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt]:
-    """Return attempts as rows, the newest first; what equals the attempt above is not repeated."""
+    """Convert attempts to rows, newest first, without repeating the error of the attempt above."""
     rows: list[ShownAttempt] = []
     error = traceback = ""
     for place, each in enumerate(attempts):
@@ -111,7 +111,7 @@ def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt
 
 
 def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
-    """Return how many attempts were before the earliest that is kept."""
+    """Return the number of attempts before the earliest stored attempt."""
     numbers = [each.number for each in attempts if each.number is not None]
     return max(0, numbers[-1] - 1) if numbers else 0
 
@@ -130,7 +130,7 @@ async def cancel(request: PageRequest) -> Redirect:
 
 @PAGES.post("/topics/{topic}/messages/{id}/reschedule")
 async def reschedule(request: PageRequest) -> Redirect:
-    """Give a waiting message another time."""
+    """Give a waiting message another due time."""
     delay = duration(request.form.get("delay", ""), "delay")
     topic = await _opened(request)
     return _back(request, f"Time: {await topic.reschedule(_id(request.path['id']), delay=delay)}")
@@ -141,7 +141,7 @@ async def priority(request: PageRequest) -> Redirect:
     """Give a waiting message another priority."""
     number = whole_number(request.form.get("priority", ""))
     if number is None:
-        raise ApiError("invalid", "priority: give a number, 17 or more", "priority")
+        raise ApiError("invalid", "priority: enter a number, 17 or more", "priority")
     topic = await _opened(request)
     return _back(request, f"Priority: {await topic.set_priority(_id(request.path['id']), number)}")
 
@@ -154,7 +154,7 @@ async def _opened(request: PageRequest) -> AsyncTopic:
 
 def _id(text: str) -> str:
     if len(text) != 26 or not set(text) <= set("0123456789abcdefghijklmnopqrstuv"):
-        raise ApiError("not-found", "an id of a message has 26 characters, 0 to 9 and a to v", "id")
+        raise ApiError("not-found", "a message id has 26 characters, 0 to 9 and a to v", "id")
     return text
 
 

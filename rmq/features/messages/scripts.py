@@ -1,4 +1,4 @@
-"""Commands that change one waiting message: cancel, reschedule, set_priority."""
+"""Builders of commands that change a waiting message: cancel, reschedule, set_priority."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmq.kernel.transport.lua import script_loader
 def cancel(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes
 ) -> Command[str]:
-    """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
+    """Cancel a waiting message; return cancelled, in_flight, dead or gone."""
     return Command(
         script_loader.load("cancel"),
         (

@@ -1,4 +1,4 @@
-"""Give back expired leases, of messages, workers and queries, in topics that nobody consumes."""
+"""Roll back expired leases of messages, workers and queries in topics without consumers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
 
 
 class Rollback(SurveyedService):
-    """Gives back the leases that the survey saw expired.
+    """Roll back the leases that the survey saw expired.
 
-    A slot costs no command of its own while its leases hold. One whose consumers died is seen by
-    the next pass of the survey, at most 80 s later.
+    Slots without expired leases cost no extra command. If the consumers of a slot die, the next
+    pass of the survey notices, at most 80 s later.
     """
 
     name = "rollback"
@@ -36,10 +36,10 @@ class Rollback(SurveyedService):
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._seen = -1  # the pass of the survey that was dealt with
+        self._seen = -1  # last handled pass of the survey
 
     def run_once(self) -> int:
-        """Give back what has expired; return how many messages."""
+        """Roll back the expired leases; return the number of messages."""
         seen, topics = self._survey.passes, self._survey.topics
         if seen == self._seen:
             return 0

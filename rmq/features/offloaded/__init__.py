@@ -1,1 +1,1 @@
-"""Objects of offloaded bodies: remove those whose messages are gone, or never came."""
+"""Objects of offloaded bodies: remove objects whose messages are gone or were never stored."""

@@ -10,25 +10,25 @@ from rmq.kernel.topic.verbs import AdminPart
 
 
 class OffloadedAdmin(AdminPart):
-    """Verbs on objects of `rmq.Offloaded`."""
+    """Operations on objects of `rmq.Offloaded`."""
 
     def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove the objects of a topic that no message refers to; return how many there were.
+        """Remove the objects of a topic that no message refers to; return their number.
 
-        A send that ended between its object and its message has left one. All records of all topics
-        are read, in whichever queue they are.
+        Such objects remain when a send stops after storing the object and before sending the
+        message. The sweep reads all records of all topics, in all queues.
 
         Args:
-            topic: its name.
-            older: leave younger objects alone: their sends may go on. At least an hour, by the
-                clock of who sent them, and more than a send waits for room (`timeout`).
-            dry_run: count them only.
+            topic: Name of the topic.
+            older: Minimum age of an object, because younger sends may be unfinished. At least an
+                hour, by the clock of the sender, and more than the `timeout` of a send.
+            dry_run: Only count the objects.
 
         Raises:
-            ConfigurationError: this process has no store: it knows those of each `rmq.Offloaded`
-                that it keeps, and of RMQ_STORES.
-            InvalidValue: a topic is being resized.
+            ConfigurationError: This process has no store: neither an `rmq.Offloaded` that it holds,
+                nor RMQ_STORES, names a store.
+            InvalidValue: A topic is being resized.
         """
         return self._run(flows.sweep(self._context(topic), older, dry_run))

@@ -13,7 +13,7 @@ from rmq.terminal.param_types import DURATION
 
 @click.group(cls=CommandGroup)
 def offloaded() -> None:
-    """Bodies outside of Redis (rmq.Offloaded): remove what no message refers to."""
+    """Bodies outside of Redis (rmq.Offloaded): remove unused objects."""
 
 
 @offloaded.command(
@@ -24,15 +24,15 @@ def offloaded() -> None:
 )
 @click.argument("topic")
 @click.option(
-    "--older", type=DURATION, default="24h", show_default=True, help="Leave younger objects alone."
+    "--older", type=DURATION, default="24h", show_default=True, help="Skip younger objects."
 )
 @DRY_RUN
 @YES
 def sweep(topic: str, older: float, dry_run: bool, yes: bool) -> None:
     """Remove the objects of TOPIC that no message of any topic refers to.
 
-    Sends that ended between their object and their message leave them. RMQ_STORES names the stores.
-    It reads all records in Redis, and asks for the name of the topic first.
+    Such objects remain when a send stops before its message is stored. RMQ_STORES names the stores.
+    Reads all records in Redis, and asks for the name of the topic first.
     """
     common = common_options()
     with common.client() as client:

@@ -22,12 +22,12 @@ from rmq.kernel.topic import opening, overview, tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
 
-OLDER_LEAST_MS = 3_600_000  # well over what a send may take between its object and its message
+OLDER_LEAST_MS = 3_600_000  # well above the time from storing an object to sending its message
 SCAN = 500
 
 
 class SweepResult(NamedTuple):
-    """Objects without a message: how many, and their bytes."""
+    """The number of objects without a message, and their bytes."""
 
     objects: int
     bytes: int
@@ -38,9 +38,7 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
     older_ms = duration_ms(older, "older", OLDER_LEAST_MS)
     stores = offloading.known_stores()
     if not stores:
-        raise ConfigurationError(
-            f"offloaded: there is no store; name some in {offloading.VARIABLE}"
-        )
+        raise ConfigurationError(f"offloaded: there is no store; set {offloading.VARIABLE}")
     yield from opening.ensure_open(context, create=False)
     before_ms = (yield from server_ms("sweep")) - older_ms
     found: dict[tuple[str, str], Reference] = {}
@@ -60,9 +58,9 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
 def _leave_out_referred(
     context: TopicContext, found: dict[tuple[str, str], Reference]
 ) -> Flow[None]:
-    """Leave out the objects that have a record, or a tombstone.
+    """Remove from `found` the objects that have a record or a tombstone.
 
-    Redrives move records from topic to topic meanwhile, so topics are read in order and back.
+    Redrives may move records between topics meanwhile, so topics are read in order and in reverse.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):
@@ -99,7 +97,7 @@ def _of_record(entry: bytes) -> bytes | None:
 
 
 def _scan(key: bytes, use: Callable[[Iterable[bytes]], None], *match: str | bytes) -> Flow[None]:
-    """Call `use` with all values of a hash, a page at a time."""
+    """Call `use` with all values of a hash, page by page."""
     cursor = 0
     while True:
         cursor, page = yield RawCommand("sweep", "HSCAN", key, cursor, *match, "COUNT", SCAN)

@@ -1,7 +1,7 @@
 """The service of `rmq server` for offloaded bodies: remove objects whose messages are gone.
 
-Consumers remove those that they ack. Messages are also purged, cancelled, expired and dropped, and
-consumers die.
+Consumers remove the objects of messages that they ack. This service handles messages that were
+purged, cancelled, expired or dropped, and messages of dead consumers.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
-UNUSED_S = 600.0  # between two looks at a slot that has had no offloaded body
+UNUSED_S = 600.0  # time between two looks at a slot without offloaded bodies
 
 
 class Offloading(SurveyedService):
-    """Removes the objects of all tombstones; logs once for each topic why it cannot."""
+    """Remove the objects of all tombstones; if that fails, log the reason once per topic."""
 
     name = "offloading"
     every_s = 15.0
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._unused_until: dict[tuple[bytes, bytes], float] = {}  # by slot and stamp
-        self._reported: set[str] = set()  # topics whose objects cannot be removed
+        self._unused_until: dict[tuple[bytes, bytes], float] = {}  # by slot and stamp of the topic
+        self._reported: set[str] = set()  # topics whose objects could not be removed
 
     def run_once(self) -> int:
-        """Remove what is due; return how many objects."""
+        """Remove the objects that are due; return their number."""
         removed, now = 0, time.monotonic()
         self._unused_until = {key: at for key, at in self._unused_until.items() if at > now}
         for name, counts in self._survey.topics.items():

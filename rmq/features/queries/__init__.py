@@ -1,1 +1,1 @@
-"""Queries, stages and sinks: messages taken and sent in batches, exactly once, as Spark does."""
+"""Queries, stages and sinks: messages received and sent in batches, exactly once, as in Spark."""

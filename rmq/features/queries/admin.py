@@ -1,4 +1,4 @@
-"""Queries that hold messages, and sinks that queries publish to."""
+"""List and release queries; list and delete sinks."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncQueryAdmin(AsyncAdminPart):
-    """Verbs on queries and sinks."""
+    """Operations on queries and sinks."""
 
     async def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).
 
-        The lease that ends first is first. At most 1000 of each slot are listed.
+        Queries are sorted by the end of their leases. At most 1000 per slot are listed.
         """
         return await self._run(held.queries(self._context(topic)))
 
     async def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
     ) -> int:
-        """Give back at once all messages of a query; return how many. It costs each a retry.
+        """Give back immediately all messages of a query; return their number.
 
-        For a query that is not started again. They wait as after a failure; one without a retry
-        left becomes a dead letter. All expired leases go back too, as by `rollback`.
+        Use it for a query that will not start again. Each message loses a retry and waits as after
+        a failure; a message without a remaining retry becomes a dead letter. All expired leases are
+        rolled back as well.
 
         Args:
-            topic: its name.
-            run: 32 hex digits, as `queries` lists them.
-            force: also while a driver runs it, which would then replay a batch that is gone.
-            dry_run: only count them.
+            topic: Name of the topic.
+            run: Name of the query, 32 hex digits, from `queries`.
+            force: Release even if a driver runs the query; the driver would then replay a batch
+                that is gone.
+            dry_run: Only count the messages.
 
         Guarantee:
-            Stopped half-way, run it again. A driver that starts at this very moment, or later on
-            the same checkpoint, finds that its batch is gone.
+            If the call is interrupted, run it again. A driver that starts at the same moment, or
+            later on the same checkpoint, finds that its batch is gone.
 
         Raises:
-            QueryOwned: a driver runs it; nothing was done.
+            QueryOwned: A driver runs the query; nothing was changed.
         """
         context = self._context(topic)
         return await self._run(held.release_query(context, check_run(run), force, dry_run))
@@ -46,24 +48,25 @@ class AsyncQueryAdmin(AsyncAdminPart):
     async def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
         """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
 
-        There is no index of these records: SCAN walks all keys of the database, 1000 in a call. It
-        blocks nobody, and takes long if there are many millions. On a Redis Cluster it walks the
-        masters one after the other, and may miss a key whose hash slot moves meanwhile.
+        There is no index of these records, so SCAN walks all keys of the database, 1000 per call.
+        The walk blocks no other client, but takes long with many millions of keys. On a Redis
+        Cluster it walks one master after another, and may miss a key whose hash slot moves
+        meanwhile.
 
         Args:
-            topic: its name.
-            query: only this one, without the walk.
+            topic: Name of the topic.
+            query: Name of a single query, which needs no walk.
         """
         if query is not None:
             check_text(query, "query")
         return await self._run(held.sinks(self._context(topic), query))
 
     async def forget_sink(self, topic: str, query: str) -> bool:
-        """Forget which batches of a query are published; return whether anything was known.
+        """Delete the record of a query's published batches; return whether there was a record.
 
-        For a query whose checkpoint is gone. While a checkpoint is still used, its last batch would
-        be published a second time if it is replayed, and messages of a begun batch that are not yet
-        published would be published only if the query runs that batch again.
+        Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay
+        of the last batch is published a second time. Unpublished messages of a begun batch are then
+        published only if the query runs that batch again.
         """
         check_text(query, "query")
         return await self._run(held.forget_sink(self._context(topic), query))

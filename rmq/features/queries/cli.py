@@ -1,4 +1,4 @@
-"""`rmq query` and `rmq sink`: queries that hold messages, and what one has published."""
+"""`rmq query` and `rmq sink`: queries that hold messages, and records of published batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
 
 _RUN_PREFIX = re.compile("[0-9a-f]{4,32}")
-MEANS = "If it is started again on its checkpoint, the batch that it had begun is gone."
-CANDIDATES = 5  # runs that the error about an ambiguous prefix names
+MEANS = "If the query starts again on its checkpoint, the batch that it had begun is gone."
+CANDIDATES = 5  # runs in the error about an ambiguous prefix
 
 
 @click.group(cls=CommandGroup)
 def query() -> None:
-    """List queries that hold messages, as Spark's do; release what a query holds."""
+    """List queries that hold messages, such as Spark's, and release their messages."""
 
 
 @query.command("ls", examples=("rmq query ls orders", "rmq query ls orders --json"))
@@ -29,10 +29,10 @@ def query() -> None:
 def list_queries(topic: str) -> None:
     """List the queries that have a lease on messages of TOPIC, by the end of the lease.
 
-    LEASE: time until its messages are given back, unless its driver renews the lease. Once it has
-    ended, the next consumer gives them back. OWNED: no other driver may run it for so long. ROWS,
-    BYTES, REPLAYS and LAG: rows and bytes read, batches begun again, and the age of the oldest
-    message that waits, as its driver told; empty where it tells nothing.
+    LEASE: time until the lease ends and the next consumer gives the messages back, unless the
+    driver renews the lease. OWNED: time for which no other driver may run the query. ROWS, BYTES,
+    REPLAYS and LAG, if the driver reports them: rows and bytes read, repeated batches, and age of
+    the oldest waiting message.
     """
     common = common_options()
     with common.client() as client:
@@ -77,22 +77,22 @@ def _left(seconds: float) -> str:
 )
 @click.argument("topic")
 @click.argument("run")
-@click.option("--force", is_flag=True, help="Also while a driver runs it.")
+@click.option("--force", is_flag=True, help="Release even while a driver runs it.")
 @DRY_RUN
 @YES
 def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
-    """Give back to TOPIC, at once, all messages that the query RUN holds.
+    """Give back to TOPIC, immediately, all messages that the query RUN holds.
 
-    For a query that will not be started again; without this command they are given back when its
-    lease ends. It costs each message a retry, with the usual wait. RUN is as `rmq query ls` shows
-    it, or at least its first 4 digits.
+    Use it for a query that will not start again; otherwise the messages are given back when the
+    lease ends. Each message loses a retry and waits as usual. RUN is the name in `rmq query ls`, or
+    at least its first 4 digits.
 
-    Exit code 6 while a driver runs it, because the driver would replay a batch that is gone. Stop
-    it, or give --force. It asks for the name of the topic first.
+    Exit code 6: a driver runs the query, and would replay a batch that is gone. Stop the driver, or
+    use --force. Asks for the name of the topic first.
     """
     common = common_options()
     if not _RUN_PREFIX.fullmatch(run):
-        raise click.UsageError("RUN: give 4 to 32 of the digits that rmq query ls shows")
+        raise click.UsageError("RUN: use 4 to 32 of the digits that rmq query ls shows")
     with common.client() as client:
         run = _resolve_run(topic, run, client.admin.queries(topic))
         matched = client.admin.release_query(topic, run, force=force, dry_run=True)
@@ -120,14 +120,14 @@ def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> s
         more = f" and {len(runs) - CANDIDATES} more" if len(runs) > CANDIDATES else ""
         raise click.UsageError(
             f"RUN: {prefix} begins {len(runs)} queries, {', '.join(sorted(runs)[:CANDIDATES])}"
-            f"{more}; give more of its digits"
+            f"{more}; use more of its digits"
         )
     return runs[0]
 
 
 @click.group(cls=CommandGroup)
 def sink() -> None:
-    """List or forget the records of queries that publish, as Spark's do."""
+    """List or delete the records of queries that publish, such as Spark's."""
 
 
 @sink.command("ls", examples=("rmq sink ls orders", "rmq sink ls orders --json"))
@@ -135,8 +135,8 @@ def sink() -> None:
 def list_sinks(topic: str) -> None:
     """List the queries that have published to TOPIC, with their last batches.
 
-    PUBLISHED: the last batch that is published. BEGUN: a batch that has begun and not ended. These
-    records never expire. They have no index: this command scans all keys of the database.
+    PUBLISHED: the last published batch. BEGUN: a batch that has begun and not ended. These records
+    never expire. They have no index, so the command scans all keys of the database.
     """
     common = common_options()
     with common.client() as client:
@@ -162,10 +162,10 @@ def _batch(number: int | None) -> str:
 @click.argument("query")
 @YES
 def forget(topic: str, query: str, yes: bool) -> None:
-    """Forget which batches of QUERY are published to TOPIC.
+    """Delete the record of the batches that QUERY has published to TOPIC.
 
-    For a query whose checkpoint is deleted. With the checkpoint still in use, a replay of its last
-    batch would be published a second time. It asks for the name of the topic first.
+    Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay of
+    the last batch is published a second time. Asks for the name of the topic first.
     """
     common = common_options()
     with common.client() as client:
@@ -191,6 +191,6 @@ def _meaning(record: rmq.Sink) -> str:
     if record.begun is not None:
         sentences.append(
             f"Batch {record.begun} has begun and may be published in part; if its query runs it "
-            "again, all of it is published, and else what is missing never is."
+            "again, all of it is published; otherwise the missing part never is."
         )
     return " ".join(sentences)

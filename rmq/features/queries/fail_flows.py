@@ -1,7 +1,7 @@
-"""Flow of a query: fail single messages of its batch, each once, however often the batch is run.
+"""Flow of a query: fail single messages of a batch, each once, even if the batch runs again.
 
-Any task of the engine may say so, and say it again: the query's log has a mark for each message
-that it took out of the batch. See `lua/queries/query_fail.lua`.
+Any task of the engine may fail a message, and may repeat the call: the query's log has a mark for
+each failed message. See `lua/queries/query_fail.lua`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 
-CALL_MOST = 250  # messages of one call: each is a failure entry to be written
-CALL_SPAN = 4000  # from the first number of a call to the last
-CALL_BYTES = 256 * 1024  # of the errors of a call
+CALL_MOST = 250  # messages of one call, each with a failure entry to write
+CALL_SPAN = 4000  # difference between the first and the last number of a call
+CALL_BYTES = 256 * 1024  # total size of the errors of a call
 PIPELINE_CALLS = 8
 DELAY_MAX_MS = 315_576_000_000  # 10 years
 
@@ -31,11 +31,11 @@ class FailedMessage(NamedTuple):
     """A message of a batch that could not be processed.
 
     Attributes:
-        slot: its index.
-        number: in the query's log.
-        id: of the message.
-        error: why: for its failure entry.
-        delay_ms: until its retry; None: as the topic's policy says.
+        slot: Index of the slot.
+        number: Number in the query's log.
+        id: Id of the message.
+        error: Error text for its failure entry.
+        delay_ms: Time until its retry, in ms; None: by the topic's policy.
     """
 
     slot: int
@@ -46,14 +46,14 @@ class FailedMessage(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """How many messages of a batch were failed.
+    """Numbers of messages by outcome.
 
     Attributes:
-        retried: were given back for a retry by this call.
-        dead: became dead letters by this call.
-        before: were failed by an earlier call, or stand twice in this one; nothing was done.
-        lost: are not held by the query under that number: its lease ran out, or it was never handed
-            out; nothing was done.
+        retried: Messages that this call gave back for a retry.
+        dead: Messages that this call made dead letters.
+        before: Messages that were failed before, or are twice in this call; nothing was done.
+        lost: Messages that the query does not hold under that number, because its lease expired or
+            they were never handed out; nothing was done.
     """
 
     retried: int = 0
@@ -71,13 +71,13 @@ def fail(
     """Give messages of a batch back for a retry, or make them dead letters.
 
     Raises:
-        InvalidValue: an id is of another slot or topic, or a delay cannot be.
+        InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
     """
     yield from opening.ensure_open(context, create=False)
     by_slot: dict[int, list[Failing]] = {}
     worker, counts, known = failure.this_worker(), Counter[str](), len(context.slots)
     for message in messages:
-        if not 0 <= message.slot < known:  # a topic that was made anew may have fewer
+        if not 0 <= message.slot < known:  # a topic that was created again may have fewer slots
             counts["lost"] += 1
             continue
         by_slot.setdefault(message.slot, []).append(
@@ -109,8 +109,8 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
-    """Divide messages of a slot into calls, each in the order of its numbers."""
-    rounds: list[list[Failing]] = []  # what has a number twice goes into another call
+    """Divide the messages of a slot into calls, each sorted by number."""
+    rounds: list[list[Failing]] = []  # a repeated number goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):
         if seen[message.number] == len(rounds):

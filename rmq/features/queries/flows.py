@@ -1,11 +1,10 @@
 """Flows of a query: take messages into its log, hand them out, settle them, give them back.
 
-A query may be asked the same twice, and by two drivers: the answer is the same for as long as the
-query holds its messages. See `lua/queries/query_take.lua`.
+Calls may be repeated, also by two drivers: while the query holds its messages, the answer stays the
+same. See `lua/queries/query_take.lua`.
 
-Its owner knows which numbers it has taken, and which slots have nothing; so it asks Redis only for
-what it cannot know. `Known` is that knowledge; after an error of Redis it may be wrong, and is
-forgotten.
+The owner caches the numbers it has taken and the slots that have no messages (`Known`), so that it
+calls Redis only for news. After an error of Redis the cache may be wrong, and is cleared.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from rmq.kernel.transport.flow.steps import (
     pipeline,
 )
 
-CALL_MOST = 4000  # messages of one call: a few ms of the server's time
-PIPELINE_MOST = 8000  # messages of the calls in one pipeline: Redis serves nobody else meanwhile
+CALL_MOST = 4000  # messages of one call, a few ms of the server's time
+PIPELINE_MOST = 8000  # messages of a pipeline, during which Redis serves no other client
 ROUNDS_MAX = 10_000  # pipelines of one take
 
-Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
-NEWEST = 9_000_000_000_000_000  # as far as scripts count
+Offsets = Mapping[int, int]  # slot -> number in its log; a missing slot means 0
+NEWEST = 9_000_000_000_000_000  # largest number that scripts can count to
 NEVER = math.inf
 
 
@@ -48,16 +47,17 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """Knowledge of the owner of a query.
+    """What the owner of a query has cached about its slots.
 
     Args:
-        subscription: to the signals of the topic.
+        subscription: Subscription to the signals of the topic.
 
     Attributes:
-        newest: by slot, the number of the newest message it took; None: not known.
-        ready_at: by slot, when it has something to take, by the monotonic clock; NEVER: when a
-            signal says so; None: not known.
-        look_at: when the next slots are asked although no signal came: it can get lost.
+        newest: By slot, the number of the newest message taken; None: not known.
+        ready_at: By slot, the time at which it has messages to take, by the monotonic clock. NEVER:
+            a signal will tell. None: not known.
+        look_at: Time at which the next slots are checked without a signal, since signals can be
+            lost.
     """
 
     __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
@@ -70,33 +70,33 @@ class Known:
         self._turn = 0
 
     def forget(self) -> None:
-        """Ask Redis again: for the numbers, and in each slot."""
+        """Clear the cache, so that Redis is asked for numbers and for each slot again."""
         self.newest = None
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Know of so many slots: a resize may have added some. Without signals nothing lasts."""
+        """Adapt to the number of slots; clear the cache if there are no signals."""
         if self.subscription.held is None:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
 
     def unknown(self) -> list[int]:
-        """Return the slots of which it is not known when they have something."""
+        """Return the slots for which `ready_at` is not known."""
         return [index for index, at in enumerate(self.ready_at) if at is None]
 
     def ready(self) -> list[int]:
-        """Return the slots that have something now."""
+        """Return the slots that have messages now."""
         now = time.monotonic()
         return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Note that slots have something: wake-up signals named them."""
+        """Record that wake-up signals named these slots."""
         for index in slots:
             if index < len(self.ready_at):
                 self.ready_at[index] = 0.0
 
     def look(self) -> None:
-        """Take it that nothing is known of the next slots; of each once in ROUND_S."""
+        """Clear the cache of the next few slots, so that each slot is checked once in ROUND_S."""
         self.look_at = time.monotonic() + POLL_S
         count = len(self.ready_at)
         for _ in range(math.ceil(count * POLL_S / ROUND_S)):
@@ -105,7 +105,7 @@ class Known:
 
 
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide calls, by slot with the number of their messages, so that no pipeline has too many."""
+    """Divide calls, by slot with their number of messages, into pipelines of limited size."""
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
@@ -119,7 +119,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
-    """Share what is left among slots; where it is less than they are, some get nothing."""
+    """Share a limit among slots; if it is smaller than the number of slots, some get 0."""
     limits = {}
     for place, index in enumerate(wanted):
         share = (
@@ -135,9 +135,9 @@ class Settlement(NamedTuple):
     """The result of settling a batch.
 
     Attributes:
-        settled: how many messages were settled by this call.
-        missing: how many of the batch can no longer be settled: the lease expired, and other
-            consumers have taken them since, or they are dead letters.
+        settled: Number of messages that this call settled.
+        missing: Number of messages of the batch that cannot be settled any more: their lease
+            expired, and other consumers have received them since, or they are dead letters.
     """
 
     settled: int
@@ -147,14 +147,16 @@ class Settlement(NamedTuple):
 class QueryFlows:
     """The flows of a query, for its owner.
 
-    Each but `waiting`, `count_run` and `handed` raises QueryOwned where another driver runs it.
+    All flows except `waiting`, `count_run` and `handed` raise QueryOwned if another driver runs the
+    query.
 
     Args:
-        context: the topic.
-        lease: of the query.
+        context: Context of the topic.
+        lease: Lease of the query.
 
     Attributes:
-        read_bytes: of records and bodies that anyone read of the batches that were settled here.
+        read_bytes: Total bytes of records and bodies that readers have read of the batches settled
+            by this object.
     """
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
@@ -168,7 +170,7 @@ class QueryFlows:
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
-        """Make calls that the owner alone may make."""
+        """Run calls that only the owner may make."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
             if answer.owner:
@@ -176,8 +178,9 @@ class QueryFlows:
                 raise QueryOwned(
                     f"query {self.lease.run} of topic {self.context.name!r} is run by "
                     f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
-                    "share one checkpoint. Stop the other one, or give this one a checkpoint and "
-                    "an output of its own",
+                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
+                    "share one checkpoint. Stop the other driver, or give this driver a checkpoint "
+                    "and an output of its own",
                     left_s,
                 )
         return answers
@@ -189,15 +192,15 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query; return for each slot how much it holds of a batch.
+        """Renew the lease of a query; return for each slot how many messages of a batch it holds.
 
-        The ownership is in the first slot; only who has it goes on to the others.
+        The ownership is stored in the first slot; only the owner continues to the others.
 
         Args:
-            after: by slot, the number after which the batch begins.
-            upto: by slot, the number with which it ends; None: with the newest.
-            slots: the others to renew; None: all.
-            report: of the owner, kept in the first slot; b"": the one before stays.
+            after: By slot, the number after which the batch begins.
+            upto: By slot, the last number of the batch; None: the newest number.
+            slots: Slots to renew in addition to the first; None: all.
+            report: Report of the owner, stored in the first slot; b"": keep the previous report.
         """
         yield from self.open()
         home, *others = self.context.slots
@@ -219,18 +222,18 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take messages beyond `after`; return the newest number of each slot.
+        """Take messages after `after`; return the newest number of each slot.
 
-        If the query has taken messages beyond `after` before, they are the answer, and nothing more
-        is taken: the caller may have used them as a batch, and a batch of that number must not get
-        other messages. Messages whose lease expired since then leave a gap in the numbers, so the
-        answer may be a batch without any message.
+        If the query has already taken messages after `after`, they are the answer, and no more are
+        taken: the caller may have used them as a batch, and the batch must keep its messages.
+        Messages whose lease has expired since then leave gaps in the numbers, so a batch may be
+        empty.
 
         Args:
-            after: the newest number of each slot that the caller has noted.
-            most: over all slots; None: all that may be taken now.
-            most_bytes: of records and bodies over all slots, and a message of each more; 0: any
-                number.
+            after: Newest number of each slot that the caller has recorded.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; 0: no limit.
         """
         resizes = 0
         while True:
@@ -242,7 +245,7 @@ class QueryFlows:
     def _take(self, after: Offsets, most: int | None, most_bytes: int) -> Flow[dict[int, int]]:
         yield from self.open()
         known, count = self.known, len(self.context.slots)
-        # In slots that a resize has added it becomes the owner before it takes.
+        # A take in a slot that a resize has added requires the ownership there.
         if known.newest is None or len(known.newest) < count:
             logs = yield from self.renew(after, None)
             known.newest = {index: log.newest for index, log in enumerate(logs)}
@@ -263,7 +266,7 @@ class QueryFlows:
         return dict(newest)
 
     def _take_ready(self, newest: dict[int, int], most: int | None, most_bytes: int) -> Flow[None]:
-        """Take from the slots that are ready, the same number from each as far as they have it."""
+        """Take about the same number of messages from each slot that has messages."""
         slots, wanted, rolled_back = self.context.slots, self.known.ready(), set[int]()
         left = NEVER if most is None else most
         bytes_left = most_bytes
@@ -294,9 +297,9 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Ask the slots of which nothing is known when they have something.
+        """Ask the slots with unknown state when they have messages.
 
-        Where they have nothing, they note that somebody sleeps, and signal what comes.
+        A slot without messages records that the query sleeps, and signals new messages.
         """
         asked = self.known.unknown()
         if not asked:
@@ -307,7 +310,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Sleep until there may be messages to take, for so long at most; return whether so."""
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -322,7 +325,7 @@ class QueryFlows:
             while True:
                 if known.subscription.held is None:
                     yield AwaitSignal(known.subscription, 0)
-                    known.ready_at = []  # what came before the subscription sent it no signal
+                    known.ready_at = []  # messages before the subscription were not signalled
                 known.fit(len(self.context.slots))
                 if known.ready():
                     return True
@@ -334,7 +337,8 @@ class QueryFlows:
                 if pause > 0:
                     known.note_signals((yield AwaitSignal(known.subscription, pause)))
                 now = time.monotonic()
-                if now >= known.look_at:  # also if each wait is shorter: the next call asks then
+                # Also if each wait is shorter: the next call checks the slots.
+                if now >= known.look_at:
                     known.look()
                 if now >= until:
                     return bool(known.ready())
@@ -343,7 +347,7 @@ class QueryFlows:
             raise
 
     def waiting(self) -> Flow[list[int]]:
-        """Count the messages of each slot that may be taken now."""
+        """Count the messages of each slot that can be taken now."""
         yield from self.open()
         calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
         return (yield from pipeline(calls))
@@ -352,11 +356,11 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Note that a run has begun a batch; return how many runs have begun it, this one included.
+        """Record that a run has begun a batch; return the number of such runs, including this run.
 
         Args:
-            batch: the name of the batch; it takes the place of the one before.
-            by: the name of the run of the engine; given twice in a row, it counts once.
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the engine's run; a name repeated without another name between counts once.
         """
         yield from self.open()
         kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
@@ -367,7 +371,7 @@ class QueryFlows:
         return count
 
     def handed(self, slot: int) -> Flow[int]:
-        """Return the number of the newest message of a slot that was handed out."""
+        """Return the number of a slot's newest message that was handed out."""
         yield from self.open()
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
@@ -375,10 +379,11 @@ class QueryFlows:
         """Settle messages up to these numbers.
 
         Args:
-            upto: a batch ends with these numbers.
-            batch: and has so many messages; absent: 0. Messages of it whose lease expired are
-                settled too if they wait ever since. None: not known, so only messages held are
-                settled.
+            upto: By slot, the last number of the batch.
+            batch: By slot, the number of messages in the batch; absent: 0. Messages whose lease
+                expired are settled as well if they have been waiting since then. None: unknown;
+                    then only held
+                messages are settled.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -411,7 +416,7 @@ class QueryFlows:
         return Settlement(total, missing)
 
     def again(self, upto: Offsets) -> Flow[None]:
-        """Give a batch new numbers."""
+        """Give the messages of a batch new numbers."""
         self.known.forget()
         yield from self.open()
         slots = self.context.slots
@@ -420,7 +425,7 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back what was taken after these numbers and never handed out; return how many."""
+        """Give back messages after these numbers that were not handed out; return the count."""
         self.known.forget()
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
@@ -453,7 +458,7 @@ class QueryFlows:
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:
-    """Give back all that a query holds, also if its lease has not expired; return how many."""
+    """Give back all messages of a query, even before its lease expires; return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:

@@ -1,4 +1,4 @@
-"""List and release queries, list and forget sinks, as an operator does."""
+"""List and release queries, list and delete sinks, for operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmq.kernel.topic.overview import CALLS_AT_ONCE
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
 
-SCANNED = 1000  # keys that one SCAN looks at: about a ms of the server's time
+SCANNED = 1000  # keys of a SCAN call, about a ms of the server's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,16 @@ class HeldQuery:
     """A query that has a lease on messages of a topic.
 
     Attributes:
-        run: what names it: 32 hex digits.
-        owner: the driver that runs it, or ran it last; None: none is known.
-        owner_left_s: no other driver may run it for so long; negative: so long ago that ended.
-        messages: how many it holds, over all slots.
-        lease_left_s: seconds until its lease expires unless it is renewed; negative: it expired,
-            and the next consumer that takes messages rolls it back.
-        slots: by slot, how many it holds; slots with none are left out.
-        report: figures that its driver has sent, by name; empty: it sends none. Of Spark's source:
-            docs/spark.md.
+        run: Name of the query, 32 hex digits.
+        owner: Driver that runs the query, or ran it last; None: unknown.
+        owner_left_s: Seconds for which no other driver may run the query; negative: seconds since
+            then.
+        messages: Number of held messages over all slots.
+        lease_left_s: Seconds until the lease expires without a renewal; negative: it has expired,
+            and the next receiving consumer rolls it back.
+        slots: Number of held messages by slot; slots without messages are omitted.
+        report: Figures that the driver has reported, by name; may be empty. For the figures of
+            Spark's source see docs/spark.md.
     """
 
     run: str
@@ -47,7 +48,7 @@ class HeldQuery:
 
     @property
     def is_owned(self) -> bool:
-        """Whether a driver runs it."""
+        """Whether a driver runs the query."""
         return self.owner is not None and self.owner_left_s > 0
 
 
@@ -55,10 +56,10 @@ class WatchedQuery(NamedTuple):
     """A query over all its topics.
 
     Attributes:
-        run: what names it.
-        held: by topic in which it runs or holds messages, how many it holds; sorted.
-        owner: the driver that runs it; None: none does.
-        report: figures that its driver has sent last: the same to each topic.
+        run: Name of the query.
+        held: Number of messages held per topic, sorted by topic.
+        owner: Driver that runs the query, or None.
+        report: Figures that the driver reported last, the same to each topic.
     """
 
     run: str
@@ -68,7 +69,7 @@ class WatchedQuery(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many messages it holds."""
+        """Number of held messages."""
         return sum(self.held.values())
 
 
@@ -77,9 +78,9 @@ class Sink:
     """The batches that a query has published to a topic.
 
     Attributes:
-        query: what names it; of a streaming query of Spark, the id in its checkpoint.
-        published: the number of the last batch that is published; None: none is yet.
-        begun: the number of a batch that was begun and has not ended; None: there is none.
+        query: Name of the query; for Spark, the id in the checkpoint.
+        published: Number of the last published batch, or None.
+        begun: Number of a batch that was begun and has not ended, or None.
     """
 
     query: str
@@ -91,7 +92,7 @@ class Sink:
 
 
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
-    """List the queries of a topic, the lease that expires first before the others."""
+    """List the queries of a topic, sorted by the end of their leases."""
     yield from opening.ensure_open(context, create=False)
     listed = yield from pipeline([scripts.queries(keys) for keys in context.slots])
     found = [
@@ -109,11 +110,11 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
 def _by_topic(
     found: Sequence[tuple[SlotKeys, str, int]], states: Sequence[QueryState]
 ) -> dict[str, list[HeldQuery]]:
-    """Return queries, the lease that ends first before the others.
+    """Return queries by topic, sorted by the end of their leases.
 
     Args:
-        found: of each slot that has a query: its keys, the query, and the ms its lease has left.
-        states: of each of these; one that is empty is left out.
+        found: For each slot with a query: keys, query, and ms until the end of its lease.
+        states: State of each of these; an empty state is omitted.
     """
     by_slot: dict[tuple[str, str], dict[int, QueryState]] = {}
     left: dict[tuple[str, str], int] = {}
@@ -129,26 +130,26 @@ def _by_topic(
 
 
 class Counted(Protocol):
-    """A topic whose counts were read: of an overview, or of the survey."""
+    """A topic with its counts, from an overview or from the survey."""
 
     @property
     def context(self) -> TopicContext:
-        """The topic."""
+        """Context of the topic."""
 
     @property
     def slots(self) -> Sequence[Mapping[str, int]]:
-        """The counts of each slot, by the names of `Admin.stats`."""
+        """Counts of each slot, by the names of `Admin.stats`."""
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return by topic the queries that run or hold messages, in few round trips; change nothing.
+    """Return by topic the queries that run or hold messages, with few round trips; change nothing.
 
-    A query that runs is listed in the first slot of its topic, and those that hold messages in
-    slots with messages in flight: the counts of a topic say where to look.
+    A running query is listed in the first slot of its topic, and a query that holds messages in
+    slots with messages in flight. So the counts of a topic tell which slots to read.
 
     Args:
-        topics: whose counts were read a moment ago; those without queries are left out.
-        most: queries of each slot, those whose lease ends first.
+        topics: Topics with recent counts; topics without queries are omitted from the result.
+        most: Maximum number of queries per slot, by the end of their leases.
     """
     asked = [
         (keys, counts["now_ms"])
@@ -167,7 +168,7 @@ def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery
 
 
 def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery]:
-    """Return the queries of all topics, those that hold most first."""
+    """Combine the queries of all topics, most held messages first."""
     by_run: dict[str, dict[str, HeldQuery]] = {}
     for topic in sorted(queries):
         for query in queries[topic]:
@@ -185,7 +186,7 @@ def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery
 
 
 def _age(report: Mapping[str, int]) -> tuple[int, int]:
-    """Return by what a newer report is known: its driver's start, and its commands."""
+    """Return the order of reports: the driver's start, and its number of commands."""
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
@@ -200,7 +201,7 @@ def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
 
 
 def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Return the values of calls; () for a slot that is gone or cannot be read."""
+    """Return the values of calls, or () for a slot that is gone or cannot be read."""
     replies: list[Any] = []
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
@@ -215,7 +216,7 @@ def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
 def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:
     owner, owner_left_s = _owner(states)
     slots = {index: state.messages for index, state in states.items() if state.messages}
-    home = states.get(0)  # the ownership is there, and the report with it
+    home = states.get(0)  # the first slot has the ownership and the report
     return HeldQuery(
         run, owner, owner_left_s, sum(slots.values()), lease_left_ms / 1000, slots,
         queries_scripts.read_report(home.report) if home is not None else {},
@@ -223,7 +224,7 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the owner that ran the query last in any slot, and the seconds it has left."""
+    """Return the owner that ran the query last in any slot, and its remaining seconds."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0
@@ -232,10 +233,10 @@ def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
 
 
 def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -> Flow[int]:
-    """Give back all that a query holds, and roll it back at once; return how many messages.
+    """Give back and roll back all messages of a query immediately; return their number.
 
     Raises:
-        QueryOwned: a driver runs it, and this is not forced.
+        QueryOwned: A driver runs the query, and `force` is not set.
     """
     yield from opening.ensure_open(context, create=False)
     calls = [queries_scripts.query_inspect(keys, run) for keys in context.slots]
@@ -244,7 +245,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(
             f"query {run} of topic {context.name!r} is run by {owner}, for {left_s:.1f} s more "
-            "unless it continues; it would replay a batch that is gone. Stop it and wait so long, "
+            "unless it continues; it would replay a batch that is gone. Stop it and wait, "
             "or force the release; nothing was done",
             left_s,
         )
@@ -259,14 +260,14 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
 
 
 def sinks(context: TopicContext, query: str | None) -> Flow[list[Sink]]:
-    """List the sinks of a topic by name, or that of one query alone."""
+    """List the sinks of a topic by name, or the sink of a single query."""
     yield from opening.ensure_open(context, create=False)
     stem = sink_key(context.prefix, context.name, "")
     keys = [stem + query.encode()] if query is not None else (yield from _scan(stem + b"*"))
     sinks = []
     for key in keys:
         done, batch = yield RawCommand("sinks", "HMGET", key, "done", "batch")
-        if done is not None or batch is not None:  # else it was deleted meanwhile
+        if done is not None or batch is not None:  # the record was deleted meanwhile
             sinks.append(Sink(key[len(stem) :].decode(), _number(done), _number(batch)))
     return sinks
 
@@ -276,7 +277,7 @@ def _number(text: bytes | None) -> int | None:
 
 
 def _scan(pattern: bytes) -> Flow[list[bytes]]:
-    """Return the keys of a pattern, sorted; SCAN may return a key twice."""
+    """Return the keys that match a pattern, sorted and without SCAN's duplicates."""
     keys: set[bytes] = set()
     cursor = b"0"
     while True:
@@ -287,7 +288,7 @@ def _scan(pattern: bytes) -> Flow[list[bytes]]:
 
 
 def forget_sink(context: TopicContext, query: str) -> Flow[bool]:
-    """Forget which batches of a query are published; return whether there were any."""
+    """Delete the record of a query's published batches; return whether there was a record."""
     yield from opening.ensure_open(context, create=False)
     key = sink_key(context.prefix, context.name, query)
     deleted: int = yield RawCommand("forget_sink", "UNLINK", key)

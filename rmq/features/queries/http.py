@@ -21,13 +21,13 @@ class QueryPath(TopicPath):
 
 
 class SinkQuery(Request):
-    """Which sink."""
+    """Selects a sink."""
 
     query: Text
 
 
 class ReleaseQuery(Request):
-    """How a query's messages are given back; `force`: also while a driver runs it."""
+    """Options for a release; `force`: release even while a driver runs the query."""
 
     force: bool = False
     dry_run: bool = False
@@ -50,7 +50,7 @@ async def list_queries(context: RequestContext, path: TopicPath) -> QueryList:
 
 @TABLE.post("/topics/{topic}/queries/{run}/release", role=Role.OPERATOR)
 async def release_query(context: RequestContext, path: QueryPath, body: ReleaseQuery) -> Count:
-    """Give back all messages of a query that is never started again."""
+    """Give back all messages of a query that will not start again."""
     count = await context.admin.release_query(
         path.topic, path.run, force=body.force, dry_run=body.dry_run
     )
@@ -67,12 +67,12 @@ class SinkList(Answer):
 async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
     """List the last batch that each query has published to a topic.
 
-    It walks all keys of the database: seldom a thing to ask for where there are many millions.
+    The request walks all keys of the database, which takes long with many millions of keys.
     """
     return SinkList(sinks=await context.admin.sinks(path.topic))
 
 
 @TABLE.delete("/topics/{topic}/sinks", role=Role.ADMIN)
 async def forget_sink(context: RequestContext, path: TopicPath, query: SinkQuery) -> Done:
-    """Forget which batches a query has published, for one whose checkpoint is gone."""
+    """Delete the record of a query's published batches, if its checkpoint is deleted."""
     return Done(done=await context.admin.forget_sink(path.topic, query.query))

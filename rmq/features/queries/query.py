@@ -1,9 +1,9 @@
-"""A query: a reader that gets the same messages again until it says that their batch is done.
+"""A query: a reader that gets the same messages again until it settles their batch.
 
-For engines that replay: Spark plans a batch, notes where it ends, runs it, perhaps twice, and
-settles it afterwards. The messages that a query takes are numbered in a log of its own and are in
-flight for all consumers. The query holds one lease for each slot; when it expires, all messages of
-the slot go back to the queue, which costs them a retry.
+Queries are for engines that replay. Spark plans a batch, records its end, runs it, possibly twice,
+and settles it afterwards. A query numbers the messages that it takes in a log of its own, and they
+are in flight for all consumers. The query holds one lease per slot; when a lease expires, all
+messages of the slot go back to the queue, and each loses a retry.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Held(NamedTuple):
     """The messages of one slot that a query holds.
 
     Attributes:
-        newest: the number of the newest message that it ever took.
-        messages: how many it holds of the batch that was asked about.
-        settled: the number of the newest message that was settled, rejected or given up.
-        handed: the number of the newest message that `read` handed out.
+        newest: Number of the newest message that the query ever took.
+        messages: Number of held messages of the requested batch.
+        settled: Number of the newest message that was settled, rejected or lost.
+        handed: Number of the newest message that `read` returned.
     """
 
     newest: int
@@ -41,19 +41,19 @@ class Held(NamedTuple):
 
 
 def wait_s(seconds: Duration) -> float:
-    """Return a time to wait, in seconds, checked."""
+    """Check a waiting time and return it in seconds."""
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
 def lease_of(
     run: str, owner: str, lease: Duration, owner_lease: Duration, exact: bool
 ) -> QueryLease:
-    """Return the name and the leases of a query, checked."""
+    """Check the name and the leases of a query, and return its lease."""
     check_run(run)
     if not isinstance(owner, str):
         raise InvalidType(f"owner: {type(owner).__name__}; give a str")
     if not 1 <= len(owner.encode()) <= 200:
-        raise InvalidValue("owner: give 1 to 200 bytes")
+        raise InvalidValue("owner: pass 1 to 200 bytes")
     return QueryLease(
         run,
         owner,
@@ -64,7 +64,7 @@ def lease_of(
 
 
 class QueryBase:
-    """The lease of a query, and what is known of its slots."""
+    """The lease of a query, and its cached state."""
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
@@ -72,9 +72,9 @@ class QueryBase:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of records and bodies that anyone read of the batches that this object settled.
+        """Total bytes of records and bodies read of the batches that this object settled.
 
-        Whoever reads tells them at the end of its parts; what is read twice counts twice.
+        Readers report the bytes at the end of their parts; repeated reads count twice.
         """
         return self._flows.read_bytes
 
@@ -85,30 +85,31 @@ class QueryBase:
 
     @property
     def max_retries(self) -> int:
-        """The retries of a message of the topic, which must be open."""
+        """Maximum retries of a message of the topic, which must be open."""
         return self._context.settings.max_retries
 
 
 def open_parts(
     transport: Transport, run: str, parts: Iterable[HeldPart], rows: int, size: int
 ) -> Callable[[], list[Block]]:
-    """Return a function that reads the next page of parts of a batch, and nothing at their end.
+    """Return a function that reads the next page of parts of a batch, and an empty page at the end.
 
-    It reads several slots at a time. After an error it goes on where the last page ended.
+    The function reads several slots at a time. After an error, it continues where the last page
+    ended.
 
     Args:
-        transport: of a client; the topics need not be open.
-        run: the query.
-        parts: to be read, in this order.
-        rows: most messages of a page.
-        size: about how many bytes of records and bodies a page may have.
+        transport: Transport of a client; the topics need not be open.
+        run: Name of the query.
+        parts: Parts to read, in this order.
+        rows: Maximum number of messages of a page.
+        size: Approximate maximum bytes of records and bodies of a page.
     """
     reader = PartReader(run, parts, rows, size)
     return lambda: transport.run(reader.read())
 
 
 class AsyncQuery(QueryBase):
-    """Messages of a topic for one run of a query. Made by `AsyncTopic.query`."""
+    """Messages of a topic for one run of a query; created by `AsyncTopic.query`."""
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -116,73 +117,73 @@ class AsyncQuery(QueryBase):
         self._run = transport.run
 
     async def slots(self) -> int:
-        """Return the number of slots of the topic. Raises TopicNotFound."""
+        """Return the number of slots of the topic, or raise TopicNotFound."""
         await self._run(self._flows.open())
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """Return how many messages of each slot may be taken now."""
+        """Return by slot the number of messages that can be taken now."""
         return await self._run(self._flows.waiting())
 
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take up to `most` messages beyond `after`; return the newest number of each slot.
+        """Take up to `most` messages after `after`; return the newest number of each slot.
 
-        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
-        same question has the same answer. Messages that were lost to another consumer since then
+        If messages after `after` were taken before, they are the answer, and no more are taken: a
+        repeated call has the same result. Messages that other consumers have received since then
         leave their numbers unused, so a batch may be empty.
 
         Args:
-            after: by slot, the number up to which the caller knows its messages; absent: 0.
-            most: over all slots; None: all that may be taken now.
-            most_bytes: of records and bodies over all slots, and a message of each more; None: any
-                number. It costs reading the records.
+            after: By slot, the last number that the caller has recorded; absent: 0.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; None: no limit. A limit costs reading the records.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Sleep until there may be something to take, at most for this long; return whether so."""
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
-        """Close the connection of its subscription. The messages it holds stay held."""
+        """Close the connection of the subscription; the query keeps its messages."""
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Hold everything for another lease; return how much of a batch is held, by slot.
+        """Renew the lease on all messages; return the held messages of a batch, by slot.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         logs = await self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Stay the owner, and hold what it has of these slots for another lease.
+        """Stay the owner, and renew the lease on messages of these slots.
 
         Args:
-            slots: by index; the first one is always renewed.
-            report: figures of the owner, by name, for those who list the query: at most 500 bytes
-                as JSON. None: those of the last report stay.
+            slots: Indexes of the slots; the first slot is always renewed.
+            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
+                None: keep the previous report.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         said = scripts.encode_report(report)
         await self._run(self._flows.renew({}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
-        """Return the number of the newest message of a slot that was handed out."""
+        """Return the number of a slot's newest message that `read` returned."""
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
-        Reading changes nothing: the query keeps holding them.
+        Reading changes nothing: the query keeps the messages.
         """
         await self._run(self._flows.open())
         context = self._context
@@ -193,80 +194,83 @@ class AsyncQuery(QueryBase):
                 yield block
 
     async def begun(self, batch: str, by: str) -> int:
-        """Note that a run has begun a batch; return how many runs have begun it, this one too.
+        """Record that a run has begun a batch; return the number of such runs, including this run.
 
-        For an engine that gives a batch up after some attempts.
+        For an engine that gives up a batch after some attempts.
 
         Args:
-            batch: the name of the batch; it takes the place of the one before.
-            by: the name of the run; given twice in a row, it counts once.
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the run; a name repeated without another name between counts once.
         """
         return await self._run(self._flows.count_run(batch, by))
 
     async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle everything up to these numbers for good.
+        """Settle all messages up to these numbers permanently.
 
         Args:
-            upto: by slot, the number with which a batch ends that is done.
-            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
-                expired are settled too, as long as no other consumer has taken them. None: only
-                messages that are held are settled, and none counts as missing.
+            upto: By slot, the last number of the finished batch.
+            batch: By slot, the number of messages in the batch. For an `exact` query, messages
+                whose lease expired are settled as well, unless another consumer has received them.
+                None: only held messages are settled, and no message counts as missing.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return await self._run(self._flows.settle(upto, batch))
 
     async def again(self, upto: Offsets) -> None:
-        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
+        """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        For an engine that has ended a batch without reading any of it.
+        For an engine that has ended a batch without reading any message.
+
+        Args:
+            upto: By slot, the last number of the batch.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
-        """Give back what it took after these numbers, as if it had not; return how many messages.
+        """Give back messages taken after these numbers; return their number.
 
-        They go to the front of the queue, and it costs no retry. The next messages get their
-        numbers, so nobody may have noted these. Where a message of a slot after its number was
-        handed out, nothing of that slot is given back.
+        They go to the front of the queue, without losing a retry. Later messages get the same
+        numbers, so the numbers must not have been recorded. If a message of a slot after its number
+        was already read, no message of that slot is given back.
 
         Args:
-            after: by slot; absent: 0.
+            after: By slot, the last number to keep; absent: 0.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make everything up to these numbers dead letters; return how many messages.
+        """Make all messages up to these numbers dead letters; return their number.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return await self._run(self._flows.reject(upto, reason))
 
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch, each once, however often and by whom this is called.
+        """Fail single messages of a batch; each message fails once, even if the call is repeated.
 
-        They stay in the batch: `read` returns them as before, as long as they have a record, and
-        `settle` passes over them. A task may call this, whoever is the owner.
+        The messages stay in the batch: `read` returns them as before while they have a record, and
+        `settle` skips them. Any task may call this, even if it is not the owner.
 
         Args:
-            messages: that `read` returned.
-            retry: give them back, at the cost of a retry, as `Consumer.nack` does; a message with
-                none remaining becomes a dead letter. False: all become dead letters.
+            messages: Messages that `read` returned.
+            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
+                remaining retry becomes a dead letter. False: all become dead letters.
 
         Raises:
-            InvalidValue: an id is of another slot or topic, or a delay is no such time.
+            InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
         """
         return await self._run(fail_flows.fail(self._context, self.run, messages, retry))
 
     async def release(self) -> int:
-        """Give back all that it holds, now; return how many messages. It costs each a retry."""
+        """Give back all messages now; return their number. Each message loses a retry."""
         self._flows.known.forget()
         return await self._run(flows.release(self._context, self.run))

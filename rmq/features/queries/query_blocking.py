@@ -18,7 +18,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Query(QueryBase):
-    """Messages of a topic for one run of a query. Made by `Topic.query`."""
+    """Messages of a topic for one run of a query; created by `Topic.query`."""
 
     def __init__(self, transport: Transport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -26,73 +26,73 @@ class Query(QueryBase):
         self._run = transport.run
 
     def slots(self) -> int:
-        """Return the number of slots of the topic. Raises TopicNotFound."""
+        """Return the number of slots of the topic, or raise TopicNotFound."""
         self._run(self._flows.open())
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
-        """Return how many messages of each slot may be taken now."""
+        """Return by slot the number of messages that can be taken now."""
         return self._run(self._flows.waiting())
 
     def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take up to `most` messages beyond `after`; return the newest number of each slot.
+        """Take up to `most` messages after `after`; return the newest number of each slot.
 
-        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
-        same question has the same answer. Messages that were lost to another consumer since then
+        If messages after `after` were taken before, they are the answer, and no more are taken: a
+        repeated call has the same result. Messages that other consumers have received since then
         leave their numbers unused, so a batch may be empty.
 
         Args:
-            after: by slot, the number up to which the caller knows its messages; absent: 0.
-            most: over all slots; None: all that may be taken now.
-            most_bytes: of records and bodies over all slots, and a message of each more; None: any
-                number. It costs reading the records.
+            after: By slot, the last number that the caller has recorded; absent: 0.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; None: no limit. A limit costs reading the records.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Sleep until there may be something to take, at most for this long; return whether so."""
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
-        """Close the connection of its subscription. The messages it holds stay held."""
+        """Close the connection of the subscription; the query keeps its messages."""
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Hold everything for another lease; return how much of a batch is held, by slot.
+        """Renew the lease on all messages; return the held messages of a batch, by slot.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         logs = self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Stay the owner, and hold what it has of these slots for another lease.
+        """Stay the owner, and renew the lease on messages of these slots.
 
         Args:
-            slots: by index; the first one is always renewed.
-            report: figures of the owner, by name, for those who list the query: at most 500 bytes
-                as JSON. None: those of the last report stay.
+            slots: Indexes of the slots; the first slot is always renewed.
+            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
+                None: keep the previous report.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         said = scripts.encode_report(report)
         self._run(self._flows.renew({}, {}, slots, said))
 
     def handed(self, slot: int) -> int:
-        """Return the number of the newest message of a slot that was handed out."""
+        """Return the number of a slot's newest message that `read` returned."""
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
-        Reading changes nothing: the query keeps holding them.
+        Reading changes nothing: the query keeps the messages.
         """
         self._run(self._flows.open())
         context = self._context
@@ -103,80 +103,83 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Note that a run has begun a batch; return how many runs have begun it, this one too.
+        """Record that a run has begun a batch; return the number of such runs, including this run.
 
-        For an engine that gives a batch up after some attempts.
+        For an engine that gives up a batch after some attempts.
 
         Args:
-            batch: the name of the batch; it takes the place of the one before.
-            by: the name of the run; given twice in a row, it counts once.
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the run; a name repeated without another name between counts once.
         """
         return self._run(self._flows.count_run(batch, by))
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle everything up to these numbers for good.
+        """Settle all messages up to these numbers permanently.
 
         Args:
-            upto: by slot, the number with which a batch ends that is done.
-            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
-                expired are settled too, as long as no other consumer has taken them. None: only
-                messages that are held are settled, and none counts as missing.
+            upto: By slot, the last number of the finished batch.
+            batch: By slot, the number of messages in the batch. For an `exact` query, messages
+                whose lease expired are settled as well, unless another consumer has received them.
+                None: only held messages are settled, and no message counts as missing.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return self._run(self._flows.settle(upto, batch))
 
     def again(self, upto: Offsets) -> None:
-        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
+        """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        For an engine that has ended a batch without reading any of it.
+        For an engine that has ended a batch without reading any message.
+
+        Args:
+            upto: By slot, the last number of the batch.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         self._run(self._flows.again(upto))
 
     def give_back(self, after: Offsets) -> int:
-        """Give back what it took after these numbers, as if it had not; return how many messages.
+        """Give back messages taken after these numbers; return their number.
 
-        They go to the front of the queue, and it costs no retry. The next messages get their
-        numbers, so nobody may have noted these. Where a message of a slot after its number was
-        handed out, nothing of that slot is given back.
+        They go to the front of the queue, without losing a retry. Later messages get the same
+        numbers, so the numbers must not have been recorded. If a message of a slot after its number
+        was already read, no message of that slot is given back.
 
         Args:
-            after: by slot; absent: 0.
+            after: By slot, the last number to keep; absent: 0.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make everything up to these numbers dead letters; return how many messages.
+        """Make all messages up to these numbers dead letters; return their number.
 
         Raises:
-            QueryOwned: another owner runs it.
+            QueryOwned: Another owner runs the query.
         """
         return self._run(self._flows.reject(upto, reason))
 
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch, each once, however often and by whom this is called.
+        """Fail single messages of a batch; each message fails once, even if the call is repeated.
 
-        They stay in the batch: `read` returns them as before, as long as they have a record, and
-        `settle` passes over them. A thread may call this, whoever is the owner.
+        The messages stay in the batch: `read` returns them as before while they have a record, and
+        `settle` skips them. Any thread may call this, even if it is not the owner.
 
         Args:
-            messages: that `read` returned.
-            retry: give them back, at the cost of a retry, as `Consumer.nack` does; a message with
-                none remaining becomes a dead letter. False: all become dead letters.
+            messages: Messages that `read` returned.
+            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
+                remaining retry becomes a dead letter. False: all become dead letters.
 
         Raises:
-            InvalidValue: an id is of another slot or topic, or a delay is no such time.
+            InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
         """
         return self._run(fail_flows.fail(self._context, self.run, messages, retry))
 
     def release(self) -> int:
-        """Give back all that it holds, now; return how many messages. It costs each a retry."""
+        """Give back all messages now; return their number. Each message loses a retry."""
         self._flows.known.forget()
         return self._run(flows.release(self._context, self.run))

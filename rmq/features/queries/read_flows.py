@@ -1,7 +1,7 @@
-"""Flows that read what a query holds.
+"""Flows that read the messages that a query holds.
 
-Members come first, by a script, several slots in one pipeline; then their records, by plain
-commands.
+A script returns the members, for several slots in one pipeline; plain commands then return the
+records.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import reading
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 
-PAGE_BYTES = 16 * 1024 * 1024  # of a page that is read, for a program that does not say
-FIRST_ROWS = 500  # of the first page of a part, when the size of its messages is not known
+PAGE_BYTES = 16 * 1024 * 1024  # default size of a page
+FIRST_ROWS = 500  # messages of the first page of a part, before their size is known
 
 
 class Block(NamedTuple):
-    """Messages of one slot, column by column, in the order of their numbers.
+    """Messages of one slot, column by column, sorted by number.
 
     Attributes:
-        topic: its name.
-        slot: the index of the slot.
-        numbers: in the query's log.
-        ids: 16 bytes each, one after another; `rmq.MessageId(ids[:16])` reads the first.
-        attempts: 1 for the first delivery.
-        records: envelope and body as stored in Redis; `rmq.connectors` reads them.
+        topic: Name of the topic.
+        slot: Index of the slot.
+        numbers: Numbers in the query's log.
+        ids: Ids, 16 bytes each, joined; `rmq.MessageId(ids[:16])` is the first id.
+        attempts: Attempt of each message; 1 for the first delivery.
+        records: Envelopes and bodies as stored in Redis; `rmq.connectors` decodes them.
     """
 
     topic: str
@@ -47,15 +47,15 @@ class Block(NamedTuple):
 
 
 class HeldPart(NamedTuple):
-    """A part of a batch that a program reads which has not opened the topic: a task of an engine.
+    """A part of a batch, for a task of an engine that has not opened the topic.
 
     Attributes:
-        prefix: of all keys.
-        topic: its name.
-        slot: the index of the slot.
-        after: the number before the first message.
-        upto: the number of the last one.
-        max_retries: of the topic.
+        prefix: First part of all keys.
+        topic: Name of the topic.
+        slot: Index of the slot.
+        after: Number before the first message.
+        upto: Number of the last message.
+        max_retries: Maximum retries of the topic.
     """
 
     prefix: str
@@ -83,7 +83,7 @@ def _members(page: QueryPage) -> list[bytes]:
 def _block(
     part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
 ) -> Block:
-    """Return messages as columns; `receipts` is empty where nothing in the slot has failed."""
+    """Return messages as columns; `receipts` is empty if no message of the slot has failed."""
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
         attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
@@ -93,28 +93,28 @@ def _block(
 
 
 class PartReader:
-    """Reads parts of a batch, several slots in one pipeline: first members, then their records.
+    """Read parts of a batch, several slots in one pipeline: first members, then their records.
 
-    After an error the next call goes on where the last page ended.
+    After an error, the next call continues where the last page ended.
 
     Args:
-        run: the query.
-        parts: to be read, in this order.
-        rows: most messages of a page.
-        size: bytes of records and bodies of a page, and a message more; they are known only when
-            they have been read, so a page after smaller ones may have more.
+        run: Name of the query.
+        parts: Parts to read, in this order.
+        rows: Maximum number of messages of a page.
+        size: Maximum bytes of records and bodies of a page, exceeded by at most a message. Sizes
+            are known only after reading, so a page after smaller messages may be larger.
     """
 
     def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
         self._run, self._rows, self._size = run, rows, size
         self._parts = [part for part in parts if part.after < part.upto][::-1]
         self._found: list[tuple[HeldPart, int, list[bytes], list[float]]] = []
-        self._count = min(rows, FIRST_ROWS)  # of the next page
+        self._count = min(rows, FIRST_ROWS)  # messages of the next page
         self._last = self._parts[0] if self._parts else None
-        self._bytes = 0  # read, and not told to the query
+        self._bytes = 0  # bytes that were read and not reported yet
 
     def read(self) -> Flow[list[Block]]:
-        """Return the next page; nothing at the end."""
+        """Return the next page; empty at the end."""
         while not self._found:
             if not self._parts:
                 yield from self._tell()
@@ -156,7 +156,7 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Add what was read to a figure of the query: its driver does not see the records."""
+        """Add the bytes that were read to a figure of the query, for its driver."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
@@ -179,7 +179,7 @@ class PartReader:
             self._parts.pop()
             if members := _members(page):
                 self._found.append((part, page.after, members, page.receipts))
-        # What is left of them comes next, the first part before the others.
+        # Put the remaining members in front of the parts, first part first.
         for part, page in list(zip(wanted, pages, strict=True))[::-1]:
             after = page.after + len(page.members) // MEMBER_SIZE
             if page.members and after < part.upto:
@@ -188,9 +188,9 @@ class PartReader:
     def _read_at_once(
         self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
-        """Read members and records in one step, where records were missing between two.
+        """Read members and records in one step, after a first read found records missing.
 
-        The messages are no longer held, or their records are lost.
+        Returns None if the messages are no longer held, or their records are lost.
         """
         limit = min(count, BATCH_MAX)
         page = yield scripts.query_read(_keys(part), self._run, after, after + count, limit)
@@ -198,16 +198,17 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the first records that fit into the page by their size, and how many they are."""
+        """Return the first records that fit into the page, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])
-        ends = list(accumulate(sizes, initial=size))  # of the page before each record, and at last
+        # Size of the page before each record, and after the last record.
+        ends = list(accumulate(sizes, initial=size))
         cut = min(bisect_right(ends, self._size, 1), len(records))
         return records[:cut], cut
 
     def _skip(self, count: int) -> None:
-        """Note that the first members have been read."""
+        """Drop the first members, which have been read."""
         part, after, members, receipts = self._found.pop(0)
         if count < len(members):
             self._found.insert(0, (part, after + count, members[count:], receipts[count:]))

@@ -1,11 +1,10 @@
-"""Commands of queries, stages and sinks.
+"""Builders of commands of queries, stages and sinks.
 
-Queries take messages into a query's log, hand them out, settle them, or give up. A query hands out
-the same messages as often as it is asked, and settles them when their batch is done.
-`lua/lib/query.lua` says what a query is to the other scripts.
+A query takes messages into its log, hands them out as often as requested, and settles or rejects
+them when their batch is done. `lua/lib/query.lua` explains queries to the other scripts.
 
-Stages put messages aside and publish them: nobody sees a staged message until it is published. A
-sink remembers which batches of a query have been published.
+A stage stores messages that no consumer sees until they are published. A sink records which batches
+of a query have been published.
 """
 
 from __future__ import annotations
@@ -34,44 +33,45 @@ from rmq.kernel.transport.lua import script_loader
 REPORT_BYTES = (
     500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/queries/query_renew.lua
 )
-QUERY_DEADLINE_S = HELD_MIN // 1000  # of what a query holds; twin of FAR in lua/lib/query.lua
+QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; twin of FAR in lua/lib/query.lua
 
 
 class QueryLog(NamedTuple):
-    """The reply to query_take, query_renew, query_again and query_release."""
+    """The reply of query_take, query_renew, query_again and query_release."""
 
-    held: int  # messages of the batch that was asked about; query_release: how many it gave back
-    newest: int  # number in the log
+    held: int  # messages of the requested batch; query_release: messages given back
+    newest: int  # newest number in the log
     left_ms: int = 0
     owner: str = ""  # another owner, for left_ms more; then nothing was done
     # Of query_renew:
-    settled: int = 0  # the newest number that is settled
-    handed: int = 0  # the newest number that was handed out
+    settled: int = 0  # newest settled number
+    handed: int = 0  # newest number handed out
     # Of query_take and query_release:
-    more: bool = False  # there may be more to take just now, or there are more to give back
+    more: bool = False  # there may be more to take, or to give back
     # Of query_take:
-    expired: int = 0  # leases that want a rollback: EXPIRED, LONG_EXPIRED, or both
-    bytes: int = 0  # of the records that were taken, where that was asked
+    expired: int = 0  # leases to roll back: EXPIRED, LONG_EXPIRED, or both
+    bytes: int = 0  # bytes of the taken records, if they were requested
 
 
 class QueryPage(NamedTuple):
-    """The reply to query_read, column by column."""
+    """The reply of query_read, column by column."""
 
-    after: int  # the number before the first member
+    after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
-    receipts: list[float]  # -1 where it left the PrepareQueue; empty: nothing has failed yet
+    # -1 for a message outside of the PrepareQueue; empty: no message has failed.
+    receipts: list[float]
     records: list[bytes]
 
 
 class QuerySettleReply(NamedTuple):
-    """The reply to query_settle and query_reject."""
+    """The reply of query_settle and query_reject."""
 
     settled: int  # or rejected
-    left: int  # ids of the batch in the log; query_reject: how many have left it
-    missing: int = 0  # of the batch; so far, over all calls
+    left: int  # ids of the batch in the log; query_reject: ids that have left it
+    missing: int = 0  # missing ids of the batch, over all calls so far
     left_ms: int = 0
     owner: str = ""  # another owner, for left_ms more; then nothing was done
-    bytes: int = 0  # query_settle: that were read since the last call
+    bytes: int = 0  # query_settle: bytes that were read since the last call
 
 
 def _marks_key(keys: SlotKeys, run: str) -> bytes:
@@ -79,12 +79,12 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
 
 
 def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
-    """Return the first arguments of what the owner of a query alone may do."""
+    """Return the first arguments of commands that only the owner of a query may run."""
     return topic_context.now_us, lease.run, lease.owner
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the ms that another owner has left, and its name."""
+    """Return the remaining ms of another owner, and its name."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
@@ -111,7 +111,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Take messages of one slot into the log. `most_bytes`: of their records; 0: any number."""
+    """Take messages of a slot into the log; `most_bytes` limits their records (0: no limit)."""
     return Command(
         script_loader.load("query_take"),
         (
@@ -131,10 +131,10 @@ def query_renew(
     owns: bool = True,
     report: bytes = b"",
 ) -> Command[QueryLog]:
-    """Renew the lease of a query, and count what it holds of a batch.
+    """Renew the lease of a query, and count the messages of a batch that it holds.
 
-    `owns`: renew the ownership here. It is renewed in the first slot of a topic; in the others the
-    query takes over. `report`: kept for query_inspect; b"": the one before stays.
+    `owns`: renew the ownership, which is stored in the first slot of a topic; in other slots the
+    query only takes over. `report`: stored for query_inspect; b"": keep the previous report.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -148,21 +148,21 @@ def query_renew(
 
 
 def encode_report(report: Mapping[str, int] | None) -> bytes:
-    """Return a report as it is stored; b"" for None.
+    """Encode a report; return b"" for None.
 
     Raises:
-        InvalidValue: it is too large.
+        InvalidValue: The report is too large.
     """
     if report is None:
         return b""
     text = json.dumps(dict(report), separators=(",", ":")).encode()
     if len(text) > REPORT_BYTES:
-        raise InvalidValue(f"report: {len(text)} bytes as JSON; give at most {REPORT_BYTES}")
+        raise InvalidValue(f"report: {len(text)} bytes as JSON; pass at most {REPORT_BYTES}")
     return text
 
 
 def read_report(text: bytes) -> dict[str, int]:
-    """Return the figures of a report; none of what is not one, or of a query that sends none."""
+    """Decode the figures of a report; return an empty dict if there is no valid report."""
     try:
         found = json.loads(text)
     except UNREADABLE:
@@ -185,9 +185,10 @@ def query_read(
     records: bool = True,
     bytes_read: int = 0,
 ) -> Command[QueryPage]:
-    """Hand out a page of what a query holds.
+    """Hand out a page of the messages that a query holds.
 
-    `records`: return these, too. `bytes_read`: by the caller so far; query_settle returns them.
+    `records`: return the records as well. `bytes_read`: bytes that the caller has read so far, for
+    query_settle.
     """
 
     def parse(reply: list[Any]) -> QueryPage:
@@ -213,15 +214,15 @@ def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle what a query holds of one slot, from the beginning of its log.
+    """Settle the messages of a slot that a query holds, from the beginning of its log.
 
     Args:
-        context: the topic.
-        keys: of the slot.
-        lease: of the query.
-        since: the batch begins after this number; earlier messages are settled where they are held.
-        upto: the batch ends with this number.
-        limit: messages of one call.
+        context: Context of the topic.
+        keys: Keys of the slot.
+        lease: Lease of the query.
+        since: Number after which the batch begins; earlier messages are settled if they are held.
+        upto: Last number of the batch.
+        limit: Maximum number of messages of the call.
     """
     return Command(
         script_loader.load("query_settle"),
@@ -239,7 +240,7 @@ def query_settle(
 
 
 def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLog]:
-    """Give a batch of one slot new numbers."""
+    """Give the messages of a batch in one slot new numbers."""
     return Command(
         script_loader.load("query_again"),
         (keys.slot, *_query_keys(keys, lease.run)),
@@ -251,7 +252,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
 def query_release(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, after: int, limit: int
 ) -> Command[QueryLog]:
-    """Give back what was taken of one slot after a number, and never handed out."""
+    """Give back messages of a slot after a number that were never handed out."""
     return Command(
         script_loader.load("query_release"),
         (
@@ -279,13 +280,13 @@ def query_reject(
 
 
 class Failing(NamedTuple):
-    """A message of a batch that is to be failed by itself.
+    """A message of a batch to fail individually.
 
     Attributes:
-        number: in the query's log.
-        member: of the message.
-        error: for its failure entry.
-        wait_ms: until its retry; None: as the topic's policy says.
+        number: Number in the query's log.
+        member: Member of the message.
+        error: Error for its failure entry.
+        wait_ms: Time until its retry, in ms; None: by the topic's policy.
     """
 
     number: int
@@ -297,10 +298,10 @@ class Failing(NamedTuple):
 def query_fail(
     context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
 ) -> Command[str]:
-    """Fail messages that a query holds of one slot, in the order of their numbers.
+    """Fail messages of a slot that a query holds, sorted by number.
 
-    A letter for each: r retry, d dead; R, D: it was before; 0 not held. `retry`: give them back;
-    else they are dead letters.
+    Returns a letter for each: r retry, d dead; R, D: it was failed before; 0 not held. `retry`:
+    give the messages back; otherwise they become dead letters.
     """
     return Command(
         script_loader.load("query_fail"),
@@ -320,7 +321,7 @@ def query_fail(
 
 
 def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
-    """Say how many messages a query holds of one slot, and who owns it."""
+    """Return the number of messages of a slot that a query holds, and its owner."""
     return Command(
         script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
@@ -332,19 +333,19 @@ def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
 
 
 class PublishReply(NamedTuple):
-    """The reply to publish."""
+    """The reply of publish."""
 
-    left: int  # elements that wait
+    left: int  # elements that remain in the stage
     stored: int
     duplicates: int
     merged: int
 
 
-PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing moved
+PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing was moved
 
 
 class SinkReply(NamedTuple):
-    """The reply to sink_begin."""
+    """The reply of sink_begin."""
 
     state: str  # new, open, done
     batch: int = 0
@@ -359,7 +360,7 @@ def stage_push(
     entry: Sequence[bytes | int],
     rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Append an entry to a stage; return how many elements the stage has then."""
+    """Append an entry to a stage; return the new number of elements."""
     return Command(
         script_loader.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
@@ -369,7 +370,7 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for so long, or drop it (0). `length`: how many elements it must have."""
+    """Keep a stage for `keep_ms`, or drop it (0); `length`: required number of elements."""
     return Command(
         script_loader.load("stage_keep"),
         (keys.stage_stem + name.encode(),),
@@ -387,7 +388,7 @@ def _publish_reply(reply: list[Any]) -> PublishReply | None:
 def publish(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, name: str
 ) -> Command[PublishReply | None]:
-    """Move the next entry of a stage into the queue; None: the slot is full."""
+    """Move the next entry of a stage into the queue; return None if the slot is full."""
     return Command(
         script_loader.load("publish"),
         (
@@ -413,12 +414,12 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Note the stages of a batch, once and for all; b"": only read."""
+    """Record the stages of a batch, once; b"": only read."""
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
     )
 
 
 def sink_end(context: TopicContext, query: str, batch: int) -> Command[bool]:
-    """Note that a batch is published."""
+    """Record that a batch is published."""
     return Command(script_loader.load("sink_end"), _sink_keys(context, query), [batch], bool)

@@ -1,4 +1,4 @@
-"""Watch queries, for `/metrics`: what each holds, and what its driver told of itself."""
+"""Watch queries for `/metrics`: the messages they hold, and the reports of their drivers."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rmq.kernel.transport.single.blocking import Transport
 from rmq.web.survey import Survey, SurveyedService, TopicCounts
 
 EVERY_S = 5.0
-WITHOUT_S = 600.0  # between two looks at a topic from which nothing is taken
+WITHOUT_S = 600.0  # time between two looks at a topic without messages in flight
 PER_TOPIC = 50  # queries of a topic that are read
 
 
 class _Look(NamedTuple):
-    """Result of the last look at a topic."""
+    """The result of the last look at a topic."""
 
-    at: float  # by the monotonic clock
+    at: float  # time of the look, by the monotonic clock
     delivered: int
     has_queries: bool
 
 
 class Queries(SurveyedService):
-    """Reads the queries of all topics after each pass of the survey.
+    """Read the queries of all topics after each pass of the survey.
 
-    A topic that has no query and from which nothing is taken costs nothing: a query that starts
-    there is found with its first message, or within ten minutes.
+    A topic without queries and without messages in flight costs nothing: a new query there is found
+    with its first message, or within ten minutes.
 
     Attributes:
-        held: by topic, its queries; topics without any are left out.
+        held: Queries by topic; topics without queries are omitted.
     """
 
     name = "queries"
@@ -38,12 +38,12 @@ class Queries(SurveyedService):
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._seen = -1  # the pass of the survey that was dealt with
+        self._seen = -1  # last handled pass of the survey
         self._looks: dict[str, _Look] = {}
         self.held: dict[str, list[HeldQuery]] = {}
 
     def run_once(self) -> int:
-        """Read the queries of topics that may have some; return how many there are."""
+        """Read the queries of topics that may have some; return their number."""
         seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
         if seen == self._seen:
             return 0

@@ -1,8 +1,8 @@
 """A stage: messages stored outside of all queues, to be published together or not at all.
 
-For jobs whose tasks run in many processes, fail and are repeated, as Spark's: each attempt of a
-task writes into a stage of its own, and one process publishes those that count. With a query and a
-batch number, a batch is published once, however often it is asked for.
+Stages are for jobs such as Spark's, whose tasks run in many processes, fail and are repeated. Each
+attempt of a task writes into its own stage, and one process publishes the stages that count. With a
+query and a batch number, a batch is published once, even if the call is repeated.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 def check_text(value: object, field: str) -> str:
-    """The name of a stage or a query: 1 to 200 of `A-Z a-z 0-9 . _ : -`.
+    """Check the name of a stage or a query: 1 to 200 characters of `A-Z a-z 0-9 . _ : -`.
 
     Raises:
-        InvalidType: not a str. InvalidValue: another character, or another length.
+        InvalidType: The value is not a str.
+        InvalidValue: The length or a character is not valid.
     """
     if not isinstance(value, str):
         raise InvalidType(f"{field}: {type(value).__name__}; give a str")
@@ -46,7 +47,7 @@ def publish_flow(
     batch: int | None,
     timeout: Duration | None,
 ) -> Flow[PublishResult]:
-    """The flow of `Topic.publish`, its arguments checked."""
+    """Check the arguments of `Topic.publish`, and return its flow."""
     wait_s = block_s(timeout)
     if query is None and batch is None:
         return stage_flows.publish(context, list(staged), wait_s)
@@ -57,7 +58,7 @@ def publish_flow(
 def discard_flow(
     context: TopicContext, staged: Iterable[StageContent], query: str | None
 ) -> Flow[None]:
-    """The flow of `Topic.discard`, its arguments checked."""
+    """Check the arguments of `Topic.discard`, and return its flow."""
     name = None if query is None else check_text(query, "query")
     return stage_flows.drop(context, list(staged), name)
 
@@ -69,7 +70,7 @@ def columns_of(
     types: Sequence[Any] | None,
     groups: Sequence[Any] | None,
 ) -> stage_flows.Columns:
-    """The columns of `push_bodies` that were given, by field of a message."""
+    """Return the columns that were passed to `push_bodies`, by field of a message."""
     columns = {
         "priority": priorities, "slot_basis": slot_bases, "headers": headers, "type": types,
         "group": groups,
@@ -80,7 +81,7 @@ def columns_of(
 def flows_of(
     context: TopicContext, name: str | None, keep: Duration, late: bool
 ) -> stage_flows.StageFlows:
-    """The flows of a stage, the arguments of `Topic.stage` checked."""
+    """Check the arguments of `Topic.stage`, and return the flows of a stage."""
     keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
     chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
     return stage_flows.StageFlows(context, chosen, keep_ms, late)
@@ -97,7 +98,7 @@ class StageBase:
         """The stage's content, for `Topic.publish` or `Topic.discard`.
 
         Raises:
-            StageLost: a push has failed, half-way perhaps.
+            StageLost: A push has failed, possibly half-way.
         """
         return self._flows.staged
 
@@ -107,9 +108,9 @@ class StageBase:
 
 
 class AsyncStage(StageBase):
-    """A place for messages that are not sent yet.
+    """Storage for messages that are not sent yet.
 
-    Made by `AsyncTopic.stage`; one writer uses it.
+    Created by `AsyncTopic.stage`; use it from a single writer.
     """
 
     def __init__(self, transport: AsyncTransport, flows: stage_flows.StageFlows) -> None:
@@ -117,15 +118,15 @@ class AsyncStage(StageBase):
         self._run = transport.run
 
     async def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and store messages here; return how many the stage has.
+        """Check, encode and store messages; return the number of messages in the stage.
 
-        Give many at a time: those of one slot become one entry, up to 1000. After an error the
-        stage is of no use; discard it, and write another one.
+        Pass many messages at a time: up to 1000 messages of a slot become one entry. After an error
+        the stage cannot be used; discard it, and write another stage.
 
         Raises:
-            RMQError: as `AsyncTopic.send_many`, for messages that cannot be sent.
+            RMQError: A message cannot be sent, as in `AsyncTopic.send_many`.
             QueueFull: Redis is at maxmemory.
-            StageLost: it has expired, or another writer uses its name.
+            StageLost: The stage has expired, or another writer uses its name.
         """
         return await self._run(self._flows.push(messages))
 
@@ -139,14 +140,14 @@ class AsyncStage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """As `push` of messages with these columns and no others, in a fraction of the time.
+        """Store messages given as columns, much faster than `push`; return their number.
 
-        Give some thousands at a time: those without a basis go to the slots in turn, an equal share
-        to each. A column has a value for each body; None is a field that is not given.
+        Pass some thousands at a time: messages without a basis are spread evenly over the slots. A
+        column has a value for each body; None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return await self._run(self._flows.push_bodies(bodies, columns))
 
     async def discard(self) -> None:
-        """Drop all messages of this stage, whether or not the last push succeeded."""
+        """Drop all messages of this stage, even after a failed push."""
         await self._run(self._flows.discard())

@@ -13,9 +13,9 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Stage(StageBase):
-    """A place for messages that are not sent yet.
+    """Storage for messages that are not sent yet.
 
-    Made by `Topic.stage`; one writer uses it.
+    Created by `Topic.stage`; use it from a single writer.
     """
 
     def __init__(self, transport: Transport, flows: stage_flows.StageFlows) -> None:
@@ -23,15 +23,15 @@ class Stage(StageBase):
         self._run = transport.run
 
     def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and store messages here; return how many the stage has.
+        """Check, encode and store messages; return the number of messages in the stage.
 
-        Give many at a time: those of one slot become one entry, up to 1000. After an error the
-        stage is of no use; discard it, and write another one.
+        Pass many messages at a time: up to 1000 messages of a slot become one entry. After an error
+        the stage cannot be used; discard it, and write another stage.
 
         Raises:
-            RMQError: as `Topic.send_many`, for messages that cannot be sent.
+            RMQError: A message cannot be sent, as in `Topic.send_many`.
             QueueFull: Redis is at maxmemory.
-            StageLost: it has expired, or another writer uses its name.
+            StageLost: The stage has expired, or another writer uses its name.
         """
         return self._run(self._flows.push(messages))
 
@@ -45,14 +45,14 @@ class Stage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """As `push` of messages with these columns and no others, in a fraction of the time.
+        """Store messages given as columns, much faster than `push`; return their number.
 
-        Give some thousands at a time: those without a basis go to the slots in turn, an equal share
-        to each. A column has a value for each body; None is a field that is not given.
+        Pass some thousands at a time: messages without a basis are spread evenly over the slots. A
+        column has a value for each body; None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return self._run(self._flows.push_bodies(bodies, columns))
 
     def discard(self) -> None:
-        """Drop all messages of this stage, whether or not the last push succeeded."""
+        """Drop all messages of this stage, even after a failed push."""
         self._run(self._flows.discard())

@@ -1,8 +1,8 @@
-"""Stages: messages put aside, and published together; each batch of a query only once.
+"""Stages: messages stored apart and published together; each batch of a query only once.
 
-Staged messages are checked, encoded and named as in a send, and no consumer sees them. Publishing
-moves them entry by entry, each in one step that also removes it from the stage; so an interrupted
-publish continues where it was, and nothing is published twice. See `lua/publish.lua` and
+Staged messages are checked, encoded and named as in a send, but no consumer sees them. Publishing
+moves them entry by entry; each step also removes the entry from the stage. So an interrupted
+publish continues where it stopped, and nothing is published twice. See `lua/publish.lua` and
 `lua/queries/sink_begin.lua`.
 """
 
@@ -45,22 +45,23 @@ from rmq.kernel.transport.flow.steps import (
 )
 
 PUSHES = 16  # calls of one round trip
-PUBLISHES = 8  # 1000 messages each: about 20 ms of the server's time, in turn with other clients
-ALIKE_MIN = 50  # messages that pay for a call of their own: what all have in common is done once
-BEGUN_KEEP_MS = 30 * 86_400_000  # a batch that has begun waits so long for a writer that ends it
+# Calls of 1000 messages, each about 20 ms of the server's time, alternating with other clients.
+PUBLISHES = 8
+ALIKE_MIN = 50  # messages that justify a call of their own, in which common parts are encoded once
+BEGUN_KEEP_MS = 30 * 86_400_000  # how long a begun batch waits for a writer that ends it
 
-# By field of `Outgoing`: priority, slot_basis, headers, type. A None is a field that is not given.
+# By field of `Outgoing`: priority, slot_basis, headers, type. None leaves the field unset.
 Columns = Mapping[str, Sequence[Any]]
 
 
 class StageContent(NamedTuple):
-    """The content of a stage. It may be pickled: another process may publish it.
+    """The content of a stage. It can be pickled, so that another process can publish it.
 
     Attributes:
-        name: of the stage.
-        lengths: by slot, how many elements there are.
-        messages: how many messages they are.
-        topic: whose messages they are; empty: of the topic that publishes them.
+        name: Name of the stage.
+        lengths: Number of elements by slot.
+        messages: Number of messages.
+        topic: Topic of the messages; empty: the topic that publishes them.
     """
 
     name: str
@@ -73,9 +74,9 @@ class PublishResult(NamedTuple):
     """The results of staged messages in one call.
 
     Attributes:
-        stored: messages that were added.
-        duplicates: messages whose id was known; nothing was added.
-        merged: messages that merged into a waiting one.
+        stored: Number of messages added.
+        duplicates: Number of messages whose id was known, and which were not added.
+        merged: Number of messages merged into a waiting message.
     """
 
     stored: int = 0
@@ -90,26 +91,26 @@ def _ready(context: TopicContext) -> Flow[Settings]:
     hooks = context.hooks
     if hooks.before_send or hooks.after_send or hooks.producer_sequence is not None:
         raise InvalidValue(
-            "stage: the client has interceptors, which a stage does not run; use a client without"
+            "stage: a stage does not run interceptors, which the client has; use a client without"
         )
     yield from opening.ensure_open(context)
     return context.settings
 
 
 def _entry_max(settings: Settings) -> int:
-    """Return the messages of one entry: more than a slot's share of max_length never fit."""
+    """Return the messages of one entry, at most a slot's share of max_length."""
     most = settings.call_max
     return min(most, -(-settings.max_length // settings.slots) or most)
 
 
 class StageFlows:
-    """The flows of a stage, for its one writer.
+    """The flows of a stage, for a single writer.
 
     Args:
-        context: the topic.
-        name: of the stage.
-        keep_ms: how long it stays after its last push.
-        late: take messages whose time passed more than a year ago, too.
+        context: Context of the topic.
+        name: Name of the stage.
+        keep_ms: Time for which the stage is kept after its last push, in ms.
+        late: Whether to accept messages whose time passed more than a year ago.
     """
 
     def __init__(self, context: TopicContext, name: str, keep_ms: int, late: bool) -> None:
@@ -119,27 +120,28 @@ class StageFlows:
 
     @property
     def staged(self) -> StageContent:
-        """The content; raises StageLost where a push has failed."""
+        """The content of the stage; raises StageLost after a failed push."""
         if self._failed:
             raise StageLost(f"stage {self.content.name}: a push has failed; write another stage")
         return self.content
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push and note its outcome; return how many messages the stage has."""
-        self._failed = True  # until it succeeds: a repeated push would make new message ids
+        """Run a push and record its outcome; return the number of messages in the stage."""
+        # Until the push succeeds, since a repeated push would create new message ids.
+        self._failed = True
         self.content = yield from push
         self._failed = False
         return self.content.messages
 
     def push(self, messages: Iterable[Outgoing]) -> Flow[int]:
-        """Put messages into the stage; return how many it has then."""
+        """Put messages into the stage; return their new number."""
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages into the stage, given as columns; return how many it has then.
+        """Put messages given as columns into the stage; return their new number.
 
-        The same as `push` of `Outgoing`, in a fraction of the time: no message is made, only
-        the first of each run is named, and the others take the stamps that follow.
+        The result is the same as `push` of `Outgoing`, but much faster: no message objects are
+        made, and only the first message of a run gets a new id, whose stamp the others continue.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -174,13 +176,13 @@ class StageFlows:
         except (RMQError, TypeError):
             if not columns:
                 raise
-            # Row by row, so that a caller sees where the faulty one is.
+            # Row by row, so that the error names the faulty row.
             return (yield from self._push(stage, _rows(bodies, columns)))
         return (yield from calls.run())
 
     def discard(self) -> Flow[None]:
-        """Drop the stage in every slot, whatever was written."""
-        if self._context.is_open:  # else nothing was
+        """Drop the stage in every slot, in any state."""
+        if self._context.is_open:  # otherwise nothing was written
             lengths = dict.fromkeys(range(len(self._context.slots)), 0)
             yield from _keep(self._context, [self.content._replace(lengths=lengths)], 0)
 
@@ -221,7 +223,7 @@ def _add_columns(
     alike = defaultdict[tuple[int, bytes], list[bytes]](list)
     for slot, head, rest in zip(slots, heads, data, strict=True):
         alike[slot, head].append(rest)
-    # Messages that differ in more than their priority stay in order: they may not go apart.
+    # Messages that differ in more than their priority must stay in order.
     is_ordered = len({(slot, head[1:]) for slot, head in alike}) == len(alike)
     if is_ordered and (len(alike) - len(set(slots))) * ALIKE_MIN <= len(data):
         for (slot, head), rests in alike.items():
@@ -243,7 +245,8 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
     if priorities is None:
         return [record.head(number, 0, default)] * count
     if not set(map(type, priorities)) <= {int, NoneType}:
-        raise InvalidType("priority: give whole numbers")  # told again of its row
+        # The row's own check raises a more precise error.
+        raise InvalidType("priority: give whole numbers")
     heads = {
         priority: record.head(number, 0, default if priority is None else check_priority(priority))
         for priority in set(priorities)
@@ -254,7 +257,7 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 def _with_headers(
     context: TopicContext, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
-    """Put headers, types and groups into records; what many have in common is encoded once."""
+    """Put headers, types and groups into records; common values are encoded once."""
     nothing = [None] * len(data)
     marked = zip(
         *(columns.get(name, nothing) for name in ("headers", "type", "group")), strict=True
@@ -283,7 +286,7 @@ def _with_headers(
 
 
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
-    """Return the slots of messages; those without a basis go to the slots in turn, in runs."""
+    """Return the slots of messages; messages without a basis go to the slots in turn, in runs."""
     turns = chain.from_iterable(repeat(context.spread.next(), turn) for _ in repeat(None))
     if bases is None:
         return list(islice(turns, count))
@@ -298,13 +301,13 @@ class _StageCalls:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
         self._lengths, self._count = dict(stage.lengths), stage.messages
         self._calls: list[Command[Any]] = []
-        # Five random bytes keep the ids of runs apart from all others that this process makes.
+        # Five random bytes keep the ids of runs apart from all other ids of this process.
         self._check, self._stamp, self._random = context.check, 0, os.urandom(5)
 
     def add(
         self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
     ) -> None:
-        """Add an entry of so many messages."""
+        """Add an entry of `count` messages."""
         keys: SlotKeys = self._slots[slot]
         before = self._lengths.get(slot, 0)
         self._calls.append(
@@ -314,11 +317,11 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages of one head; `first` is the first member, whose stamp the others follow."""
+        """Add messages with one head; their ids continue the stamp of the member `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages of one head, and name them."""
+        """Add messages with one head, and give them ids."""
         made = ids.make(slot, self._check)[0]
         self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
         self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)
@@ -346,7 +349,7 @@ def _entry(context: TopicContext, group: Group) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Drop stages; with `query`, all but those of its open batch."""
+    """Drop stages; with `query`, keep the stages of its open batch."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -363,7 +366,7 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for so long; 0 drops them. Whole ones are then as durable as their topic says."""
+    """Keep stages for `keep_ms` (0 drops them); make `whole` stages durable."""
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
         for stage in staged
@@ -377,7 +380,7 @@ def _keep(
 
 
 def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Run calls, and wait until their writes, and all before them, are as durable as wanted."""
+    """Run calls, and wait until their writes, and all writes before, are durable."""
     replies, short = yield from durable_pipeline(calls, context.settings.durability)
     replies = raise_first_error(replies)
     if short:
@@ -391,7 +394,7 @@ def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[
 def _by_topic(
     context: TopicContext, staged: Sequence[StageContent]
 ) -> Flow[list[tuple[TopicContext, list[StageContent]]]]:
-    """Open the topics of stages; return each with its stages, the topic of the caller last."""
+    """Open the topics of stages; return each with its stages, the caller's topic last."""
     of = defaultdict[str, list[StageContent]](list)
     for stage in staged:
         of[stage.topic or context.name].append(stage)
@@ -428,24 +431,25 @@ def publish_once(
 ) -> Flow[PublishResult]:
     """Publish a batch of a query, unless it is published already.
 
-    A batch that has begun is ended with the stages that it began with; those given are dropped.
-    The topic of the context knows the stages of all topics. Each other topic notes its own part of
-    the batch in the same way, so a part that is published is not published again when the rest is.
+    If the batch has begun before, it is ended with the stages of that begin, and the given stages
+    are dropped. The topic of the context records the stages of all topics. Each other topic records
+    its own part in the same way, so a part is never published twice.
     """
     if context.name in callers:
         raise InvalidValue(
             f"query {query}: batches of it have begun in topics {', '.join(callers)}, and each "
-            "waits for the other; publish one of them by the topic in which it began"
+            "waits for the other; publish a batch through the topic in which it began"
         )
     yield from opening.ensure_open(context)
     total = PublishResult()
     while True:
         begun = yield scripts.sink_begin(context, query, batch)
         if begun.state == "new":
-            # Before the batch begins: it could never end with a stage that has expired.
+            # Checked before the batch begins, since it could never end with an expired stage.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
-        # Also a batch that has begun or ended: the call before may have waited for copies in vain.
+        # Repeated for a begun or ended batch, whose earlier call may have failed to wait for
+        # copies.
         begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
         (begun,) = yield from _durably(context, [begin])
         if begun.state == "done":
@@ -458,7 +462,7 @@ def publish_once(
             )
             total = _sum(total, done)
         total = _sum(total, (yield from _move(context, own, timeout)))
-        # Before its stages are gone: a batch that is open again needs them.
+        # Before the stages are removed: if the end is lost, the open batch needs them.
         yield from _durably(context, [scripts.sink_end(context, query, begun.batch)])
         yield from _keep(context, own, 0)
 
@@ -484,13 +488,13 @@ def _sum(one: PublishResult, other: PublishResult | PublishReply) -> PublishResu
 def _move(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
-    """Move all entries of stages into the queue; where it blocks when full, try until `timeout`."""
+    """Move all entries of stages into the queue; if the queue is full, retry until `timeout`."""
     waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
     total, wanted = PublishResult(), context.settings.durability
     while waiting:
         taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
-        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again
+        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be repeated
         sessions = [context.sessions.take() for _ in turn]
         calls = [
             scripts.publish(context, context.slots[index], session, name)

@@ -15,9 +15,9 @@ from rmq.terminal.param_types import DURATION, MOMENT
 from rmq.terminal.tables import Column
 
 WHY_NOT = {
-    "in_flight": "a consumer has it",
+    "in_flight": "a consumer has received it",
     "dead": "it is a dead letter; see rmq dlq",
-    "gone": "it is settled, or never existed",
+    "gone": "it is settled or unknown",
 }
 IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
@@ -38,7 +38,7 @@ def _expand_stdin(words: tuple[str, ...]) -> Iterator[str]:
 def _change_each(
     topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]
 ) -> int:
-    """Change messages one by one, and print the result of each."""
+    """Change messages individually, and print the result of each change."""
     common = common_options()
     message_ids = read_ids(ids)
     results: list[tuple[rmq.MessageId, str]] = []
@@ -79,9 +79,9 @@ def _change_each(
 @click.argument("topic")
 @IDS
 def cancel(topic: str, ids: tuple[str, ...]) -> int:
-    """Withdraw waiting messages of TOPIC; - reads ids from stdin.
+    """Cancel waiting messages of TOPIC; - reads ids from stdin.
 
-    A message in flight, dead or gone is not touched. Exit code 4: some were withdrawn; 3: none.
+    Other messages are not touched. Exit code 4: some messages were cancelled; 3: none.
     """
     return _change_each(topic, ids, lambda opened, message_id: opened.cancel(message_id))
 
@@ -91,15 +91,15 @@ def cancel(topic: str, ids: tuple[str, ...]) -> int:
 )
 @click.argument("topic")
 @IDS
-@click.option("--at", type=MOMENT, help="The new due time: ISO 8601 with a zone.")
-@click.option("--delay", type=DURATION, help="The new due time, from now.")
+@click.option("--at", type=MOMENT, help="New due time: ISO 8601 with a zone.")
+@click.option("--delay", type=DURATION, help="New due time, from now.")
 def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
     """Change the due time of waiting messages of TOPIC; - reads ids from stdin.
 
-    A message in flight, dead or gone is not touched. Exit code 4: some were changed; 3: none.
+    Other messages are not touched. Exit code 4: some messages were changed; 3: none.
     """
     if (at is None) == (delay is None):
-        raise click.UsageError("give one of --at and --delay")
+        raise click.UsageError("use either --at or --delay")
     return _change_each(
         topic, ids, lambda opened, message_id: opened.reschedule(message_id, at=at, delay=delay)
     )
@@ -112,7 +112,7 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
 def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
     """Change the priority of waiting messages of TOPIC; - reads ids from stdin.
 
-    A message joins its new priority as the newest. One in flight, dead or gone is not touched.
-    Exit code 4: some were changed; 3: none.
+    A message joins its new priority as the newest. Other messages are not touched. Exit code 4:
+    some messages were changed; 3: none.
     """
     return _change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

@@ -35,9 +35,7 @@ Queue = Literal["store", "prepare", "dead"]
     metavar="QUEUE",
     help="store (or waiting), prepare (or in-flight), or dead.",
 )
-@click.option(
-    "--limit", type=int, default=10, show_default=True, help="The largest number to show."
-)
+@click.option("--limit", type=int, default=10, show_default=True, help="Maximum number to show.")
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
 @click.option("--group", "of_group", metavar="NAME", help="Only messages of this group.")
@@ -48,9 +46,9 @@ def peek(
 ) -> None:  # fmt: skip
     """Show messages of TOPIC without receiving them.
 
-    Waiting messages are listed in the order in which their slot would deliver them; order is
-    promised inside a slot, not across slots. With --json: NDJSON, with whole bodies and the
-    cursor for --cursor, null at the end.
+    Waiting messages are listed in the order in which their slot would deliver them. RMQ guarantees
+    an order only within a slot. With --json: NDJSON, with whole bodies and the cursor for --cursor,
+    null at the end.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -86,7 +84,7 @@ def read_pages(
     cursor: str | None = None,
     wanted: dict[str, str | None],
 ) -> PeekPage:
-    """Return up to `limit` messages of a queue, however far they stand behind the cursor."""
+    """Return up to `limit` matching messages after the cursor, from any number of pages."""
     messages: list[rmq.Message] = []
     while True:
         page = client.admin.peek_page(
@@ -103,7 +101,7 @@ def read_pages(
 @click.argument("topic")
 @click.argument("id", type=MESSAGE_ID)
 def get(topic: str, id: rmq.MessageId) -> None:
-    """Show the message ID of TOPIC in full, in whichever queue it is."""
+    """Show the message ID of TOPIC in full, from any queue."""
     message, common = find_message(topic, id), common_options()
     state = None
     if message.held and message.group and not common.json:

@@ -1,8 +1,8 @@
-"""`rmq send`: send one message from an argument or a file, or a stream of messages from stdin.
+"""`rmq send`: send a message from an argument or a file, or many messages from stdin.
 
-Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`) a whole batch of lines is
-read and checked before any of it is sent, so a bad line stops the stream between two batches, and
-the error can say from which line to continue.
+Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`), a batch of lines is read
+and checked before it is sent. So a bad line stops the stream between two batches, and the error can
+name the line from which to continue.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from rmq.terminal.param_types import (
 
 
 def result_fields(result: rmq.SendResult) -> dict[str, Any]:
-    """Return a result for JSON."""
+    """Return the JSON fields of a result."""
     return terminal_text.fields(result, "id", "status", "into", "slot", "offset", "durable")
 
 
 def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given options that are fields of rmq.Outgoing."""
+    """Return the options that are fields of rmq.Outgoing."""
     options = {
         name: value
         for name, value in given.items()
@@ -68,19 +68,17 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option(
-    "--file", type=click.File("rb"), help="Read one body from this file; - is all of stdin."
+    "--file", type=click.File("rb"), help="Read a single body from this file; - is stdin."
 )
-@click.option("--raw", is_flag=True, help="The body is text or bytes, sent as it is, not JSON.")
-@click.option(
-    "--envelope", is_flag=True, help="The input is an object with the body and its options."
-)
+@click.option("--raw", is_flag=True, help="The body is plain text or bytes, not JSON.")
+@click.option("--envelope", is_flag=True, help="The input is an object with the body and options.")
 @click.option("--priority", type=int, metavar="N", help="17 to 1048575, larger first.")
-@click.option("--delay", type=DURATION, help="Due after so long.")
-@click.option("--at", type=MOMENT, help="Due at this time: ISO 8601 with a zone.")
+@click.option("--delay", type=DURATION, help="Delay until the message is due.")
+@click.option("--at", type=MOMENT, help="Due time: ISO 8601 with a zone.")
 @click.option("--merge-key", metavar="KEY", help="Waiting messages with the same key become one.")
 @click.option("--time-range", type=DURATION, help="How long a merging message waits for others.")
 @click.option(
-    "--merge", type=click.Choice(["first", "last", "collect"]), help="Which body stays.  [first]"
+    "--merge", type=click.Choice(["first", "last", "collect"]), help="Body to keep.  [first]"
 )
 @click.option("--extend", is_flag=True, help="Every merge restarts --time-range; needs --max-wait.")
 @click.option("--max-wait", type=DURATION, help="The longest wait with --extend.")
@@ -88,20 +86,20 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
     "--slot-basis", metavar="TEXT", help="Messages with the same basis go to the same slot."
 )
 @click.option("--header", "headers", type=HEADER, multiple=True, help="Repeatable.")
-@click.option("--expires", type=DURATION, help="How long after its due time it may be delivered.")
+@click.option("--expires", type=DURATION, help="Time after its due time until it expires.")
 @click.option(
-    "--id", type=MESSAGE_ID, help="The id of an earlier attempt: a repeated send adds nothing."
+    "--id", type=MESSAGE_ID, help="Id of an earlier attempt: a repeated send adds nothing."
 )
 @click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
-@click.option("--max-runtime", type=DURATION, help="How long one run of its handler may take.")
-@click.option("--type", type=MESSAGE_TYPE, help="By which workers choose the handler.")
+@click.option("--max-runtime", type=DURATION, help="Time limit for a run of its handler.")
+@click.option("--type", type=MESSAGE_TYPE, help="Type that selects the handler of a worker.")
 @click.option(
-    "--group", metavar="NAME", help="Messages of one group go in order: see topic --groups."
+    "--group", metavar="NAME", help="Group whose messages go in order: see topic --groups."
 )
-@click.option("--share-key", metavar="NAME", help="By which it shares, if not by its group.")
-@click.option("--weight", type=int, metavar="N", help="1 to 64: how much more often it has a turn.")
+@click.option("--share-key", metavar="NAME", help="Tenant of the message (default: its group).")
+@click.option("--weight", type=int, metavar="N", help="1 to 64: relative share of the group.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
-@click.option("--timeout", type=DURATION, help="How long to wait for room, with overflow block.")
+@click.option("--timeout", type=DURATION, help="Longest wait for room, with overflow block.")
 @click.option("--create", is_flag=True, help="Create the topic if it is missing.")
 @click.option("--results", is_flag=True, help="With -: print the result of each message.")
 def send(
@@ -116,26 +114,28 @@ def send(
     results: bool,
     **given_options: Any,
 ) -> None:
-    """Send BODY to TOPIC. BODY is JSON; with - every line of stdin is one.
+    """Send BODY to TOPIC. BODY is JSON; with -, every line of stdin is a BODY.
 
-    Prints the id of the message, or with - a count. Lines are sent in batches of 1000 (fewer when a
-    pipe pauses); blank lines are skipped. A bad line stops the stream: its batch is not sent, and
-    the error says what was. Write -- before a BODY that begins with -.
+    Prints the id of the message, or with - a count. Lines are sent in batches of 1000, or fewer
+    when a pipe pauses. Blank lines are skipped. A bad line stops the stream: its batch is not sent,
+    and the error names the last line that was sent. Write -- before a BODY that begins with -.
 
-    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}, with the names of
-    the options and _ for -; "headers" is an object. It overrides the options.
+    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}. Its fields are
+    named like the options, with _ instead of -, and override them; "headers" is an object.
     """
     common = common_options()
     options = _outgoing_options(given_options)
     send_options = {"durability": durability, "timeout": timeout}
     if (body is None) == (file is None):
-        raise click.UsageError("give one of BODY, --file FILE, or - to read lines from stdin")
+        raise click.UsageError(
+            "use exactly one of BODY, --file FILE, or - to read lines from stdin"
+        )
     stream = body == "-"
     for name, option in (("id", "--id"), ("dedup_key", "--dedup-key")):
         if stream and name in options:
-            raise click.UsageError(f"{option} names one message; with - give each by --envelope")
+            raise click.UsageError(f"{option} is for one message; with - use --envelope")
     if results and not stream:
-        raise click.UsageError("--results goes with -; a single message always prints its result")
+        raise click.UsageError("--results is for -; a single message always prints its result")
     read = body_reader(options, raw, envelope)
     if stream:
         with common.client() as client:
@@ -166,7 +166,7 @@ def _result_text(result: rmq.SendResult) -> str:
     if result.status == "merged":
         return f"merged into the waiting message of {where}"
     if result.status == "duplicate":
-        return f"duplicate: it was sent before, nothing was added ({where})"
+        return f"duplicate: the message was sent before, nothing was added ({where})"
     return f"stored in {where}"
 
 
@@ -225,17 +225,17 @@ def _parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise BadMessage(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")  # some messages of json go on with the position
+        what = error.msg.removesuffix(" at")  # some messages of json continue with the position
         raise BadMessage(f"not JSON: {what} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from None
 
 
 def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgoing:
-    """Read a message from an object with the fields of rmq.Outgoing, which override the options."""
+    """Parse a message from an object whose fields override the options."""
     envelope = _parse_json(data)
     if not isinstance(envelope, dict):
-        raise BadMessage('an envelope is an object, as {"body": ..., "priority": 20}')
+        raise BadMessage('an envelope is an object, for example {"body": ..., "priority": 20}')
     if raw and "body_text" in envelope:
         envelope["body"] = envelope.pop("body_text")
     if raw and "body_hex" in envelope:
@@ -254,7 +254,7 @@ def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgo
     if raw and isinstance(body, str):
         body = body.encode(errors="surrogatepass")
     if raw and not isinstance(body, bytes):
-        raise BadMessage(f"body: with --raw a string is needed, not {type(body).__name__}")
+        raise BadMessage(f"body: with --raw it must be a string, not {type(body).__name__}")
     try:
         for name in DURATIONS:
             if isinstance(envelope.get(name), str):
@@ -264,7 +264,7 @@ def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgo
     except ValueError as error:
         raise BadMessage(str(error)) from None
     envelope_options = {name: value for name, value in envelope.items() if value is not None}
-    if "at" in envelope_options or "delay" in envelope_options:  # replaces the options' time
+    if "at" in envelope_options or "delay" in envelope_options:  # replaces the time of the options
         options = {key: value for key, value in options.items() if key not in ("at", "delay")}
     return rmq.Outgoing(body, **(options | envelope_options))
 
@@ -272,7 +272,7 @@ def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgo
 def body_reader(
     options: dict[str, Any], raw: bool, envelope: bool
 ) -> Callable[[bytes], rmq.Outgoing]:
-    """Return the function that reads a message, for these options."""
+    """Return the function that parses a message, for these options."""
     if envelope:
         return lambda data: _read_envelope(data, options, raw)
     if raw:
@@ -281,11 +281,11 @@ def body_reader(
 
 
 BATCH = 1000
-PIPE_WAIT_S = 0.2  # how long a batch waits for the next line of a slow pipe
+PIPE_WAIT_S = 0.2  # longest wait of a batch for the next line of a slow pipe
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield lines without their ends, and None when the stream pauses."""
+    """Yield lines without line ends, and None when the stream pauses."""
     try:
         number = stream.fileno()
         slow = not stat.S_ISREG(os.fstat(number).st_mode) and process.FORKS
@@ -295,7 +295,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
         for line in stream:
             yield line.rstrip(b"\r\n")
         return
-    partial: list[bytes] = []  # of a line whose end has not come yet
+    partial: list[bytes] = []  # beginning of a line that is not complete
     while True:
         if not select.select([number], [], [], PIPE_WAIT_S)[0]:
             yield None
@@ -316,7 +316,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
 
 @dataclass
 class Stream:
-    """A stream being sent: the batch that is being filled, and the results of earlier ones."""
+    """A stream of messages: the batch that is being filled, and the results of earlier batches."""
 
     client: rmq.Client
     topic: rmq.Topic
@@ -325,7 +325,7 @@ class Stream:
     tell: Callable[[rmq.SendResult], None] | None
     sent: int = 0
     last_sent_line: int = 0
-    sending: bool = False  # the batch is being sent
+    sending: bool = False  # whether the batch is being sent
     counts: dict[str, int] = field(
         default_factory=lambda: {"stored": 0, "merged": 0, "duplicate": 0}
     )
@@ -370,7 +370,7 @@ class Stream:
         try:
             results = self.topic.send_many(each(), **self.how)
         except (rmq.ConfigurationError, rmq.SendError) as error:
-            # Messages are checked as they are read: reading stopped at the faulty one.
+            # Messages are checked while they are read, so reading stops at a bad message.
             if not all_read and position >= 0:
                 code = ERROR if isinstance(error, rmq.SendError) else USAGE
                 raise self._bad(self.lines[position], str(error), code) from error
@@ -400,13 +400,13 @@ class Stream:
         """Return the note for a user who pressed Ctrl-C."""
         text = f"stopped: {terminal_text.plural(self.sent, 'message')} sent"
         if self.sending:
-            text += f" and, of lines {self.lines[0]} to {self.lines[-1]}, perhaps some more"
+            text += f" and possibly some of the lines {self.lines[0]} to {self.lines[-1]}"
         next_line = self.last_sent_line + 1
         return f"{text}; continue from line {next_line}: tail -n +{next_line}"
 
     def _bad(self, line: int, why: str, code: int) -> Failed:
         hint = (
-            f", none from line {self.last_sent_line + 1} on; fix it and continue from there: "
+            f", none from line {self.last_sent_line + 1} on; correct it and continue from there: "
             f"tail -n +{self.last_sent_line + 1}"
             if self.sent
             else ""
@@ -421,7 +421,7 @@ class Stream:
         where = f"lines {self.lines[0]} to {self.lines[-1]}"
         so_far = self._so_far()
         if isinstance(error, rmq.OutcomeUnknown):
-            batch_outcome = f"of {where} some or all may have been sent"
+            batch_outcome = f"some or all of {where} may have been sent"
             code = UNREACHABLE
         elif isinstance(error, rmq.Unavailable):
             batch_outcome = f"{where} were not sent"

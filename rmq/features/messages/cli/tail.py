@@ -27,10 +27,10 @@ RECEIVE = 100
     "--interval", type=DURATION, default="500ms", show_default=True, help="Time between reads."
 )
 @click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
-@click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
+@click.option("--consume", is_flag=True, help="Receive and ack messages: they leave the topic.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
 @click.option("--group", "of_group", metavar="NAME", help="Only messages of this group.")
-@click.option("--cursor", metavar="CURSOR", help="Begin where an earlier tail ended.")
+@click.option("--cursor", metavar="CURSOR", help="Continue where an earlier tail ended.")
 def tail(
     topic: str,
     interval: float,
@@ -42,13 +42,14 @@ def tail(
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
-    Without --consume it receives nothing: every half second it reads about 2000 of the waiting
-    messages and those in flight, and shows the ones that are new. Where more wait, one that is
-    not among the last of its priority may come later. It does not show a message that was
-    received and settled meanwhile, or one that merged into another; at the end it says how many
-    it missed, and the cursor for --cursor.
+    Without --consume, it receives nothing: every half second it reads about 2000 waiting messages
+    and the messages in flight, and shows the new messages. In a longer queue, a new message that is
+    not among the last of its priority may be shown later. Messages that are settled or merged
+    before they are read are not shown. At the end, it prints the number of missed messages and the
+    cursor for --cursor.
 
-    With --consume it is a consumer: it shows messages and acks them; nobody else receives them.
+    With --consume, it is a consumer: it shows messages and acks them, so no other consumer receives
+    them.
 
     With --json: NDJSON, with whole bodies and the cursor of the messages before.
     """
@@ -56,9 +57,13 @@ def tail(
         raise click.UsageError("--limit: give 1 or more")
     for option, wanted in (("--type", of_type), ("--group", of_group)):
         if consume and wanted is not None:
-            raise click.UsageError(f"{option}: --consume receives all messages; give one of them")
+            raise click.UsageError(
+                f"{option}: --consume receives all messages; use only one of them"
+            )
     if consume and cursor is not None:
-        raise click.UsageError("--cursor: --consume receives what waits; give one of them")
+        raise click.UsageError(
+            "--cursor: --consume receives waiting messages; use only one of them"
+        )
     with common_options().client() as client:
         if consume:
             _consume(client, topic, limit)
@@ -106,7 +111,7 @@ def _follow(
         if new.missed:
             common.note(f"{text.plural(new.missed, 'message')} could not be shown")
         if shown:
-            common.note(f"go on: --cursor {new.cursor}")
+            common.note(f"to continue: --cursor {new.cursor}")
 
 
 def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
@@ -122,7 +127,7 @@ def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
             for delivery in deliveries:
                 _print(_delivery_fields(delivery), delivery.body)
             if deliveries:
-                sys.stdout.flush()  # shown before they are settled: none is acked unseen
+                sys.stdout.flush()  # flush before the ack, so that no message is acked unseen
                 shown += len(deliveries)
                 lease_lost = consumer.ack(deliveries)
                 if lease_lost:
