@@ -82,7 +82,7 @@ COMMANDS = {
     ),
     "schedule": Place(
         "rmq.features.schedules.cli:schedule",
-        "List schedules, which send messages at recurring times; change them; serve them.",
+        "List, change and run schedules, which send messages at recurring times.",
     ),
     "ledger": Place(
         "rmq.cli.ledger:ledger", "Create, read and purge the ledger's table in a database."

@@ -72,7 +72,7 @@ def test_differences_are_shown_and_need_a_yes(run, client, defined, tmp_path):
         ('lease = "1 parsec"', "parsec"),
         ("leese = 3", "no such setting"),
         ('slo = "p99"', "as p99<2s"),
-        ('[topics."NAME".schedules.x]\nevery = "1h"\ncorn = "x"', "no such field"),
+        ('[topics."NAME".schedules.x]\nevery = "1h"\ncorn = "x"', "unknown field"),
         ("x = [", "neither TOML nor JSON"),
     ],
 )

@@ -269,7 +269,7 @@ def test_set_refuses_what_is_fixed_and_nothing_at_all(run, topic):
     assert (slots.exit_code, nothing.exit_code, nowhere.exit_code) == (2, 2, 3)
     assert "slots: it cannot be changed here" in slots.stderr
     assert "rmq topic resize" in slots.stderr
-    assert "give at least one setting" in nothing.stderr
+    assert "use at least one option" in nothing.stderr
 
 
 def test_delete_refuses_messages_and_asks_and_then_the_topic_is_gone(run, shell, topic):
@@ -355,12 +355,12 @@ def test_resize_says_what_it_does_and_show_says_that_it_goes_on(run, client, nam
     topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
 
     dry = run("topic", "resize", name, "4", "--dry-run").stdout
-    assert dry.startswith(f"{name}: 2 -> 4 slots; newer messages would await 10 messages waiting")
+    assert dry.startswith(f"{name}: 2 -> 4 slots; newer messages would wait for 10 messages")
     assert client.admin.settings(name).slots == 2
     begun = run("topic", "resize", name, "4", "--no-wait").stdout
     assert begun == (
         f"{name}: 2 -> 4 slots; older messages are left in 2 slots; a server (rmq server) "
-        "finishes it, or run it again\n"
+        "finishes the resize, or run the command again\n"
     )
     shown = run("topic", "show", name).stdout
     assert "from 2 slots since" in shown

@@ -94,10 +94,10 @@ def test_more_schedules_than_a_page_are_listed(api, name) -> None:
     [
         ({}, "cron, every"),
         ({"cron": "* * * * *", "every": 5}, "cron, every"),
-        ({"every": 5, "tz": "UTC"}, "tz: given with every"),
+        ({"every": 5, "tz": "UTC"}, "tz: only for cron"),
         ({"every": 0.05}, "every: "),
         ({"every": 5, "jitter": 5}, "jitter: "),
-        ({"cron": "* * * * *", "tz": "Berlin"}, "no time zone"),
+        ({"cron": "* * * * *", "tz": "Berlin"}, "is not a time zone"),
         ({"cron": "* * * * *", "tz": 1}, "tz: 1"),
         ({"cron": "* * * *"}, "4 fields"),
         ({"cron": "99 * * * *"}, "Bad minute"),

@@ -358,7 +358,7 @@ def test_message_that_comes_while_a_topic_is_deleted_keeps_all_of_it(
     assert before["trash"] >= 1
     basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
 
-    with pytest.raises(rmq.TopicNotEmpty, match="they are kept, and the topic stands"):
+    with pytest.raises(rmq.TopicNotEmpty, match="they are kept, and so is the topic"):
         deleting(client, name, "topic_pause", lambda: topic.send("kept", slot_basis=basis))
 
     after = client.admin.stats(name)
@@ -415,7 +415,7 @@ def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_
     with pytest.raises(Cut):
         Cutting(client._transport, 6).run(flow)
 
-    with pytest.raises(rmq.TopicNotEmpty, match="the topic stands"):
+    with pytest.raises(rmq.TopicNotEmpty, match="so is the topic"):
         client.admin.topic_delete(name)
 
     left = client.admin.stats(name)["priority"]

@@ -1,1 +1,1 @@
-"""Schedules: messages that are sent again and again."""
+"""Schedules: messages that are sent at recurring times."""

@@ -1,4 +1,4 @@
-"""Schedules: list, pause, resume, run and delete them."""
+"""List, pause, resume, run and delete schedules."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncScheduleAdmin(AsyncAdminPart):
-    """Verbs on schedules."""
+    """Operations on schedules."""
 
     async def schedules(self, topic: str) -> list[ScheduleState]:
-        """Return the schedules of a topic (`Topic.every`); those that are due first come first."""
+        """Return the schedules of a topic (`Topic.every`), sorted by their next due time."""
         return await self._run(flows.schedules(self._context(topic)))
 
     async def schedule(self, topic: str, name: str) -> ScheduleState:
-        """Return one schedule.
+        """Return a schedule.
 
         Raises:
-            ScheduleNotFound: there is none of this name.
+            ScheduleNotFound: The topic has no schedule with this name.
         """
         return await self._run(flows.schedule(self._context(topic), name))
 
     async def schedule_pause(self, topic: str, name: str) -> bool:
-        """Pause a schedule until it is resumed; return whether it was not paused."""
+        """Pause a schedule until it is resumed; return whether it was active."""
         return await self._run(flows.pause(self._context(topic), name))
 
     async def schedule_resume(self, topic: str, name: str) -> bool:
         """Resume a paused schedule with its next time; return whether it was paused.
 
-        Times that passed meanwhile are not made up for.
+        Times during the pause are skipped.
         """
         return await self._run(flows.resume(self._context(topic), name))
 
     async def schedule_run(self, topic: str, name: str) -> SendResult:
-        """Send the message of a schedule now, paused or not; its times stay as they are."""
+        """Send the message of a schedule now, even if it is paused; its times do not change."""
         return await self._run(flows.run(self._context(topic), name))
 
     async def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule; return whether there was one. Messages that it has sent stay.
+        """Delete a schedule; return whether it existed. Messages that it has sent are not deleted.
 
-        It stays deleted until a program declares it again.
+        The schedule stays deleted until a program declares it again.
         """
         return await self._run(flows.delete(self._context(topic), name))

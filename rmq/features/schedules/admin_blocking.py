@@ -10,38 +10,38 @@ from rmq.kernel.topic.verbs import AdminPart
 
 
 class ScheduleAdmin(AdminPart):
-    """Verbs on schedules."""
+    """Operations on schedules."""
 
     def schedules(self, topic: str) -> list[ScheduleState]:
-        """Return the schedules of a topic (`Topic.every`); those that are due first come first."""
+        """Return the schedules of a topic (`Topic.every`), sorted by their next due time."""
         return self._run(flows.schedules(self._context(topic)))
 
     def schedule(self, topic: str, name: str) -> ScheduleState:
-        """Return one schedule.
+        """Return a schedule.
 
         Raises:
-            ScheduleNotFound: there is none of this name.
+            ScheduleNotFound: The topic has no schedule with this name.
         """
         return self._run(flows.schedule(self._context(topic), name))
 
     def schedule_pause(self, topic: str, name: str) -> bool:
-        """Pause a schedule until it is resumed; return whether it was not paused."""
+        """Pause a schedule until it is resumed; return whether it was active."""
         return self._run(flows.pause(self._context(topic), name))
 
     def schedule_resume(self, topic: str, name: str) -> bool:
         """Resume a paused schedule with its next time; return whether it was paused.
 
-        Times that passed meanwhile are not made up for.
+        Times during the pause are skipped.
         """
         return self._run(flows.resume(self._context(topic), name))
 
     def schedule_run(self, topic: str, name: str) -> SendResult:
-        """Send the message of a schedule now, paused or not; its times stay as they are."""
+        """Send the message of a schedule now, even if it is paused; its times do not change."""
         return self._run(flows.run(self._context(topic), name))
 
     def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule; return whether there was one. Messages that it has sent stay.
+        """Delete a schedule; return whether it existed. Messages that it has sent are not deleted.
 
-        It stays deleted until a program declares it again.
+        The schedule stays deleted until a program declares it again.
         """
         return self._run(flows.delete(self._context(topic), name))

@@ -1,4 +1,4 @@
-"""`rmq schedule`: list, show, pause, resume, run and delete schedules; send what is due."""
+"""`rmq schedule`: list, show, pause, resume, run and delete schedules; send their messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rmq.terminal.tables import Column
 
 @click.group(cls=CommandGroup)
 def schedule() -> None:
-    """List schedules, which send messages at recurring times; change them; serve them."""
+    """List, change and run schedules, which send messages at recurring times."""
 
 
 def _timing(state: rmq.ScheduleState) -> str:
@@ -33,7 +33,7 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _fields(state: rmq.ScheduleState) -> dict[str, Any]:
-    """Return a schedule for JSON; its durations have their unit in the name, as `every_s`."""
+    """Return the JSON fields of a schedule; durations have their unit in the name: `every_s`."""
     return {
         "topic": state.topic, "name": state.name, "every_s": _seconds(state.every),
         "cron": state.cron, "tz": None if state.cron is None else state.tz,
@@ -57,10 +57,9 @@ def _next(state: rmq.ScheduleState) -> str:
 )
 @click.argument("topic", required=False)
 def list_schedules(topic: str | None) -> None:
-    """List the schedules of TOPIC, or of all topics; those that are due first come first.
+    """List the schedules of TOPIC, or of all topics, sorted by their next due time.
 
-    NEXT and LAST are times of the schedule, in UTC; a message may come later than its time by the
-    schedule's jitter.
+    NEXT and LAST are times of the schedule, in UTC; the schedule's jitter may delay a message.
     """
     common = common_options()
     with common.client() as client:
@@ -73,7 +72,7 @@ def list_schedules(topic: str | None) -> None:
             except rmq.RMQError as error:
                 if topic is not None:
                     raise
-                problems.append(f"{name}: {error}")  # the other topics are listed
+                problems.append(f"{name}: {error}")  # continue with the other topics
     columns = [
         Column("TOPIC", style="cyan"), Column("NAME", style="cyan"), Column("TIMES"),
         Column("NEXT"), Column("LAST"), Column("SENT", right=True), Column("BODY", cut=True),
@@ -97,7 +96,7 @@ def list_schedules(topic: str | None) -> None:
 @click.argument("topic")
 @click.argument("name")
 def show(topic: str, name: str) -> None:
-    """Show the schedule NAME of TOPIC. Exit code 3 if there is none."""
+    """Show the schedule NAME of TOPIC. Exit code 3: it does not exist."""
     common = common_options()
     with common.client() as client:
         state = client.admin.schedule(topic, name)
@@ -138,7 +137,7 @@ def pause(topic: str, name: str) -> None:
 def resume(topic: str, name: str) -> None:
     """Resume the paused schedule NAME of TOPIC with its next time.
 
-    Times that passed meanwhile are not made up for.
+    Times during the pause are skipped.
     """
     with common_options().client() as client:
         resumed = client.admin.schedule_resume(topic, name)
@@ -149,7 +148,7 @@ def resume(topic: str, name: str) -> None:
 @click.argument("topic")
 @click.argument("name")
 def run(topic: str, name: str) -> None:
-    """Send the message of the schedule NAME of TOPIC now, paused or not. Its times stay."""
+    """Send the message of the schedule NAME of TOPIC now, even if it is paused."""
     common = common_options()
     with common.client() as client:
         result = client.admin.schedule_run(topic, name)
@@ -163,10 +162,10 @@ def run(topic: str, name: str) -> None:
 @click.argument("name")
 @YES
 def delete(topic: str, name: str, yes: bool) -> None:
-    """Delete the schedule NAME of TOPIC; messages that it has sent stay.
+    """Delete the schedule NAME of TOPIC; messages that it has sent are not deleted.
 
-    It stays deleted until a program declares it again, as a program with a worker does when it
-    starts. It asks for the name of the schedule first.
+    The schedule stays deleted until a program declares it again; a program with a worker does that
+    when it starts. Asks for the name of the schedule first.
     """
     common = common_options()
     with common.client() as client:
@@ -185,8 +184,8 @@ def delete(topic: str, name: str, yes: bool) -> None:
 def work(topics: tuple[str, ...]) -> None:
     """Send the messages of the schedules of TOPICS, or of all topics, until Ctrl-C or SIGTERM.
 
-    Workers do this for their own topics. Any number may run at the same time: each time is sent
-    once.
+    Workers do this for their own topics. Any number of processes may do this at the same time: each
+    time is sent once.
     """
     common = common_options()
     logs.start(None, False)

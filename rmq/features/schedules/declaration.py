@@ -1,4 +1,4 @@
-"""Declarations of schedules, as a program makes them: `AsyncTopic.every`."""
+"""Declarations of schedules by programs: `AsyncTopic.every`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """The name, unique in its topic, by which Admin and the command line find it."""
+        """The name, unique in its topic, for Admin and the command line."""
         return self.definition.name
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Declaration:
 
 
 class AsyncSchedule(Declaration):
-    """A schedule that `AsyncTopic.every` has declared."""
+    """A schedule declared by `AsyncTopic.every`."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, definition: Definition
@@ -45,11 +45,11 @@ class AsyncSchedule(Declaration):
         self._run = transport.run
 
     async def declare(self) -> DeclareStatus:
-        """Write it to Redis now; a worker or a scheduler of this client does it when it starts.
+        """Write the schedule to Redis now; otherwise a worker or scheduler of this client does it.
 
         Returns:
-            "created"; "updated", where there was one of this name with another definition;
-            "unchanged", where it is there already.
+            "created"; "updated" if the stored definition was different; "unchanged" if it was the
+            same.
         """
         return await self._run(recurring_flow.declare(self.context, self.definition))
 
@@ -58,7 +58,7 @@ ScheduleT = TypeVar("ScheduleT", bound=Declaration)
 
 
 class Declaring(Generic[ScheduleT]):
-    """The method of a topic that declares a schedule, whichever class the declaration has."""
+    """The method of a topic that declares a schedule; subclasses choose the class of the result."""
 
     _context: TopicContext
     _handlers: Handlers
@@ -86,34 +86,34 @@ class Declaring(Generic[ScheduleT]):
         """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
 
         This call sends nothing. The schedule is written to Redis when a worker or an
-        `rmq.Scheduler` of this client starts, or by `.declare()`; its messages are sent while a
-        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. Declared again with the same
-        definition, it stays as it is; with another, it is changed. It continues after this program
-        has ended, until it is deleted.
+        `rmq.Scheduler` of this client starts, or by `.declare()`. Its messages are sent while a
+        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. Declaring it again with
+        another definition changes the schedule. The schedule continues after this program has
+        ended, until it is deleted.
 
         Args:
-            name: 1 to 128 of A-Z a-z 0-9 . _ -; what names it in the topic.
-            cron: minute, hour, day of month, month, day of week, as "0 6 * * mon-fri"; needs
-                rmq[schedule]. Or `every`.
-            every: an interval of at least 0.1 s; its times are multiples of it since 1970 in UTC.
-            tz: the time zone of `cron`, as "Europe/Berlin"; default UTC.
-            jitter: send up to so much later than the time; how much follows from name and time.
-                Shorter than `every`, at most a day.
-            catch_up: of times that were missed by more than 10 s, because no scheduler ran, send
-                none ("skip"), the last one ("last", unless a later time is on time), or all.
-            catch_up_limit: with "all", at most so many, the latest ones.
-            body, priority, headers, expires, type: of its messages, as in `send`.
-            group: refused; messages of a schedule have none.
+            name: Unique name in the topic: 1 to 128 of A-Z a-z 0-9 . _ -
+            cron: Minute, hour, day of month, month, day of week, for example "0 6 * * mon-fri";
+                needs rmq[schedule]. Alternative to `every`.
+            every: Interval of at least 0.1 s; the times are its multiples since 1970 in UTC.
+            tz: Time zone of `cron`, for example "Europe/Berlin"; default UTC.
+            jitter: Maximum delay of a message after its time; the delay of each time is derived
+                from name and time. Shorter than `every`, at most a day.
+            catch_up: Times to send if they were missed by more than 10 s because no scheduler ran:
+                none ("skip"), the last ("last", unless a later time is on time), or all ("all").
+            catch_up_limit: With "all", maximum number of missed times; the latest are sent.
+            body, priority, headers, expires, type: Fields of its messages, as in `send`.
+            group: Refused; messages of a schedule have no group.
 
         Returns:
-            The declaration. In a handler, `d.schedule_time` is the time a message was sent for.
+            The declaration. In a handler, `d.schedule_time` is the time of the message.
 
         Guarantee:
-            A time is sent once, however many schedulers run and whoever dies: sending and moving
-            to the next time are one step in Redis.
+            A time is sent once, with any number of schedulers, even if some of them die: sending
+            and moving to the next time are one step in Redis.
 
         Raises:
-            InvalidValue, InvalidType: an argument cannot work.
+            InvalidValue, InvalidType: An argument is not valid.
             ConfigurationError: cron needs rmq[schedule], or there is no time zone database.
         """
         check_name(name, "name")
@@ -123,18 +123,16 @@ class Declaring(Generic[ScheduleT]):
                 "with a group from the handler of the schedule"
             )
         if (cron is None) == (every is None):
-            raise InvalidValue("cron, every: give one of the two")
+            raise InvalidValue("cron, every: pass exactly one of them")
         if tz is not None and cron is None:
-            raise InvalidValue(
-                "tz: given with every; intervals are counted in UTC, from 1970-01-01"
-            )
+            raise InvalidValue("tz: only for cron; intervals are counted in UTC, from 1970-01-01")
         every_ms = None
         jitter_most = schedule.JITTER_MAX_MS
         if every is not None:
             every_ms = validation.duration_ms(every, "every", low_ms=schedule.EVERY_MIN_MS)
             jitter_most = min(jitter_most, every_ms - 1)
         if headers is not None and not isinstance(headers, Mapping):
-            raise InvalidType("headers: give a mapping of str to str")
+            raise InvalidType("headers: pass a mapping of str to str")
         definition = Definition(
             name=name,
             every_ms=every_ms,
@@ -160,7 +158,7 @@ class Declaring(Generic[ScheduleT]):
 
 
 class AsyncSchedules(Declaring[AsyncSchedule]):
-    """Declares schedules of a topic."""
+    """Declare schedules of a topic."""
 
     _transport: AsyncTransport
 
@@ -173,6 +171,6 @@ def _zone_name(tz: str | tzinfo | None) -> str:
         return "UTC"
     name = tz if isinstance(tz, str) else getattr(tz, "key", None)
     if not isinstance(name, str):
-        raise InvalidType(f"tz: {tz!r}; give the name of a time zone, or a zoneinfo.ZoneInfo")
+        raise InvalidType(f"tz: {tz!r}; pass the name of a time zone, or a zoneinfo.ZoneInfo")
     schedule.time_zone(name)
     return name

@@ -12,24 +12,24 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedule(Declaration):
-    """A schedule that `Topic.every` has declared."""
+    """A schedule declared by `Topic.every`."""
 
     def __init__(self, transport: Transport, context: TopicContext, definition: Definition) -> None:
         super().__init__(context, definition)
         self._run = transport.run
 
     def declare(self) -> DeclareStatus:
-        """Write it to Redis now; a worker or a scheduler of this client does it when it starts.
+        """Write the schedule to Redis now; otherwise a worker or scheduler of this client does it.
 
         Returns:
-            "created"; "updated", where there was one of this name with another definition;
-            "unchanged", where it is there already.
+            "created"; "updated" if the stored definition was different; "unchanged" if it was the
+            same.
         """
         return self._run(recurring_flow.declare(self.context, self.definition))
 
 
 class Schedules(Declaring[Schedule]):
-    """Declares schedules of a topic."""
+    """Declare schedules of a topic."""
 
     _transport: Transport
 

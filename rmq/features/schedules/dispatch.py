@@ -1,6 +1,6 @@
-"""The work of a scheduler: declare the schedules of a program, and send what is due.
+"""The work of a scheduler: declare the schedules of a program, and send due messages.
 
-`read_due` reads which schedules are due, `send_due` sends their messages and moves them to their
+`read_due` reads the due schedules; `send_due` sends their messages and moves the schedules to their
 next times.
 """
 
@@ -36,20 +36,20 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-POLL_S = 3.0  # between looks at all topics: a new schedule, or a changed one, is noticed then
-RETRY_S = 1.0  # after an error
-CALLS_AT_ONCE = 100  # sends in one round trip
+POLL_S = 3.0  # time between two looks at all topics, which find new and changed schedules
+RETRY_S = 1.0  # wait after an error
+CALLS_AT_ONCE = 100  # sends of one round trip
 
 
 class Dispatch:
-    """Declares the schedules of a program, and sends what is due in its topics.
+    """Declare the schedules of a program, and send the due messages of its topics.
 
     Args:
-        prefix: of the keys.
-        transport: to Redis.
-        handlers: what was declared on the client.
-        contexts: the topics to serve, besides those of declared schedules.
-        make_context: given to serve all topics in Redis.
+        prefix: First part of every key.
+        transport: Transport to Redis.
+        handlers: Declarations of the client.
+        contexts: Topics to serve, in addition to the topics of declared schedules.
+        make_context: Function that creates a context, to serve all topics in Redis; or None.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Dispatch:
         """Write the schedules that the program has declared since the last call.
 
         Args:
-            strict: raise the error of one that cannot be written; else log it, and continue with
+            strict: Whether to raise an error of a schedule. False: log the error and continue with
                 the others, unless Redis cannot be reached.
 
         Returns:
-            The topics of those that were written.
+            The topics of the written schedules.
         """
         topics = set()
         for key, declaration in list(self._handlers.schedules.items()):
@@ -96,14 +96,14 @@ class Dispatch:
         return topics
 
     def send_due(self, only: Container[str] | None = None) -> tuple[int, dict[str, float]]:
-        """Send what is due.
+        """Send all due messages.
 
         Args:
-            only: look in these topics alone; None: in all that are served.
+            only: Topics to check; None: all served topics.
 
         Returns:
-            How many messages were sent, and by topic the seconds until its next is due; topics
-            that have none are left out.
+            The number of sent messages, and by topic the seconds until its next due time; topics
+            without a next time are omitted.
 
         Raises:
             StorageError: Redis cannot be reached.
@@ -133,7 +133,7 @@ class Dispatch:
         return self._contexts[name]
 
     def _send(self, context: TopicContext, reply: DueReply) -> tuple[int, bool]:
-        """Send what is due in a topic; return how many, and whether all that is due has failed."""
+        """Send the due messages of a topic; return their number, and whether all of them failed."""
         try:
             sent, errors = self._transport.run(send_due(context, reply.due, reply.now_ms))
         except (Unavailable, OutcomeUnknown):
@@ -150,7 +150,7 @@ class Dispatch:
         return sent, len(errors) == len(reply.due)
 
     def _report(self, topic: str, schedule: str, error: RMQError) -> None:
-        """Log an error, once for as long as it lasts."""
+        """Log an error once, until it has ended."""
         if self._reported.get((topic, schedule)) != str(error):
             self._reported[topic, schedule] = str(error)
             what = f"schedule {schedule!r}" if schedule else "the schedules"
@@ -158,16 +158,16 @@ class Dispatch:
 
 
 class DueTopic(NamedTuple):
-    """A topic, and its schedules that are due, or the error of reading them."""
+    """A topic with its due schedules, or the error of reading them."""
 
     name: str
     reply: DueReply | RMQError
 
 
 def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
-    """Read what is due in those of the topics that have schedules; None: in all topics.
+    """Read the due schedules of these topics, or of all topics (None).
 
-    One command where none of them has any; one more for each that has, in one round trip.
+    Costs one command if no topic has a due schedule, and one more for each topic that has.
     """
     listed = yield from scheduled.read(prefix)
     asked = [each for each in listed if names is None or each.topic in names]
@@ -182,9 +182,9 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
     for each, reply in zip(asked, replies, strict=True):
         if isinstance(reply, DueReply) and reply.wait_ms == STALE:
             stale.append(each)
-        elif not isinstance(reply, TopicVanished):  # its deletion removes what is listed
+        elif not isinstance(reply, TopicVanished):  # the deletion removes the entry
             found.append(DueTopic(each.topic, reply))
-    with suppress(AccessDenied):  # a server removes what a worker may not
+    with suppress(AccessDenied):  # a server removes the entries that a worker may not remove
         yield from scheduled.remove(prefix, stale)
     return found
 
@@ -192,10 +192,10 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
 def send_due(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int
 ) -> Flow[tuple[int, dict[str, RMQError]]]:
-    """Send the messages of schedules that are due, and move these to their next times.
+    """Send the messages of due schedules, and move the schedules to their next times.
 
     Returns:
-        How many messages this call has sent, and by schedule the error that kept it from sending.
+        The number of messages that this call has sent, and the error of each schedule that failed.
     """
     yield from opening.ensure_open(context, create=False)
     errors: dict[str, RMQError] = {}
@@ -211,7 +211,7 @@ def send_due(
                 yield from opening.forget_if_recreated(context, reply)
             if isinstance(reply, RMQError):
                 errors[name] = reply
-            elif reply == PAUSED:  # its time stays due until sends are resumed
+            elif reply == PAUSED:  # the time stays due until sends are resumed
                 what = "It is held; after 10 s its time counts as missed, and `catch_up` decides"
                 errors[name] = yield from opening.paused_error(context, what)
             elif reply < 0:
@@ -223,22 +223,22 @@ def send_due(
 def _calls(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int, errors: dict[str, RMQError]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Yield for each move: the schedule's name, the command, whether it sends a message."""
+    """Yield for each move: the schedule's name, the command, and whether it sends a message."""
     for schedule in due:
         try:
             definition = Definition.unpack(schedule.definition)
             steps = definition.plan(schedule.next_ms, now_ms)
             if schedule.next_ms > now_ms:
                 log.warning(
-                    "the clock of Redis was ahead; schedule %r of topic %r goes on by the clock as "
-                    "it is now", schedule.name, context.name,
+                    "the clock of Redis was ahead; schedule %r of topic %r continues by the "
+                    "present clock", schedule.name, context.name,
                 )  # fmt: skip
         except RMQError as error:
             errors[schedule.name] = error
             continue
         except UNREADABLE as error:
             errors[schedule.name] = ConfigurationError(
-                f"its definition cannot work: {error!r:.200}"
+                f"its definition is not valid: {error!r:.200}"
             )
             continue
         expected = schedule.next_ms
@@ -249,7 +249,9 @@ def _calls(
                 errors[schedule.name] = error
                 break
             except UNREADABLE as error:
-                errors[schedule.name] = ConfigurationError(f"its message cannot be: {error!r:.200}")
+                errors[schedule.name] = ConfigurationError(
+                    f"its message is invalid: {error!r:.200}"
+                )
                 break
             yield schedule.name, command, step.time_ms is not None
             if schedule.name in errors or step.next_ms is None:

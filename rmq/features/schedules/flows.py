@@ -29,10 +29,10 @@ from rmq.kernel.transport.flow.steps import Flow
 
 log = logging.getLogger("rmq")
 
-SLOT = 0  # of a topic's schedules and of their messages
-MOST = 10_000  # schedules of a topic
+SLOT = 0  # slot of a topic's schedules and of their messages
+MOST = 10_000  # maximum number of schedules of a topic
 PAGE = 100
-TIME_MS = 10**12  # of as many digits as the times of its messages
+TIME_MS = 10**12  # has as many digits as the times of messages
 
 DeclareStatus = Literal["created", "updated", "unchanged"]
 
@@ -42,24 +42,24 @@ class ScheduleState:
     """A schedule as it is stored in Redis.
 
     Attributes:
-        topic: where its messages go.
-        name: its name.
-        every: the interval between its times; None where it has a cron expression.
-        cron: the cron expression; None where it has an interval.
-        tz: the time zone of the cron expression.
-        jitter: how much later than its time a message may be sent.
-        catch_up: "skip", "last" or "all": which of the missed times are made up for.
-        catch_up_limit: with "all", at most so many.
-        body: of its messages, decoded; raw bytes where this program cannot decode it.
-        priority: of its messages; None: the topic's default.
-        headers: of its messages.
-        expires: how long after it is due a message may be taken; None: the topic's setting.
-        type: of its messages.
-        paused: whether it sends nothing until it is resumed.
-        next: its next time; None while it is paused, or if there is none.
-        next_due: the same with the jitter of that time.
-        last: the time of its last message; None: it has sent none.
-        sent: how many messages it has sent.
+        topic: Topic of its messages.
+        name: Name of the schedule.
+        every: Interval between its times; None for a cron expression.
+        cron: Cron expression; None for an interval.
+        tz: Time zone of the cron expression.
+        jitter: Maximum delay of a message after its time.
+        catch_up: Missed times that are sent: "skip" (none), "last" or "all".
+        catch_up_limit: With "all", maximum number of missed times.
+        body: Decoded body of its messages; bytes if this program cannot decode it.
+        priority: Priority of its messages; None: the topic's default.
+        headers: Headers of its messages.
+        expires: Time after the due time until a message expires; None: the topic's setting.
+        type: Type of its messages.
+        paused: Whether it is paused.
+        next: Its next time; None while it is paused, or if there is no next time.
+        next_due: Its next time plus the jitter of that time.
+        last: Time of its last message, or None.
+        sent: Number of messages sent.
     """
 
     topic: str
@@ -86,11 +86,11 @@ class ScheduleState:
 
 
 def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus]:
-    """Store a schedule in Redis, unless it is there as it is defined.
+    """Store a schedule if it is missing or has changed.
 
     Raises:
-        InvalidValue: there is no time in the next 50 years, or the topic has too many schedules.
-        PayloadTooLarge, InvalidType: its messages could not be sent.
+        InvalidValue: No time in the next 50 years matches, or the topic has too many schedules.
+        PayloadTooLarge, InvalidType: Its messages could not be sent.
     """
     yield from opening.ensure_open(context)
     encode(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
@@ -110,7 +110,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
         if status != "stale":
             break
     if status == "full":
-        raise InvalidValue(f"topic {context.name!r} has {MOST} schedules, which is the most")
+        raise InvalidValue(f"topic {context.name!r} has {MOST} schedules, the maximum")
     if status != "unchanged":
         log.info("schedule %r of topic %r %s", definition.name, context.name, status)
     result: DeclareStatus = status
@@ -121,7 +121,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
 
 
 def schedules(context: TopicContext) -> Flow[list[ScheduleState]]:
-    """List the schedules of a topic, those that are due first before the others."""
+    """List the schedules of a topic, sorted by their next due time."""
     yield from opening.ensure_open(context, create=False)
     states: dict[str, ScheduleState] = {}
     offset = 0
@@ -135,17 +135,17 @@ def schedules(context: TopicContext) -> Flow[list[ScheduleState]]:
 
 
 def schedule(context: TopicContext, name: str) -> Flow[ScheduleState]:
-    """Return one schedule.
+    """Return a schedule.
 
     Raises:
-        ScheduleNotFound: there is none.
+        ScheduleNotFound: The topic has no schedule with this name.
     """
     row, _ = yield from _row(context, name)
     return _state(context.name, row)
 
 
 def _row(context: TopicContext, name: str) -> Flow[tuple[ScheduleRow, int]]:
-    """Return a schedule as it is stored, and the server's time."""
+    """Return a stored schedule, and the server's time."""
     yield from opening.ensure_open(context, create=False)
     reply = yield scripts.schedules(context.slots[SLOT], name)
     if not reply.rows:
@@ -185,7 +185,7 @@ def _moment(ms: int | None) -> datetime | None:
 
 
 def pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Pause a schedule; return whether it was not paused before."""
+    """Pause a schedule; return whether it was active before."""
     yield from opening.ensure_open(context, create=False)
     paused: int = yield scripts.schedule_pause(context.slots[SLOT], name)
     if paused < 0:
@@ -211,7 +211,7 @@ def resume(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def run(context: TopicContext, name: str) -> Flow[SendResult]:
-    """Send the message of a schedule now; its times stay as they are."""
+    """Send the message of a schedule now; its times do not change."""
     row, now_ms = yield from _row(context, name)
     definition = Definition.unpack(row.definition)
     out = outgoing(definition, None, now_ms)
@@ -219,22 +219,22 @@ def run(context: TopicContext, name: str) -> Flow[SendResult]:
 
 
 def delete(context: TopicContext, name: str) -> Flow[bool]:
-    """Delete a schedule; return whether there was one."""
+    """Delete a schedule; return whether it existed."""
     yield from opening.ensure_open(context, create=False)
     deleted: bool = yield scripts.schedule_delete(context.slots[SLOT], name)
     return deleted
 
 
 def encoded(context: TopicContext, number: int) -> TopicContext:
-    """Return the context for a body that is encoded; interceptors see no scheduled sends."""
+    """Return a context for an encoded body; interceptors do not see scheduled sends."""
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
-    made.sends = {}  # a call that is shared has one codec, and one chain of interceptors
+    made.sends = {}  # shared calls have the same codec and the same interceptors
     return made
 
 
 def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
-    """Return the message of a schedule for a time; None: with an id of its own."""
+    """Return the message of a schedule for a time; `id` is None for a message with a new id."""
     return Outgoing(
         definition.body,
         priority=definition.priority,

@@ -23,7 +23,7 @@ PATH = "/topics/{topic}/schedules/{name}"
 
 
 class ScheduleList(Answer):
-    """Schedules; those that are due first come first."""
+    """Schedules, sorted by their next due time."""
 
     schedules: list[Schedule]
 
@@ -36,7 +36,7 @@ async def list_schedules(context: RequestContext, path: TopicPath) -> ScheduleLi
 
 
 class Schedule(Answer):
-    """A schedule; fields as of `rmq schedule show`, durations in seconds."""
+    """A schedule; the fields are the same as in `rmq schedule show`, with durations in seconds."""
 
     topic: str
     name: str
@@ -66,7 +66,7 @@ async def get_schedule(context: RequestContext, path: SchedulePath) -> Schedule:
 
 @TABLE.delete(PATH, NONE, role=Role.ADMIN)
 async def delete_schedule(context: RequestContext, path: SchedulePath) -> Done:
-    """Delete a schedule; messages that it has sent stay, and a program may declare it again."""
+    """Delete a schedule; messages that it has sent are not deleted."""
     return Done(done=await context.admin.schedule_delete(path.topic, path.name))
 
 
@@ -84,10 +84,10 @@ async def resume_schedule(context: RequestContext, path: SchedulePath, body: Not
 
 @TABLE.post(PATH + "/run", NONE, "queue-full", role=Role.OPERATOR, status=201)
 async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Sent:
-    """Send the message of a schedule now, paused or not; its times stay as they are."""
+    """Send the message of a schedule now, even if it is paused; its times do not change."""
     return show(await context.admin.schedule_run(path.topic, path.name), Sent)
 
 
 def schedule_of(state: ScheduleState) -> Schedule:
-    """Return a schedule as it is shown."""
+    """Convert a schedule to the form in which it is shown."""
     return show(state, Schedule, body=body_of(state.body))

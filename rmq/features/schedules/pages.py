@@ -1,4 +1,4 @@
-"""Schedules of a topic, and the queries and sinks that Spark has on it."""
+"""Pages of a topic's schedules, and of Spark's queries and sinks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rmq.web.problems import ApiError
 PAGES = Pages()
 
 ROWS = 500
-SINKS_S = 10.0  # finding them walks all keys of the database
+SINKS_S = 10.0  # time for which sinks are cached: finding them walks all keys of the database
 
 
 @PAGES.get("/topics/{topic}/schedules")
 async def schedules(request: PageRequest) -> View:
-    """List the schedules of a topic; those that are due first come first."""
+    """List the schedules of a topic, sorted by their next due time."""
     found = await request.context.admin.schedules(request.topic)
     shown = request.shown([http.schedule_of(state) for state in found[:ROWS]])
     values = {"topic": request.topic, "found": shown, "count": len(found)}
@@ -41,7 +41,7 @@ async def change(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/queries")
 async def queries(request: PageRequest) -> View:
-    """Show the queries that hold messages of a topic, and those that publish to it."""
+    """Show the queries that hold messages of a topic, and the queries that publish to it."""
     topic, admin = request.topic, request.context.admin
     held, sinks, figures = await asyncio.gather(
         admin.queries(topic),
@@ -54,7 +54,7 @@ async def queries(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
 async def ask_release(request: PageRequest) -> View:
-    """Show what a query holds, and ask for the name of the topic."""
+    """Show the messages that a query holds, and ask for the name of the topic."""
     run = request.path["run"]
     count = await request.context.admin.release_query(request.topic, run, force=True, dry_run=True)
     held = [each for each in await request.context.admin.queries(request.topic) if each.run == run]
@@ -65,7 +65,7 @@ async def ask_release(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/queries/{run}/release", Role.ADMIN)
 async def release_query(request: PageRequest) -> Redirect:
-    """Give back all that a query holds."""
+    """Give back all messages of a query."""
     request.confirm(request.topic)
     run, force = request.path["run"], request.form.get("force") == "on"
     count = await request.context.admin.release_query(request.topic, run, force=force)

@@ -1,9 +1,10 @@
-"""Schedules: at which times a recurring message is sent, and which missed times are made up for.
+"""Times of schedules: when a recurring message is sent, and which missed times are sent later.
 
-All times are epoch ms. A schedule's time is the one that its definition names; it is due later by
-its jitter, which is derived from name and time, so that all schedulers agree on it.
+All times are epoch ms. The jitter of a time is derived from the schedule's name and the time, so
+that all schedulers agree on the due time.
 
-Cron expressions are evaluated by cronsim (`rmq[schedule]`; docs/decisions/0029). No Redis here.
+Cron expressions are evaluated by cronsim (`rmq[schedule]`; docs/decisions/0029). This module does
+not use Redis.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 CatchUp = Literal["skip", "last", "all"]
 
-VERSION = 1  # of stored definitions
+VERSION = 1  # version of stored definitions
 EVERY_MIN_MS = 100
 JITTER_MAX_MS = 86_400_000
 CATCH_UP_MOST = 10_000
-ON_TIME_MS = 10_000  # a time that is sent no later than this after it was due was not missed
-STEPS_MOST = 1000  # times of one schedule in one plan; the next plan goes on
-QUARTER_S = 900  # clocks of all time zones differ by a multiple of it
-FIELDS = 5  # of a cron expression: intervals serve for seconds, where cron knows no rule for DST
+ON_TIME_MS = 10_000  # largest delay after the due time that does not count as missed
+STEPS_MOST = 1000  # times of a schedule in one plan; the next plan continues
+QUARTER_S = 900  # the clocks of all time zones differ by multiples of it
+FIELDS = 5  # fields of a cron expression; seconds are not supported, since intervals serve for them
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -42,8 +43,8 @@ class Step(NamedTuple):
     """A move of a schedule to its next time.
 
     Attributes:
-        time_ms: the time for which a message is sent; None: times are skipped, and none is.
-        next_ms: the schedule's next time after it; None: there is none.
+        time_ms: Time for which a message is sent; None: times are skipped without a message.
+        next_ms: Next time of the schedule; None: there is no next time.
     """
 
     time_ms: int | None
@@ -64,7 +65,7 @@ class _Interval:
 
 
 class _Cron:
-    """The times of a cron expression in a time zone, as Debian's cron has them."""
+    """The times of a cron expression in a time zone, with the rules of Debian's cron."""
 
     def __init__(self, expression: str, tz: str) -> None:
         self._expression = expression
@@ -72,8 +73,8 @@ class _Cron:
         self._cronsim = packages.load("cronsim", "schedule", "cron schedules")
 
     def after(self, time_ms: int) -> Iterator[int]:
-        # cronsim gives two times that do not exist as one that does, and when it starts in an hour
-        # that comes twice, a time in the first of the two.
+        # cronsim maps two nonexistent times to the same time. If it starts in a repeated hour, it
+        # returns a time in the first of the two.
         for found_ms in self._walk(time_ms):
             if found_ms > time_ms:
                 time_ms = found_ms
@@ -83,7 +84,7 @@ class _Cron:
         """Return the times from `first` to `last`; before `since`, at least the latest `most`."""
         start = max(first, since)
         if start > first:
-            # Only to find where to begin: times are those of the walk forwards.
+            # The reverse walk only finds the start; the times come from the forward walk.
             for found_ms in islice(self._walk(start, reverse=True), most):
                 start = max(first, min(start, found_ms))
                 if start == first:
@@ -96,14 +97,14 @@ class _Cron:
         return times
 
     def _walk(self, time_ms: int, reverse: bool = False) -> Iterator[int]:
-        """Yield the times after this one, or those before it, as cronsim finds them."""
+        """Yield the times after (or before) this time, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
             moments = self._cronsim.CronSim(self._expression, moment, reverse)
         except self._cronsim.CronSimError as error:
             raise InvalidValue(
-                f"cron: {self._expression!r}: {error}; give minute, hour, day of month, month and "
-                'day of week, as "0 6 * * mon-fri"'
+                f"cron: {self._expression!r}: {error}; use minute, hour, day of month, month and "
+                'day of week, for example "0 6 * * mon-fri"'
             ) from error
         moments.advance_hour = partial(_advance_hour, moments)
         for found in moments:
@@ -112,7 +113,7 @@ class _Cron:
 
 @dataclass(frozen=True)
 class Definition:
-    """The message and the times of a schedule; `body` is encoded, by codec number `codec`."""
+    """The message and the times of a schedule; `body` is encoded by codec number `codec`."""
 
     name: str
     every_ms: int | None
@@ -129,7 +130,7 @@ class Definition:
     type: str | None = None
 
     def pack(self) -> bytes:
-        """Return the definition as it is stored: the same bytes for the same definition."""
+        """Encode the definition; equal definitions have equal bytes."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["headers"] = dict(sorted(self.headers.items()))
         packed: bytes = msgpack.packb({"version": VERSION, **values})
@@ -137,10 +138,10 @@ class Definition:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Definition:
-        """Read a stored definition.
+        """Decode a stored definition.
 
         Raises:
-            ConfigurationError: another version of RMQ wrote it.
+            ConfigurationError: Another version of RMQ wrote the definition.
         """
         try:
             values: dict[str, Any] = msgpack.unpackb(packed)
@@ -161,7 +162,7 @@ class Definition:
 
     @property
     def timing(self) -> str:
-        """The part of the definition that decides about its times, as text."""
+        """The part of the definition that determines its times, as text."""
         return f"{self.every_ms or ''}|{self.cron or ''}|{self.tz}|{self.jitter_ms}"
 
     @cached_property
@@ -172,11 +173,11 @@ class Definition:
         return _Cron(self.cron, self.tz)
 
     def after(self, time_ms: int) -> int | None:
-        """Return the first time after this one; None: there is none in the next 50 years."""
+        """Return the first time after `time_ms`, or None if there is none in the next 50 years."""
         return next(iter(self._times.after(time_ms)), None)
 
     def due_ms(self, time_ms: int) -> int:
-        """Return when a time is due: the time itself and its jitter."""
+        """Return the due time: `time_ms` plus its jitter."""
         if not self.jitter_ms:
             return time_ms
         text = f"{self.name}:{time_ms}".encode()
@@ -186,9 +187,9 @@ class Definition:
     def plan(self, next_ms: int, now_ms: int) -> list[Step]:
         """Return the moves of a schedule whose next time is due.
 
-        Times that are due for at most ON_TIME_MS are sent, each of them. Of those before, which
-        were missed, the catch-up policy chooses. A next time that is to come was computed while the
-        server's clock was ahead: it becomes the next one from now on.
+        A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed;
+        the catch-up policy selects which of them are sent. If `next_ms` is in the future, the
+        server's clock was ahead when it was computed, and the next time is computed again.
         """
         if next_ms > now_ms:
             return [Step(None, self.after(now_ms))]
@@ -207,15 +208,15 @@ class Definition:
         return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
 
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
-        """Return the times from `first` on that are due, and the one after them.
+        """Return the due times from `first` on, and the next time after them.
 
-        Of times that were missed, some before the latest `most` may be left out: a backlog of years
-        costs no more than the times that are sent.
+        Missed times before the latest `most` may be omitted, so a backlog of years costs no more
+        than the times that are sent.
         """
-        # Whatever its jitter, a time before `since` was missed.
+        # Times before `since` were missed, with any jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS
         times = self._times.between(first, now_ms, since, most)
-        # Jitter may put a time after the next one; they are sent in the order of the times.
+        # Jitter may delay a time past the next time; messages are sent in the order of the times.
         at = len(times)
         while at and times[at - 1] > now_ms - self.jitter_ms:
             at -= 1
@@ -225,15 +226,16 @@ class Definition:
 
 
 def _advance_hour(moments: Any) -> bool:
-    """Continue to an hour of the expression, as `CronSim.advance_hour`, by quarters of an hour.
+    """Continue to an hour of the expression, like `CronSim.advance_hour`, by quarters of an hour.
 
-    Its steps of an hour jump over times where a clock changes by a part of one, or within one.
+    The original steps of an hour skip times if a clock changes by less than an hour, or within an
+    hour.
     """
     if moments.dt.hour in moments.hours:
         return False
     while moments.dt.hour not in moments.hours:
         moments.tick(QUARTER_S - (moments.dt.minute * 60 + moments.dt.second) % QUARTER_S)
-        if moments.dt.hour == 0:  # the day has to be looked at
+        if moments.dt.hour == 0:  # the day must be checked
             break
     return True
 
@@ -242,37 +244,37 @@ def time_zone(name: str) -> zoneinfo.ZoneInfo:
     """Return a time zone by its name.
 
     Raises:
-        InvalidValue: there is no such zone.
-        ConfigurationError: this system has no time zones at all.
+        InvalidValue: The name is unknown.
+        ConfigurationError: This system has no time zone database.
     """
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         if not zoneinfo.available_timezones():
             raise ConfigurationError(
-                "tz: this system has no time zone database; this brings one: "
+                "tz: this system has no time zone database; to install it: "
                 f"{packages.install('schedule')}"
             ) from error
         raise InvalidValue(
-            f"tz: {name!r} is no time zone; give a name as Europe/Berlin or UTC"
+            f"tz: {name!r} is not a time zone; use a name such as Europe/Berlin or UTC"
         ) from error
 
 
 def check_cron(cron: object) -> str:
-    """Return a cron expression of 5 fields, with single spaces; its values are checked by use."""
+    """Normalize a cron expression of 5 fields to single spaces; its values are checked later."""
     if not isinstance(cron, str):
         raise InvalidType(f"cron: {type(cron).__name__}; give a str")
     words = cron.split()
     if len(words) != FIELDS:
         raise InvalidValue(
-            f"cron: {cron!r} has {len(words)} fields; give minute, hour, day of month, month and "
-            'day of week, as "0 6 * * mon-fri"; for seconds use every='
+            f"cron: {cron!r} has {len(words)} fields; use minute, hour, day of month, month and "
+            'day of week, for example "0 6 * * mon-fri"; for seconds use every='
         )
     return " ".join(words)
 
 
 def check_catch_up(catch_up: object) -> CatchUp:
-    """Return a catch-up policy if it is one."""
+    """Check a catch-up policy and return it."""
     if catch_up not in get_args(CatchUp):
-        raise InvalidValue(f"catch_up: {catch_up!r}; give 'skip', 'last' or 'all'")
+        raise InvalidValue(f"catch_up: {catch_up!r}; use 'skip', 'last' or 'all'")
     return cast("CatchUp", catch_up)

@@ -1,4 +1,4 @@
-"""Commands of schedules: set, read, pause, resume, delete them, and send what is due."""
+"""Builders of commands on schedules: set, read, pause, resume, delete and send."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rmq.kernel.transport.lua import script_loader
 
 SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
 
-STALE = -2  # `DueReply.wait_ms` where the topic is in another generation
-PAUSED = -2  # the reply to schedule_send while sends are paused
+STALE = -2  # `DueReply.wait_ms` if the topic is in another generation
+PAUSED = -2  # the reply of schedule_send while sends are paused
 
 
 class DueSchedule(NamedTuple):
@@ -27,15 +27,15 @@ class DueSchedule(NamedTuple):
 
 
 class DueReply(NamedTuple):
-    """The reply to schedule_due."""
+    """The reply of schedule_due."""
 
     now_ms: int
-    wait_ms: int  # until the next one after these is due; -1: there is none
+    wait_ms: int  # time until the next schedule is due; -1: none
     due: list[DueSchedule]
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule as it is stored."""
+    """A stored schedule."""
 
     name: str
     due_ms: int | None  # None: paused, or no time is left
@@ -47,7 +47,7 @@ class ScheduleRow(NamedTuple):
 
 
 class SchedulesReply(NamedTuple):
-    """The reply to schedules."""
+    """The reply of schedules."""
 
     now_ms: int
     generation: bytes
@@ -93,7 +93,7 @@ def schedule_set(
     most: int,
     generation: bytes,
 ) -> Command[SetStatus]:
-    """Store a schedule, or change it where its definition differs."""
+    """Store a schedule, or change it if its definition differs."""
     return Command(
         script_loader.load("schedule_set"),
         _keys(keys),
@@ -118,7 +118,7 @@ def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command
 def schedules(
     keys: SlotKeys, name: str = "", offset: int = 0, limit: int = 100
 ) -> Command[SchedulesReply]:
-    """Read one schedule, or a page of all."""
+    """Read a schedule, or a page of all schedules."""
     return Command(
         script_loader.load("schedules"), _keys(keys), [topic_context.now_us, name, offset, limit],
         _schedules_reply,
@@ -133,12 +133,12 @@ def schedule_send(
     time_ms: int | None = None,
     message: tuple[bytes, bytes, bytes] | None = None,
 ) -> Command[int]:
-    """Send the message of one time, or skip times, and move the schedule.
+    """Send the message of a time, or skip times, and move the schedule to its next time.
 
-    1: done, -1: full, PAUSED.
+    Returns 1: done, -1: full, or PAUSED.
 
-    `schedule`: name, revision and next time, as they were read. `following`: the next time and
-    when it is due. `message`: its id, head and rest.
+    `schedule`: name, revision and next time, as they were read. `following`: the next time, and its
+    due time. `message`: id, head and rest of the message.
     """
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:
@@ -158,7 +158,7 @@ def schedule_send(
 
 
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a schedule: 1 done, 0 it was paused, -1 there is none."""
+    """Pause a schedule: 1 done, 0 it was paused, -1 it does not exist."""
     return Command(
         script_loader.load("schedule_pause"),
         (keys.slot, keys.schedule_times),
@@ -170,7 +170,7 @@ def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
 def schedule_resume(
     keys: SlotKeys, name: str, revision: bytes, next_ms: int, due_ms: int
 ) -> Command[int]:
-    """Resume a schedule: 1 done, 0 it was not paused, -1 there is none, -2 it has changed."""
+    """Resume a schedule: 1 done, 0 it was not paused, -1 it does not exist, -2 it has changed."""
     return Command(
         script_loader.load("schedule_resume"),
         _keys(keys),
@@ -180,5 +180,5 @@ def schedule_resume(
 
 
 def schedule_delete(keys: SlotKeys, name: str) -> Command[bool]:
-    """Delete a schedule; return whether there was one."""
+    """Delete a schedule; return whether it existed."""
     return Command(script_loader.load("schedule_delete"), _keys(keys), [keys.created, name], bool)

@@ -1,4 +1,4 @@
-"""Send the messages of schedules when their times come, in every topic."""
+"""Send the messages of schedules at their times, in every topic."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:
-    """Sends what is due; a script lets one server or worker send each time."""
+    """Send due messages; a script lets a single server or worker send each time."""
 
     name = "schedules"
-    # Each time is sent once, however many look; and none waits for a leader.
+    # Each time is sent once, even by several servers, and no time waits for a leader.
     needs_leadership = False
 
     def __init__(self, transport: Transport, prefix: str) -> None:
@@ -28,12 +28,12 @@ class Schedules:
 
     @property
     def every_s(self) -> float:
-        """Seconds until something is due, and at most those between two looks at all topics."""
+        """Seconds until a schedule is due, at most POLL_S."""
         wait_s = min(self._due_at.values(), default=float("inf")) - time.monotonic()
         return max(0.0, min(POLL_S, wait_s))
 
     def run_once(self) -> int:
-        """Send what is due; return how many messages."""
+        """Send due messages; return their number."""
         sent, waits = self._dispatch.send_due()
         now = time.monotonic()
         self._due_at = {topic: now + wait_s for topic, wait_s in waits.items()}

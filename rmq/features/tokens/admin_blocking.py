@@ -11,7 +11,7 @@ from rmq.kernel.topic.verbs import AdminPart
 
 
 class TokenAdmin(AdminPart):
-    """Verbs on tokens."""
+    """Operations on tokens."""
 
     def token_create(
         self,
@@ -21,27 +21,27 @@ class TokenAdmin(AdminPart):
         sees_bodies: bool = False,
         expires: float | timedelta | None = None,
     ) -> AccessToken:
-        """Create a token, and return it with its text, which Redis does not have.
+        """Create a token, and return it with its text, which Redis does not store.
 
         Args:
-            name: for people: 1 to 128 of A-Z a-z 0-9 . _ -
-            role: "viewer" (reads), "operator" (keeps messages moving) or "admin" (everything).
-            sees_bodies: show bodies of messages to a viewer, too.
-            expires: how long it holds, seconds or timedelta; None: until it is revoked.
+            name: Name for people: 1 to 128 of A-Z a-z 0-9 . _ -
+            role: "viewer" (reads), "operator" (keeps messages moving) or "admin" (all operations).
+            sees_bodies: Whether a viewer may see bodies of messages.
+            expires: Lifetime, in seconds or as a timedelta; None: until it is revoked.
 
         Raises:
-            InvalidValue: the name is taken, the role is none, or there are 1000 tokens.
+            InvalidValue: The name is taken, the role is unknown, or there are 1000 tokens.
         """
         return self._run(flows.token_create(self._prefix, name, role, sees_bodies, expires))
 
     def tokens(self) -> list[AccessToken]:
-        """Return all tokens by name, also those that have expired, without their text."""
+        """Return all tokens by name, including expired tokens, without their text."""
         return self._run(flows.tokens(self._prefix))
 
     def token_revoke(self, name: str) -> bool:
-        """Delete a token; return whether there was one.
+        """Delete a token; return whether it existed.
 
         Guarantee:
-            Within 5 s no server takes it any more, and sessions and streams that it began end.
+            Within 5 s all servers refuse the token, and its sessions and streams end.
         """
         return self._run(flows.token_revoke(self._prefix, name))

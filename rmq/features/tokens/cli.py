@@ -43,20 +43,20 @@ def _bodies(token: rmq.AccessToken) -> bool:
     "--role", type=click.Choice(ROLES), required=True,
     help="viewer reads, operator keeps messages moving, admin may do everything.",
 )  # fmt: skip
-@click.option("--bodies", is_flag=True, help="Show bodies of messages to a viewer, too.")
-@click.option("--expires", type=DURATION, help="How long it holds.  [until it is revoked]")
+@click.option("--bodies", is_flag=True, help="Let a viewer see bodies of messages.")
+@click.option("--expires", type=DURATION, help="Lifetime.  [until it is revoked]")
 def create(name: str, role: str, bodies: bool, expires: float | None) -> None:
-    """Create the token NAME and print it. Nobody can show it again: Redis has its digest only."""
+    """Create the token NAME and print it. It cannot be shown again: Redis has only its digest."""
     common = common_options()
     with common.client() as client:
         made = client.admin.token_create(name, role, sees_bodies=bodies, expires=expires)
     common.report(_fields(made) | {"token": made.text}, made.text)
-    common.note(f"shown this once; rmq token revoke {name} ends it")
+    common.note(f"this token is shown only once; rmq token revoke {name} ends it")
 
 
 @token.command("ls", examples=("rmq token ls", "rmq token ls --json"))
 def list_tokens() -> None:
-    """List tokens: what each may do, when it was last used, and when it expires."""
+    """List tokens with their roles, last uses and expiry."""
     common = common_options()
     with common.client() as client:
         found = client.admin.tokens()
@@ -72,7 +72,7 @@ def list_tokens() -> None:
         for each in found
     ]  # fmt: skip
     records = [_fields(each) for each in found]
-    common.listing(records, columns, rows, "no tokens; rmq token create makes one")
+    common.listing(records, columns, rows, "no tokens; rmq token create creates one")
 
 
 def _ago(at_ms: int | None, now_ms: float) -> str:
@@ -90,7 +90,7 @@ def _left(token: rmq.AccessToken, now_ms: float) -> str:
 @token.command(examples=("rmq token revoke grafana",))
 @click.argument("name")
 def revoke(name: str) -> None:
-    """End the token NAME. Servers take it no more after 5 s at most, and end its sessions."""
+    """Revoke the token NAME. Within 5 s servers refuse it, and its sessions end."""
     common = common_options()
     with common.client() as client:
         if not client.admin.token_revoke(name):

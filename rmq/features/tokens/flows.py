@@ -1,13 +1,12 @@
 """Tokens of the HTTP API, and sessions of browsers.
 
-Tokens: create, list and revoke them, and what a server needs of them.
+`rmq:tokens` contains the tokens by name. `rmq:tokens_used` contains the time of each token's last
+use; it is a key of its own, so that a server needs no right to write `rmq:tokens`.
 
-`rmq:tokens` has the tokens by name, and `rmq:tokens_used` when each was last used, so that a server
-needs no right to write the first. Plain commands: each is safe to run twice.
+A session is a key that expires. Its name contains the SHA-256 of the browser's session id, so that
+a reader of Redis cannot use the session. The module also stores the secret that servers share.
 
-Sessions of browsers, and the secret that servers share: a session is a key that expires,
-below the SHA-256 of the id that the browser has: who reads Redis cannot use one. Plain commands:
-each is safe to run twice.
+All flows are plain commands that are safe to repeat.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from rmq.kernel.core.validation import MOMENT_MOST_MS, Duration, duration_ms
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 
-_WHAT = "sessions"  # what errors call these flows
+_WHAT = "sessions"  # name of these flows in errors
 
 
 def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
-    """Store a session; it expires unless it is touched."""
+    """Store a session, which expires unless it is touched."""
     yield RawCommand(_WHAT, "SET", keys.session_key(prefix, digest), text, "PX", idle_ms)
 
 
 def session_read(prefix: str, digest: str) -> Flow[bytes | None]:
-    """Return a session; None: there is none, or it has expired."""
+    """Return a session, or None if it does not exist or has expired."""
     found: bytes | None = yield RawCommand(_WHAT, "GET", keys.session_key(prefix, digest))
     return found
 
 
 def session_touch(prefix: str, digest: str, idle_ms: int) -> Flow[None]:
-    """Let a session that is used last longer."""
+    """Extend the life of a session that is in use."""
     yield RawCommand(_WHAT, "PEXPIRE", keys.session_key(prefix, digest), idle_ms)
 
 
@@ -50,14 +49,14 @@ def session_end(prefix: str, digest: str) -> Flow[None]:
 
 
 def server_secret(prefix: str) -> Flow[bytes]:
-    """Return the secret of all servers of a prefix, which the first one makes."""
+    """Return the secret of all servers of a prefix, which the first server creates."""
     key = keys.server_secret_key(prefix)
     yield RawCommand(_WHAT, "SET", key, secrets.token_hex(32), "NX")
     found: bytes = yield RawCommand(_WHAT, "GET", key)
     return found
 
 
-TOKENS_MAX = 1000  # a server keeps them all in memory, and reads them every few seconds
+TOKENS_MAX = 1000  # a server keeps all tokens in memory, and reads them every few seconds
 
 
 def token_create(
@@ -66,7 +65,7 @@ def token_create(
     """Create a token, and return it with its text.
 
     Raises:
-        InvalidValue: the name is taken, the role is none, or there are too many.
+        InvalidValue: The name is taken, the role is unknown, or there are too many tokens.
     """
     lasts_ms = None if expires is None else duration_ms(expires, "expires")
     known = access.role_of(role)
@@ -79,7 +78,7 @@ def token_create(
     packed = token.pack()
     created = yield RawCommand("token_create", "HSETNX", key, name, packed)
     if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():
-        raise InvalidValue(f"name: there is a token {name!r}; revoke it, or give another name")
+        raise InvalidValue(f"name: there is a token {name!r}; revoke it, or use another name")
     text = f"role {known}" + (", sees bodies" if sees_bodies else "")
     yield from note(
         prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
@@ -88,10 +87,10 @@ def token_create(
 
 
 def tokens(prefix: str) -> Flow[list[AccessToken]]:
-    """Return all tokens by name, also those that have expired, without their text."""
+    """Return all tokens by name, including expired tokens, without their text."""
     found = yield from _read(prefix)
     used: Mapping[bytes, bytes] = {}
-    with suppress(ScriptFailed):  # another program wrote it: nothing is known of their use
+    with suppress(ScriptFailed):  # another program wrote the key, so the last uses are unknown
         used = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_used_key(prefix))))
     used_ms = {
         id.decode(errors="replace"): int(text)
@@ -105,7 +104,7 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
 
 
 def token_revoke(prefix: str, name: str) -> Flow[bool]:
-    """Delete a token; return whether there was one."""
+    """Delete a token; return whether it existed."""
     keys.check_name(name, "name")
     packed = yield RawCommand("token_revoke", "HGET", keys.tokens_key(prefix), name)
     if packed is None:
@@ -122,14 +121,14 @@ def token_revoke(prefix: str, name: str) -> Flow[bool]:
 
 
 def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
-    """Return all tokens by id, and the time by Redis' clock, epoch ms."""
+    """Return all tokens by id, and the time of Redis' clock, in epoch ms."""
     found = yield from _read(prefix)
     now_ms = yield from server_ms("tokens")
     return {token.id: token for token in found}, now_ms
 
 
 def note_use(prefix: str, id: str, now_ms: int) -> Flow[None]:
-    """Store when a token was last used."""
+    """Store the time of a token's last use."""
     yield RawCommand("tokens", "HSET", keys.tokens_used_key(prefix), id, now_ms)
 
 
@@ -139,5 +138,5 @@ def _read(prefix: str) -> Flow[list[AccessToken]]:
 
 
 def _pairs(reply: Any) -> Mapping[bytes, bytes]:
-    """Return the reply of HGETALL, which redis-py may give as a dict, or as a list."""
+    """Return the reply of HGETALL, which redis-py returns as a dict or as a list."""
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Tokens of the HTTP API and the console: who has one, and what it may do."""
+"""The page of tokens for the HTTP API and the console."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rmq.web.problems import ApiError
 
 PAGES = Pages()
 
-EXPIRES = "90d"  # of a token for which nobody says when
+EXPIRES = "90d"  # default lifetime of a token
 
 
 @PAGES.get("/tokens", Role.ADMIN)
@@ -19,13 +19,13 @@ async def tokens(request: PageRequest) -> View:
 
 @PAGES.post("/tokens", Role.ADMIN)
 async def create(request: PageRequest) -> View:
-    """Create a token; its text is shown by this answer, and never again.
+    """Create a token; only this answer shows its text.
 
-    It expires, unless a person says never, which an admin's token cannot.
+    The token expires unless the user chooses "never", which is refused for an admin's token.
     """
     expires = request.form.get("expires", "").strip() or EXPIRES
     if expires == "never" and request.form.get("role", "") == Role.ADMIN:
-        raise ApiError("invalid", "expires: a token of an admin has to expire", "expires")
+        raise ApiError("invalid", "expires: a token of an admin must expire", "expires")
     made = await request.context.admin.token_create(
         request.form.get("name", "").strip(),
         request.form.get("role", ""),
@@ -37,7 +37,7 @@ async def create(request: PageRequest) -> View:
 
 @PAGES.post("/tokens/{name}/revoke", Role.ADMIN)
 async def revoke(request: PageRequest) -> Redirect:
-    """Revoke a token; the sessions and streams that it began end within 5 s."""
+    """Revoke a token; its sessions and streams end within 5 s."""
     name = request.path["name"]
     done = await request.context.admin.token_revoke(name)
     notice = f"Revoked {name}" if done else f"There is no token {name}"

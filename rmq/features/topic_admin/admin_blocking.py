@@ -21,14 +21,14 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class TopicAdmin(AdminPart):
-    """Verbs on a topic as a whole."""
+    """Operations on a topic as a whole."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
         return self._run(overview.topics(self._prefix))
 
     def settings(self, topic: str) -> Settings:
-        """Return the settings of a topic. Raises TopicNotFound."""
+        """Return the settings of a topic, or raise TopicNotFound."""
         return self._run(flows.topic_settings(self._context(topic)))
 
     def topic_set(
@@ -40,27 +40,26 @@ class TopicAdmin(AdminPart):
     ) -> Settings:
         """Change settings of a topic while it is in use; return all its settings.
 
-        The scripts use the new ones from then on, for waiting messages, too. Clients keep
-        `default_priority`, `max_body`, `expires`, `durability` and `overflow`, and follow within
-        30 s of use. A running consumer or worker keeps its `lease`.
-        Programs that name another value when they open the topic get SettingsMismatch, so change
-        them too.
+        The scripts use the new settings immediately, also for waiting messages. Clients follow a
+        change of `default_priority`, `max_body`, `expires`, `durability` and `overflow` within 30 s
+        of use. A running consumer or worker keeps its `lease`. A program that opens the topic with
+        another value gets SettingsMismatch, so change its code as well.
 
         Args:
-            topic: its name.
-            unless_changed: the settings as `settings` has returned them. Where somebody has
-                changed, paused or resized the topic since then, nothing is done.
-            settings: as for `Client.topic`. `slots` and `groups` cannot be changed.
+            topic: Name of the topic.
+            unless_changed: Settings that `settings` has returned. If the topic was changed, paused
+                or resumed since then, nothing is done.
+            settings: Settings as in `Client.topic`. `slots` and `groups` cannot be changed.
 
         Guarantee:
-            Stopped half-way, some slots have the old settings until this call is made again, or any
-            program opens the topic. Two callers at a time: each setting is the later one's, unless
-            they give `unless_changed`.
+            After an interruption, some slots have the old settings until this call is repeated, or
+            any program opens the topic. If two callers change a setting, the later value counts,
+            unless they pass `unless_changed`.
 
         Raises:
-            InvalidValue, InvalidType: a setting cannot be changed, or not to this.
-            SettingsMismatch: the topic is not as in `unless_changed`.
-            TopicNotFound: there is no such topic.
+            InvalidValue, InvalidType: A setting cannot be changed, or not to this value.
+            SettingsMismatch: The topic differs from `unless_changed`.
+            TopicNotFound: The topic does not exist.
         """
         asked = check_changes(settings)
         return self._run(flows.topic_set(self._context(topic), asked, unless_changed))
@@ -70,42 +69,42 @@ class TopicAdmin(AdminPart):
     ) -> Pause:
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
-        receive: consumers, workers and queries of all programs get nothing from then on, and wait.
-        Messages in flight may be settled; those that fail, or whose lease expires, wait again.
-        send: calls that add a message raise TopicPaused: sends, merges, `publish`.
-        Schedules hold their messages, and continue as after an outage (`catch_up`); the relay of
-        an outbox waits. Retries, rollbacks, staging, and redrives of its own dead letters continue.
-        The pause is kept in Redis. A topic that is paused already keeps its pause. Returns the
-        pause, that of receive for "both".
+        receive: Consumers, workers and queries of all programs receive nothing and wait. Messages
+        in flight may be settled; messages that fail, or whose lease expires, wait again.
+        send: Calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules hold
+        their messages, and continue as after an outage (`catch_up`); the relay of an outbox waits.
+        Retries, rollbacks, staging, and redrives of the topic's own dead letters continue.
+        The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
+        pause, for "both" the pause of receive.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             verb: "receive", "send" or "both".
-            by: who pauses it, for people to read; the default is user@host.
-            why: for people to read.
+            by: Name of the person who pauses the topic, for people to read; default: user@host.
+            why: Reason, for people to read.
 
         Guarantee:
-            When this returns, no take hands over a message, or no send is accepted. Stopped
-            half-way, some slots are not paused until this call is made again, or any program opens
-            the topic.
+            After this call returns, no message is delivered, or no send is accepted. After an
+            interruption, some slots are not paused until this call is repeated, or any program
+            opens the topic.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: a text is longer than a line of 500 characters, or the verb is none.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: A text is longer than 500 characters or a line, or the verb is unknown.
         """
         verbs = verbs_of(verb)
         by, why = who(by), check_text(why, "why")
         return self._run(flows.topic_pause(self._context(topic), by, why, verbs))
 
     def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
-        """End pauses of a topic, and wake its consumers; return the pause, None if there was none.
+        """End pauses of a topic, and wake its consumers; return the former pause, or None.
 
         Args:
-            topic: its name.
+            topic: Name of the topic.
             verb: "receive", "send" or "both".
 
         Raises:
-            TopicNotFound: there is no such topic.
+            TopicNotFound: The topic does not exist.
         """
         return self._run(flows.topic_resume(self._context(topic), verbs_of(verb)))
 
@@ -118,30 +117,31 @@ class TopicAdmin(AdminPart):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> ResizeResult:
-        """Change the number of slots of a topic while it is in use; return how far it has come.
+        """Change the number of slots of a topic while it is in use; return the progress.
 
-        Messages stay where they are, with their ids; new ones go to the slots of the new number. A
-        slot gives its new messages when older ones of the same bases, in other slots, are settled
-        or dead. This call waits for that; stopped, it continues when it is made again, and a server
-        (`rmq server`) finishes it.
+        Messages stay in their slots with their ids; new messages go to slots by the new number. A
+        slot delivers its new messages after older messages of the same bases, in other slots, are
+        settled or dead. This call waits for that. After an interruption, repeat the call, or let a
+        server (`rmq server`) finish the resize.
 
         Args:
-            topic: its name.
-            slots: a multiple or a divisor of the number that it has, 1 to 1024.
-            dry_run: only check, and count the messages that newer ones would await.
-            wait: False: return at once, and leave the rest to a server, or the same call.
-            progress: called with (slots done, all slots) as it goes.
+            topic: Name of the topic.
+            slots: New number of slots, a multiple or a divisor of the present number, 1 to 1024.
+            dry_run: Only check the request, and count the messages that newer messages would wait
+                for.
+            wait: False: return immediately, and leave the rest to a server or a later call.
+            progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            No message is lost, or stored twice. Of one basis, messages sent after the resize are
-            not delivered before those that were sent earlier and are due, if neither has an id of
-            its own or a dedup key: such messages, merge keys and claims keep the slots with
-            which the topic was created. Messages that are due later are not waited for.
+            No message is lost or stored twice. Messages sent after the resize are not delivered
+            before due messages of the same basis sent earlier, if neither has an id of its own or a
+            dedup key: such messages, merge keys and claims keep the slots of the topic's first slot
+            count. Delayed messages are not waited for.
 
         Raises:
-            InvalidValue: it cannot be resized so: the number does not fit, or the topic has a limit
-                or is audited. Nothing was changed.
-            TopicNotFound: there is no such topic.
+            InvalidValue: The number does not fit, or the topic has a limit or is audited. Nothing
+                was changed.
+            TopicNotFound: The topic does not exist.
         """
         context = self._context(topic)
         return self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
@@ -154,27 +154,27 @@ class TopicAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> DeleteResult:
-        """Delete a topic for good, with everything that belongs to it; return what it held.
+        """Delete a topic permanently, with everything in it; return its message counts.
 
-        Producers and consumers that have it open get TopicVanished. A topic of the same name is a
-        new one to them, until they open it again.
+        Producers and consumers that have opened the topic get TopicVanished. They must open a new
+        topic with the same name again.
 
         Args:
-            topic: its name.
-            force: delete it even if it holds messages.
-            dry_run: only count them.
-            progress: called with (slots done, all slots) as it goes.
+            topic: Name of the topic.
+            force: Delete the topic even if it contains messages.
+            dry_run: Only count the messages.
+            progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            If it is stopped half-way, no client can open the topic, or sends stay paused (by
-            "topic_delete"); run it again, or resume them. A slot is deleted
-            whole or not at all. Without `force` no message is deleted: sends raise TopicPaused
-            while all slots are looked at, and nothing is deleted if one has a message.
+            After an interruption, either no client can open the topic, or sends stay paused (by
+            "topic_delete"): repeat the call, or resume sends. A slot is deleted completely or not
+            at all. Without `force` no message is deleted: sends raise TopicPaused while all slots
+            are checked, and nothing is deleted if a slot contains a message.
 
         Raises:
-            TopicNotEmpty: it holds messages, and `force` is not set, or objects in a store belong
-                to it; nothing was deleted.
-            TopicNotFound: there is no such topic.
+            TopicNotEmpty: The topic contains messages and `force` is not set, or objects in a store
+                belong to the topic; nothing was deleted.
+            TopicNotFound: The topic does not exist.
         """
         return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
@@ -183,34 +183,33 @@ class TopicAdmin(AdminPart):
         return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the counts of each slot, as `stats` over all."""
+        """Return the counts of each slot, with the names of `stats`."""
         return self._run(stats.stats_by_slot(self._context(topic)))
 
     def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
-        """Return how many messages of a topic are due now, and how many will be due by when.
+        """Count the messages of a topic that are due now, or become due within some time spans.
 
-        Messages that wait for a time are counted: delayed ones, open merge windows, retries that
-        wait, and those that are due already, held back by a pause or a limit or not. Messages that
-        may be taken at once by their priority, or as a retry, have no due time, nor have those that
-        are held behind others of their group.
+        The counts include messages with a due time: delayed messages, open merge windows and
+        waiting retries, also if they are due already and held back by a pause or a limit. They do
+        not include messages without a due time: immediate messages, immediate retries, and held
+        messages of groups.
 
         Args:
-            topic: its name.
-            steps: 1 to 60 times from now, in seconds or as timedeltas, each longer than the one
-                before; 0: due now. The default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and
-                7 days.
+            topic: Name of the topic.
+            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas; 0: due now.
+                Default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 
         Returns:
-            A pair (within_s, messages) for each step, then one for all later messages, whose
-            within_s is None. A message is in the first pair that it fits.
+            A pair (within_s, messages) for each step, and a last pair for all later messages, whose
+            within_s is None. Each message is counted once, in the first pair that it fits.
 
         Guarantee:
             The counts of a slot are of one moment, by its Redis' clock; slots are read one after
-            the other.
+            another.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue, InvalidType: the steps are none.
+            TopicNotFound: The topic does not exist.
+            InvalidValue, InvalidType: The steps are not valid.
         """
         return self._run(stats.due_counts(self._context(topic), steps))
 
@@ -221,23 +220,22 @@ class TopicAdmin(AdminPart):
         since: Duration | datetime = history.SINCE,
         step: Duration | None = None,
     ) -> list[Sample]:
-        """Return the figures of a topic over time, oldest first, as `rmq server` has kept them.
+        """Return the figures of a topic over time, oldest first, as `rmq server` has stored them.
 
         Args:
-            topic: its name.
-            since: from when: seconds or timedelta before now, or an aware datetime. Samples are
-                kept for 10 s each for an hour, for a minute each for a day, and for ten minutes
-                each for a week; further back there is nothing.
-            step: the time between two samples, a multiple of 10 s; None: 10 s for an hour, a
-                minute for a day, ten minutes for a week.
+            topic: Name of the topic.
+            since: Start: seconds or timedelta before now, or an aware datetime. Samples exist every
+                10 s for an hour, every minute for a day, and every ten minutes for a week.
+            step: Time between two samples, a multiple of 10 s; None: 10 s for an hour, a minute for
+                a day, ten minutes for a week.
 
         Guarantee:
-            Figures are those of moments, as seen at or before `at`; rates count every event, and
-            are empty for the last moments of a topic in use until a server has looked again. Where
-            no server looked for more than twelve minutes, samples are left out.
+            Figures are from the last reading at or before `at`. Rates count every event; they are
+            empty for the last moments of a topic in use until a server reads it again. If no server
+            has read the topic for more than twelve minutes, samples are missing.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: more than 10 000 samples, or a step that is no multiple of 10 s.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: There are more than 10 000 samples, or the step is not a multiple of 10 s.
         """
         return self._run(history.read(self._context(topic), since, step))

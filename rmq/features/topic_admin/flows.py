@@ -1,6 +1,6 @@
 """List topics, read and change their settings, delete them.
 
-A change or a deletion that was interrupted continues when it is run again.
+To continue an interrupted change or deletion, run it again.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rmq.kernel.topic.scripts import TopicReply
 from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
-SCANNED = 1000  # keys that one SCAN looks at
-MOST = 2**53 - 1  # as many messages as a slot may hold
-DELETION = "topic_delete"  # pauses sends
+SCANNED = 1000  # keys of a SCAN call
+MOST = 2**53 - 1  # more messages than a slot can contain
+DELETION = "topic_delete"  # author of the pause of sends during a deletion
 _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
 
 class DeleteResult(NamedTuple):
-    """The messages of a topic when it was deleted, or now, in a dry run.
+    """The messages of a deleted topic, or of a topic in a dry run.
 
     Attributes:
-        waiting: messages that wait, those due later too.
-        in_flight: messages under a lease.
-        dead: dead letters.
-        other_keys: deleted keys of queries, stages, claims, sinks, schedules and replay sessions; 0
-            in a dry run.
+        waiting: Number of waiting messages, including delayed messages.
+        in_flight: Number of messages under a lease.
+        dead: Number of dead letters.
+        other_keys: Number of deleted keys of queries, stages, claims, sinks, schedules and replay
+            sessions; 0 in a dry run.
     """
 
     waiting: int
@@ -47,7 +47,7 @@ class DeleteResult(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many there are in all."""
+        """Number of all messages."""
         return self.waiting + self.in_flight + self.dead
 
 
@@ -60,22 +60,23 @@ def topic_settings(context: TopicContext) -> Flow[Settings]:
 def topic_set(
     context: TopicContext, asked: dict[str, Any], unless_changed: Settings | None = None
 ) -> Flow[Settings]:
-    """Change settings of a topic; return all its settings then.
+    """Change settings of a topic; return all its settings.
 
-    `unless_changed`: its settings as they were read; where others have changed them, nothing is.
+    `unless_changed`: settings that were read before; if the topic has changed since, nothing is
+    done.
 
-    The topic's hash is changed first, then each slot. If this call stops in between, the same call
-    or the next client that opens or follows the topic gives the slots the rest.
+    The topic's hash is changed first, then each slot. After an interruption, the same call, or the
+    next client that opens or follows the topic, changes the remaining slots.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicVanished: it is being deleted.
-        InvalidValue: a limit is too small for the topic's slots.
-        SettingsMismatch: the settings are not those of `unless_changed`.
+        TopicNotFound: The topic does not exist.
+        TopicVanished: The topic is being deleted.
+        InvalidValue: A limit is too small for the topic's slots.
+        SettingsMismatch: The settings differ from `unless_changed`.
     """
     values = settings.to_redis(asked)
     yield from opening.open(context, create=False)
-    replace(context.settings, **asked)  # checks what they must have of each other
+    replace(context.settings, **asked)  # checks settings that depend on each other
     revision = None if unless_changed is None else context.revision
     if unless_changed in (None, context.settings):
         changed = yield scripts.topic_set(context, context.identity, values, revision)
@@ -89,13 +90,13 @@ def topic_set(
 def topic_pause(
     context: TopicContext, by: str, why: str, verbs: Sequence[Verb] = ("receive",)
 ) -> Flow[Pause]:
-    """Stop deliveries of a topic, or sends to it; return the first pause, maybe an earlier one.
+    """Stop deliveries of a topic, or sends to it; return the pause, which may be an earlier pause.
 
-    Interrupted and carried on as `topic_set`.
+    After an interruption, it continues like `topic_set`.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicVanished: it is being deleted.
+        TopicNotFound: The topic does not exist.
+        TopicVanished: The topic is being deleted.
     """
     yield from opening.open(context, create=False)
     for verb in verbs:
@@ -111,13 +112,13 @@ def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
 
 
 def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
-    """End pauses of a topic; return the first one, or None where there was none.
+    """End pauses of a topic; return the first of them, or None.
 
-    Interrupted and carried on as `topic_set`.
+    After an interruption, it continues like `topic_set`.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicVanished: it is being deleted.
+        TopicNotFound: The topic does not exist.
+        TopicVanished: The topic is being deleted.
     """
     yield from opening.open(context, create=False)
     before, ended = context.settings, list[Pause | None]()
@@ -129,7 +130,7 @@ def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) ->
 
 
 def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
-    """Take note of a change of the topic's hash, and give it to the slots."""
+    """Use the changed hash of the topic, and give the change to its slots."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
@@ -138,8 +139,8 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
         yield from opening.give_slots(context)
     except RMQError as error:
         error.add_note(
-            f"topic {context.name!r} has the new settings and some of its slots may not; make the "
-            "same change again, or let any program open the topic"
+            f"topic {context.name!r} has the new settings, but some of its slots may not; repeat "
+            "the change, or let any program open the topic"
         )
         raise
     return kept
@@ -151,18 +152,18 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
 def topic_delete(
     context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
 ) -> Flow[DeleteResult]:
-    """Delete a topic; return what it held.
+    """Delete a topic; return its message counts.
 
-    Unless it is forced, sends are paused first, so that no slot is deleted before all are known to
-    be empty. Then it is marked, so that no client opens it any more, and each slot is deleted in
-    one step, then keys that only a scan finds, then the topic itself. Stopped half-way, run it
-    again.
+    Unless it is forced, sends are paused first, so that no slot is deleted before all slots are
+    known to be empty. Then the topic is marked, so that no client can open it. Then each slot is
+    deleted in one step, then keys that only a scan finds, then the topic itself. After an
+    interruption, run it again.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicNotEmpty: it holds messages, and this is not forced, or bodies in a store belong to
-            it; it stands as it was.
-        FormatMismatch: another version of RMQ wrote it, in another format.
+        TopicNotFound: The topic does not exist.
+        TopicNotEmpty: The topic contains messages and the deletion is not forced, or bodies in a
+            store belong to it; nothing was changed.
+        FormatMismatch: Another version of RMQ wrote the topic in another format.
     """
     opened = yield topic_scripts.topic(context, None)
     if opened.state < 0:
@@ -190,12 +191,13 @@ def topic_delete(
             held, has_objects = yield from _delete_slots(context, context.slots, None, None)
         if held.messages or has_objects:
             pause = context.settings.sends_paused
-            if pause is not None and pause.by == DELETION:  # this one, or one that died
+            # From this deletion, or from a deletion that died.
+            if pause is not None and pause.by == DELETION:
                 resumed = yield scripts.topic_resume(context, context.identity, "send")
                 yield from _give_changed(context, resumed)
             if not held.messages:
                 raise _has_objects(context)
-            raise _not_empty(context, held, "they are kept, and the topic stands")
+            raise _not_empty(context, held, "they are kept, and so is the topic")
     if not (yield scripts.topic_close(context, context.identity, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile by another client")
     most = MOST if force else 0
@@ -217,7 +219,7 @@ def topic_delete(
 
 
 def _restore(context: TopicContext) -> Flow[None]:
-    """Undo the mark of a deletion that has begun; deleted slots come back empty."""
+    """Remove the mark of a deletion that has begun; deleted slots come back empty."""
     yield from opening.give_slots(context)
     yield scripts.topic_close(context, context.identity, False)
 
@@ -231,19 +233,19 @@ def _not_empty(context: TopicContext, held: DeleteResult, consequence: str) -> T
 
 def _has_objects(context: TopicContext) -> TopicNotEmpty:
     return TopicNotEmpty(
-        f"objects in a store belong to messages of topic {context.name!r}, or to some that are "
-        "gone; they would stay there. Consume or purge the messages, those in the trash too; when "
-        "a consumer or `rmq server` that has the store has removed the objects, delete the topic"
+        f"objects in a store belong to messages of topic {context.name!r}, or to messages that are "
+        "gone; they would stay there. Consume or purge the messages, also in the trash; when a "
+        "consumer or `rmq server` with the store has removed the objects, delete the topic"
     )
 
 
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[tuple[DeleteResult, bool]]:
-    """Delete slots of at most so many messages each, or count what they hold (None).
+    """Delete slots with at most `most` messages each, or only count their messages (None).
 
-    Stops at a slot that holds more. Returns what they held, and whether objects in a store belong
-    to one of them, which is left.
+    Stops at a slot with more messages. Returns the message counts, and whether objects in a store
+    belong to a slot, which is then not deleted.
     """
     waiting = in_flight = dead = 0
     has_objects = False
@@ -266,9 +268,9 @@ def _delete_slots(
 
 
 def _delete_other_keys(context: TopicContext) -> Flow[int]:
-    """Delete keys of queries, stages, claims, schedules, sinks, ...; return how many.
+    """Delete keys of queries, stages, claims, schedules, sinks, ...; return their number.
 
-    Nothing lists them, so SCAN walks all keys of the database, as `Admin.sinks` does.
+    The keys have no index, so SCAN walks all keys of the database, as in `Admin.sinks`.
     """
     name = re.escape(context.name)
     stem = re.escape(context.prefix)

@@ -1,4 +1,4 @@
-"""Keep samples of a topic, and read its history."""
+"""Store samples of a topic, and read its history."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Keep figures of at most three looks, oldest first, in these rings; False: the topic is gone.
+    """Store the figures of at most three looks, oldest first, in these rings; False: topic is gone.
 
-    Of looks in one step, the last one stays.
+    If several looks belong to one step, the last look is stored.
     """
     places = {
         ring.place(figures.at_ms): history.write(figures) for figures in looks for ring in rings
@@ -35,8 +35,8 @@ def read(
     """Return the samples of a topic, oldest first; changes nothing.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        InvalidValue: more than 10 000 points, or a step that is no multiple of 10 s.
+        TopicNotFound: The topic does not exist.
+        InvalidValue: There are more than 10 000 points, or the step is not a multiple of 10 s.
     """
     yield from opening.ensure_open(context, create=False)
     now_ms = yield from _now_ms()
@@ -58,10 +58,10 @@ def _step_ms(step: Duration | None, span_ms: int) -> int:
         return (fits or history.RINGS)[0].step_ms
     step_ms = duration_ms(step, "step", low_ms=history.STEP_LEAST_MS)
     if step_ms % history.STEP_LEAST_MS:
-        raise InvalidValue(f"step: {step!r}; give a multiple of 10 seconds")
+        raise InvalidValue(f"step: {step!r}; use a multiple of 10 seconds")
     if span_ms > step_ms * history.POINTS_MAX:
         raise InvalidValue(
-            f"step: {step!r}; that is more than {history.POINTS_MAX} samples, give a longer step"
+            f"step: {step!r}; there are more than {history.POINTS_MAX} samples, use a longer step"
         )
     return step_ms
 

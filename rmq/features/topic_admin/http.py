@@ -36,7 +36,7 @@ from rmq.web.requests import (
 
 
 class TopicsQuery(Request):
-    """Which topics are listed."""
+    """Selects topics to list."""
 
     limit: Limit = 100
     cursor: CursorText | None = None
@@ -44,14 +44,14 @@ class TopicsQuery(Request):
 
 
 class HistoryQuery(Request):
-    """Of which time: seconds before now, and seconds between two samples, a multiple of 10."""
+    """Period of a history: seconds before now, and between two samples (a multiple of 10)."""
 
     since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
     step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
 
 
 class DeleteTopicQuery(Request):
-    """How a topic is deleted: `confirm` is its name."""
+    """Options of a deletion: `confirm` is the name of the topic."""
 
     confirm: Name
     force: bool = False
@@ -59,7 +59,7 @@ class DeleteTopicQuery(Request):
 
 
 class Settings(Request):
-    """Settings of a topic, as `rmq topic set` names them; durations in seconds, null: off."""
+    """Settings of a topic, named as in `rmq topic set`; durations in seconds, null: off."""
 
     slots: int | UnsetType = UNSET
     default_priority: int | UnsetType = UNSET
@@ -81,7 +81,7 @@ class Settings(Request):
     groups: str | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
-        """Return those that were sent, as `Client.topic` takes them."""
+        """Return the settings that were sent, as keyword arguments of `Client.topic`."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in values.items() if value is not UNSET}
 
@@ -94,7 +94,7 @@ class NewTopic(Request):
 
 
 class PauseTopic(Request):
-    """A pause of a topic: of what, by whom, and why, for people to read."""
+    """A pause of a topic: its effect, its author and its reason, for people to read."""
 
     verb: PauseVerb = "receive"
     by: Line = BY
@@ -102,13 +102,13 @@ class PauseTopic(Request):
 
 
 class ResumeTopic(Request):
-    """The pauses that end."""
+    """The pauses to end."""
 
     verb: PauseVerb = "both"
 
 
 class Resize(Request):
-    """The number of slots: a multiple or a divisor of that which the topic has."""
+    """The new number of slots: a multiple or a divisor of the present number."""
 
     slots: Annotated[int, Meta(ge=1, le=1024)]
     dry_run: bool = False
@@ -118,11 +118,7 @@ TABLE = Table("topics")
 
 
 class TopicList(Answer):
-    """Names of topics, sorted.
-
-    Attributes:
-        cursor: for the next ones; null: these were the last.
-    """
+    """Names of topics, sorted."""
 
     topics: list[str]
     cursor: str | None
@@ -144,10 +140,10 @@ class Topic(Answer):
     """A topic.
 
     Attributes:
-        settings: by name; durations in seconds, 0: off.
-        paused: null: it delivers.
-        sends_paused: null: it takes messages.
-        resizing: null: there is no resize.
+        settings: Settings by name; durations in seconds, 0: off.
+        paused: Pause of deliveries; null: not paused.
+        sends_paused: Pause of sends; null: not paused.
+        resizing: Unfinished resize; null: none.
     """
 
     name: str
@@ -159,7 +155,7 @@ class Topic(Answer):
 
 @TABLE.post("/topics", "conflict", role=Role.ADMIN, status=201)
 async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
-    """Create a topic; settings that are left out have their defaults."""
+    """Create a topic; omitted settings have their defaults."""
     topic = context.client.topic(body.name, **body.settings.given())
     if not await topic.open():
         raise ApiError("conflict", f"topic {body.name!r} exists", "name")
@@ -168,12 +164,12 @@ async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
 
 @TABLE.get("/topics/{topic}", has_etag=True)
 async def get_topic(context: RequestContext, path: TopicPath) -> Topic:
-    """Return the settings of a topic, its pauses, and how far a resize has come."""
+    """Return the settings of a topic, its pauses, and the progress of a resize."""
     return topic_of(path.topic, await context.admin.settings(path.topic))
 
 
 class Deleted(Answer):
-    """The counts of a topic when it was deleted, or now, in a dry run."""
+    """The message counts of a deleted topic, or of a topic in a dry run."""
 
     waiting: int
     in_flight: int
@@ -186,10 +182,11 @@ class Deleted(Answer):
 async def delete_topic(
     context: RequestContext, path: TopicPath, query: DeleteTopicQuery
 ) -> Deleted:
-    """Delete a topic for good, with everything that belongs to it.
+    """Delete a topic permanently, with everything that belongs to it.
 
-    `confirm` must be its name. One that holds messages is deleted with `force` alone; `dry_run`
-    counts them. Stopped half-way, no client can open the topic; repeat the request.
+    `confirm` must be the name of the topic. A topic that contains messages requires `force`;
+    `dry_run` counts the messages. After an interruption no client can open the topic; repeat the
+    request.
     """
     check_confirm(query.confirm, path.topic)
     deleted = await context.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
@@ -198,9 +195,9 @@ async def delete_topic(
 
 @TABLE.patch("/topics/{topic}/settings", "changed", role=Role.ADMIN)
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
-    """Change settings of a topic while it is used; `slots` and `groups` stay.
+    """Change settings of a topic while it is in use; `slots` and `groups` cannot be changed.
 
-    With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
+    If the header If-Match has an ETag of the topic, nothing is done if the topic has changed since:
     its settings, a pause or a resize.
     """
     read = None
@@ -209,7 +206,7 @@ async def set_topic(context: RequestContext, path: TopicPath, body: Settings) ->
         read = await context.admin.settings(path.topic)
         shown = msgspec.json.encode(topic_of(path.topic, read))
         if etag_of(shown) not in if_match:
-            raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
+            raise ApiError("changed", "nothing was done; read the topic again", "If-Match")
     try:
         done = await context.admin.topic_set(path.topic, unless_changed=read, **body.given())
     except SettingsMismatch as error:
@@ -218,14 +215,14 @@ async def set_topic(context: RequestContext, path: TopicPath, body: Settings) ->
 
 
 class Resized(Answer):
-    """How far a resize has come.
+    """The progress of a resize.
 
     Attributes:
-        before: the number of slots before.
-        after: the number of slots asked for.
-        waiting: messages in former slots for which newer messages wait.
-        in_flight: messages that were in flight there.
-        pending: how many former slots may still hold such messages; 0: done.
+        before: Former number of slots.
+        after: Requested number of slots.
+        waiting: Number of messages in former slots that newer messages wait for.
+        in_flight: Number of messages in flight in these slots.
+        pending: Number of former slots that may still contain such messages; 0: finished.
     """
 
     before: int
@@ -238,10 +235,10 @@ class Resized(Answer):
 
 @TABLE.post("/topics/{topic}/resize", role=Role.ADMIN)
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
-    """Change the number of slots of a topic while it is used, or continue an interrupted change.
+    """Change the number of slots of a topic while it is in use, or continue an interrupted change.
 
-    The answer does not wait for older messages: new ones of some slots wait for those, until
-    `pending` is 0. The server continues it, and the topic's `resizing` says how far it is.
+    The answer does not wait for older messages: new messages of some slots wait for them until
+    `pending` is 0. The server continues the resize, and the topic's `resizing` shows its progress.
     """
     done = await context.admin.topic_resize(
         path.topic, body.slots, dry_run=body.dry_run, wait=False
@@ -250,7 +247,7 @@ async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -
 
 
 class Paused(Answer):
-    """A pause of a topic: since when, by whom, and why."""
+    """A pause of a topic: its start, its author, and its reason."""
 
     since: datetime
     by: str
@@ -261,14 +258,14 @@ class Paused(Answer):
 async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
-    What is paused keeps its pause. The answer for both is the pause of receive.
+    An existing pause is kept. The answer for both is the pause of receive.
     """
     pause = await context.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
     return show(pause, Paused)
 
 
 class Resumed(Answer):
-    """The pause that was ended, that of receive where both were; null: there was none."""
+    """The pause that was ended, for both the pause of receive; null: there was no pause."""
 
     was: Paused | None
 
@@ -289,7 +286,7 @@ class Stats(Answer):
 
 @TABLE.get("/topics/{topic}/stats")
 async def get_stats(context: RequestContext, path: TopicPath) -> Stats:
-    """Count what a topic holds and has done."""
+    """Count messages and events of a topic."""
     return Stats(topic=path.topic, counts=await context.admin.stats(path.topic))
 
 
@@ -302,12 +299,12 @@ class SlotStats(Answer):
 
 @TABLE.get("/topics/{topic}/stats/slots")
 async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotStats:
-    """Count what each slot of a topic holds and has done."""
+    """Count messages and events of each slot of a topic."""
     return SlotStats(topic=path.topic, slots=await context.admin.stats_by_slot(path.topic))
 
 
 class DueCounts(Answer):
-    """When messages of a topic are due: those with a priority that may go at once do not count."""
+    """Messages of a topic by due time; immediate messages with a priority are not counted."""
 
     topic: str
     counts: list[DueCount]
@@ -315,13 +312,13 @@ class DueCounts(Answer):
 
 @TABLE.get("/topics/{topic}/stats/due")
 async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
-    """Count the messages of a topic that wait for a time, by when they are due."""
+    """Count the messages of a topic that have a due time, by their due times."""
     counts = await context.admin.due_counts(path.topic)
     return DueCounts(topic=path.topic, counts=[show(count, DueCount) for count in counts])
 
 
 class History(Answer):
-    """The figures of a topic over time, oldest first, as servers have kept them."""
+    """The figures of a topic over time, oldest first, as servers have stored them."""
 
     topic: str
     samples: list[Sample]
@@ -336,16 +333,16 @@ async def get_history(context: RequestContext, path: TopicPath, query: HistoryQu
 
 @TABLE.post("/topics/{topic}/rollback", role=Role.OPERATOR)
 async def roll_back(context: RequestContext, path: TopicPath, body: Nothing) -> Count:
-    """Give back every expired lease of a topic now; consumers and the server do it anyway."""
+    """Roll back every expired lease of a topic now; consumers and the server also do this."""
     return Count(count=await context.admin.rollback(path.topic))
 
 
 class Resizing(Answer):
-    """A resize that has not ended.
+    """An unfinished resize.
 
     Attributes:
-        before: the number of slots before.
-        pending: how many former slots may still hold such messages.
+        before: Former number of slots.
+        pending: Number of former slots that may still contain older messages.
     """
 
     since: datetime
@@ -354,11 +351,11 @@ class Resizing(Answer):
 
 
 class DueCount(Answer):
-    """A part of the messages of a topic that wait for a time, or are due.
+    """A part of the messages with a due time.
 
     Attributes:
-        within_s: they are due within so many seconds, and not within those of the count before;
-            0: due now; null: later than all others.
+        within_s: Upper limit of the time until they are due, in seconds; the previous count has the
+            lower limit. 0: due now; null: later than all limits.
     """
 
     within_s: float | None
@@ -366,7 +363,7 @@ class DueCount(Answer):
 
 
 def topic_of(name: str, settings: KeptSettings) -> Topic:
-    """Return a topic as it is shown."""
+    """Convert a topic to the form in which it is shown."""
     resizing = settings.layout.resizing if settings.layout else None
     shown = resizing and show(
         resizing, Resizing, since=moment(resizing.since_ms), pending=len(resizing.pending)

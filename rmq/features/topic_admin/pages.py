@@ -1,4 +1,4 @@
-"""The overview of all topics; a topic: what it holds, its slots, settings and schedules."""
+"""The overview of all topics; pages of a topic: counts, slots, settings, resize, deletion."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from rmq.web.problems import ApiError
 
 PAGES = Pages()
 
-ROWS_MAX = 50  # topics on a page
-SUMMED_MAX = 200  # topics in the charts: those that have most to do
+ROWS_MAX = 50  # maximum of topics on a page
+SUMMED_MAX = 200  # maximum of topics in the charts, busiest first
 SORTS: dict[str, Callable[[TopicFigures], int]] = {
     "name": lambda each: 0,
     "waiting": lambda each: each.waiting,
@@ -52,7 +52,7 @@ SORTS: dict[str, Callable[[TopicFigures], int]] = {
 
 @PAGES.get("")
 async def overview(request: PageRequest) -> View:
-    """Show the topics, what they hold, and what happens."""
+    """Show the topics with their counts and events."""
     period = request.word("period", PERIODS, "1h")
     sort = request.word("sort", SORTS, "name")
     contains = request.query.get("contains", "")[:128]
@@ -117,8 +117,8 @@ def _bars(samples: Sequence[Sample]) -> str:
     return charts.sparkline(known)
 
 
-WHY_MAX = 200  # characters of a reason that a person types
-# Durations are typed with a unit, and shown so; the rest is numbers and words.
+WHY_MAX = 200  # characters of a reason
+# Durations are typed and shown with a unit; other settings are numbers and words.
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {
     "expired_leases": "leases that have expired", "trash": "in the trash",
@@ -127,7 +127,7 @@ COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_m
 
 @PAGES.get("/topics/{topic}")
 async def topic(request: PageRequest) -> View:
-    """Show what a topic holds and what happens in it."""
+    """Show the counts of a topic and its events."""
     period = request.word("period", PERIODS, "1h")
     settings, figures, samples, due = await asyncio.gather(
         request.context.admin.settings(request.topic),
@@ -153,7 +153,7 @@ async def topic(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/slots")
 async def slots(request: PageRequest) -> View:
-    """Show what each slot of a topic holds, and how evenly they share it."""
+    """Show the counts of each slot of a topic, and how evenly messages are spread."""
     by_slot = await request.readings.get(
         f"slots {request.topic}", lambda: request.context.admin.stats_by_slot(request.topic), 2.0
     )
@@ -178,7 +178,7 @@ def _settings_view(
     mistake: ConfigurationError | None = None,
     typed: Mapping[str, str] = {},
 ) -> View:
-    """Return the form; after a mistake with what was typed, and the mistake beside its field."""
+    """Return the form; after a mistake, with the typed values and the error next to its field."""
     text = str(mistake) if mistake else ""
     shown = _form(found)
     field = text.partition(":")[0] if text.partition(":")[0] in shown else ""
@@ -195,14 +195,14 @@ def _settings_view(
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
 async def set_topic(request: PageRequest) -> View | Redirect:
-    """Change the settings that a person has typed anew; what others changed meanwhile stays."""
+    """Change the settings that the user has edited; settings that others changed stay."""
     settings = await request.context.admin.settings(request.topic)
     values, found = settings.shown(), _form(settings)
     form = dict(request.form)
     was = _shown_before(form.pop("was", ""), found)
     for name in form:
         if name not in found or name in FIXED:
-            raise ApiError("invalid", f"{name}: no setting that can be changed", name)
+            raise ApiError("invalid", f"{name}: this setting cannot be changed", name)
     typed = {name: text for name, text in form.items() if text.strip() != was[name]}
     try:
         for name in typed:
@@ -223,13 +223,13 @@ async def set_topic(request: PageRequest) -> View | Redirect:
 
 @PAGES.get("/topics/{topic}/resize", Role.ADMIN)
 async def ask_resize(request: PageRequest) -> View:
-    """Show how far a resize is, or what one to another number would wait for."""
+    """Show the progress of a resize, or which messages a resize would wait for."""
     return await _resize_view(request, request.query.get("slots", "").strip())
 
 
 @PAGES.post("/topics/{topic}/resize", Role.ADMIN)
 async def resize(request: PageRequest) -> View | Redirect:
-    """Begin a resize, which the server finishes."""
+    """Start a resize, which the server finishes."""
     request.confirm(request.topic)
     typed = request.form.get("slots", "").strip()
     try:
@@ -246,7 +246,8 @@ async def _resize_view(request: PageRequest, typed: str, mistake: str = "") -> V
         try:
             slots = _slots(typed) if typed else settings.slots
             found = await request.context.admin.topic_resize(request.topic, slots, dry_run=True)
-            if not typed and not found.pending:  # one that cannot be resized says so at once
+            # If the topic cannot be resized, say so immediately.
+            if not typed and not found.pending:
                 other = slots * 2 if slots <= 512 else 1
                 await request.context.admin.topic_resize(request.topic, other, dry_run=True)
         except InvalidValue as error:
@@ -265,7 +266,7 @@ async def _resize_view(request: PageRequest, typed: str, mistake: str = "") -> V
 def _slots(text: str) -> int:
     number = whole_number(text)
     if number is None:
-        raise InvalidValue("slots: give a number, 1 to 1024")
+        raise InvalidValue("slots: enter a number, 1 to 1024")
     return number
 
 
@@ -274,7 +275,7 @@ async def pause(request: PageRequest) -> Redirect:
     """Stop deliveries, sends or both."""
     verb = request.form.get("verb", "receive")
     if verb not in ("receive", "send", "both"):
-        raise ApiError("invalid", "verb: give receive, send or both", "verb")
+        raise ApiError("invalid", "verb: use receive, send or both", "verb")
     why = request.form.get("why", "")[:WHY_MAX]
     by = request.context.principal.name
     await request.context.admin.topic_pause(request.topic, verb=verb, by=by, why=why)  # type: ignore[arg-type]
@@ -290,14 +291,14 @@ async def resume(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/delete", Role.ADMIN)
 async def ask_delete(request: PageRequest) -> View:
-    """Show what would be deleted, and ask for the name of the topic."""
+    """Show the effect of a deletion, and ask for the name of the topic."""
     found = await request.context.admin.topic_delete(request.topic, force=True, dry_run=True)
     return View("delete.html", {"topic": request.topic, "found": found}, f"Delete {request.topic}")
 
 
 @PAGES.post("/topics/{topic}/delete", Role.ADMIN)
 async def delete(request: PageRequest) -> Redirect:
-    """Delete a topic for good."""
+    """Delete a topic permanently."""
     request.confirm(request.topic)
     force = request.form.get("force") == "on"
     await request.context.admin.topic_delete(request.topic, force=force)
@@ -305,7 +306,7 @@ async def delete(request: PageRequest) -> Redirect:
 
 
 def _form(settings: Settings) -> dict[str, str]:
-    """Return the settings as a person types them: durations with their unit."""
+    """Return the settings in the form that people type: durations with a unit."""
     values = settings.shown()
     durations = {
         name: format_duration(values[name]) if values[name] else "off" for name in DURATIONS
@@ -314,7 +315,7 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form was shown with, as text; those of now if it has none."""
+    """Return the settings that the form was shown with, as text, or else the current settings."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

@@ -1,9 +1,9 @@
 """Change the number of slots of a topic while it is in use.
 
-No message moves. The topic's hash gets the new number; then each slot gets another stamp, so that
-it refuses what is sent by the former number, and notes its last message. A slot that may
-get messages of a basis whose older messages are in another slot gives nothing until those are gone.
-Every step can be repeated, by any process; docs/decisions/0041-resize.md explains why.
+No message moves. The topic's hash gets the new number. Then each slot gets another stamp, so that
+it refuses sends that use the former number, and records its last message. A slot that may get
+messages of a basis whose older messages are in another slot delivers nothing until those are gone.
+Every step can be repeated by any process; docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scheduled import Listed
 from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
 
-PAGE = 100  # records that one look reads
+PAGE = 100  # records of one look
 SLOTS_AT_ONCE = 64
-PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while older messages are left
-ROUNDS = 200  # of pages, in one `go_on`
+PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # pause between two looks while older messages are left
+ROUNDS = 200  # pages that one `go_on` reads
 
 
 class ResizeResult(NamedTuple):
-    """A resize, as far as it has come.
+    """The progress of a resize.
 
     Attributes:
-        before: the number of slots before.
-        after: the number of slots asked for.
-        waiting: messages in former slots for which newer messages wait.
-        in_flight: messages in flight there.
-        pending: how many former slots may still hold such messages; 0: done.
+        before: Former number of slots.
+        after: Requested number of slots.
+        waiting: Number of messages in former slots that newer messages wait for.
+        in_flight: Number of messages in flight in these slots.
+        pending: Number of former slots that may still contain such messages; 0: finished.
     """
 
     before: int
@@ -49,12 +49,12 @@ class ResizeResult(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """How far the passes over the former slots have come, for a process that continues them later.
+    """The progress of the passes over the former slots, for a process that continues them later.
 
     Attributes:
-        since_ms: when the resize began to which the rest belongs.
-        cursors: of the next page, by slot.
-        given: the revision of the settings that all slots have; -1: that is not known.
+        since_ms: Start of the resize to which the progress belongs.
+        cursors: Cursor of the next page, by slot.
+        given: Revision of the settings that all slots have; -1: unknown.
     """
 
     since_ms: int = 0
@@ -68,9 +68,9 @@ def topic_resize(
     """Change the number of slots of a topic, or continue an interrupted change.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicVanished: it is being deleted.
-        InvalidValue: it cannot be resized so; nothing was changed.
+        TopicNotFound: The topic does not exist.
+        TopicVanished: The topic is being deleted.
+        InvalidValue: The topic cannot be resized to this number; nothing was changed.
     """
     check_int(slots, "slots", 1, 1024)
     yield from opening.open(context, create=False)
@@ -97,15 +97,14 @@ def topic_resize(
 
 
 def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
-    """Continue a resize that was begun; begin none.
+    """Continue an unfinished resize, if there is one.
 
     Returns:
-        How many former slots may still hold such messages; 0: there is no
-        resize any more.
+        Number of former slots that may still contain older messages; 0: the resize is finished.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        TopicVanished: it is being deleted, or a slot has another stamp; call it again.
+        TopicNotFound: The topic does not exist.
+        TopicVanished: The topic is being deleted, or a slot has another stamp; call it again.
     """
     yield from opening.open(context, create=False)
     if _resizing(context) is None:
@@ -115,35 +114,35 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
             yield from _give(context)
         left = yield from _await_messages(context, passes, wait=False, rounds=ROUNDS)
     except TopicVanished:
-        passes.given = -1  # a slot may have lost its stamp in a failover
+        passes.given = -1  # a failover may have removed the stamp of a slot
         raise
     passes.given = context.revision
     return left
 
 
 def _awaited(before: int, after: int) -> tuple[int, ...]:
-    """Return the former slots whose messages newer ones in other slots must not overtake."""
+    """Return the former slots whose messages must be delivered before newer messages elsewhere."""
     if before == after:
         return ()
     return tuple(range(after if after < before else 0, before))
 
 
 def _check(context: TopicContext, slots: int) -> Flow[None]:
-    """Refuse what cannot be resized, before anything is changed."""
+    """Check that the topic can be resized, before anything is changed."""
     settings, name = context.settings, context.name
     low, high = sorted((settings.slots, slots))
     if high % low:
         raise InvalidValue(
-            f"slots: topic {name!r} has {settings.slots}; give a multiple or a divisor of that, "
+            f"slots: topic {name!r} has {settings.slots}; use a multiple or a divisor of that, "
             "so that each new slot has the messages of whole old ones or of a part of one"
         )
     if settings.limit != Limits():
         raise InvalidValue(
-            f"slots: topic {name!r} has a limit, which is shared by its slots; take it away first "
+            f"slots: topic {name!r} has a limit, which its slots share; remove the limit first "
             f"(rmq topic set {name} --limit off), and set it again afterwards"
         )
     if settings.layout and settings.layout.resizes >= RESIZES_MAX:
-        raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times; that is all")
+        raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times, the maximum")
     for keys in context.slots:
         audited, *stopped = yield RawCommand(
             "topic_resize", "HMGET", keys.slot, "audited", "groups_paused", "groups_held"
@@ -177,7 +176,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
-    """Write the new number of slots to the topic's hash: from here on the resize is under way."""
+    """Write the new number of slots to the topic's hash, which starts the resize."""
     since_ms = yield from server_ms("topic_resize")
     dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
@@ -194,7 +193,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
             resizing=resizing,
             numbers=tuple(sorted({*settings.slot_numbers, slots})),
         )
-        replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
+        replace(settings, slots=slots, layout=layout)  # checks settings that depend on each other
         fields = {"slots": str(slots)} | layout.to_redis()
         if (yield from _change(context, fields)):
             return
@@ -204,7 +203,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 def _give(context: TopicContext) -> Flow[None]:
     """Give the slots their new stamps and settings; list the schedules under the new stamp."""
-    # Schedulers find an entry only if slot 0 has its stamp: the new one is added first.
+    # Schedulers find an entry only if slot 0 has its stamp, so the new entry is added first.
     listed = yield from scheduled.read(context.prefix)
     mine = [each for each in listed if each.topic == context.name]
     former = [each for each in mine if each.created != context.created]
@@ -215,7 +214,7 @@ def _give(context: TopicContext) -> Flow[None]:
         yield from opening.give_slots(context)
     except RMQError as error:
         error.add_note(
-            f"topic {context.name!r} is being resized; run the same command to continue, or let "
+            f"topic {context.name!r} is being resized; to continue, run the same command, or let "
             "any program open the topic"
         )
         raise
@@ -230,11 +229,11 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Let slots give messages as soon as no older ones are left; return how many are awaited.
+    """Open slots as soon as no older messages are left; return how many messages are waited for.
 
-    One pass over the records of each slot decides: a page is asked again until it has no message of
-    before, and none can come to the pages that were passed. `rounds`: pages of each slot that are
-    read at most; None: no limit.
+    A pass over the records of each slot decides: a page is read again until it has no older
+    message; older messages never move to earlier pages. `rounds`: maximum number of pages per slot;
+    None: no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
@@ -289,11 +288,11 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
     """Return whether older messages may be left; changes nothing.
 
     Args:
-        context: of a topic that is being resized, open.
-        pages: that are read at most; after them some may be left.
+        context: Opened context of a topic that is being resized.
+        pages: Maximum number of pages to read; after them, older messages may be left.
 
     Raises:
-        TopicVanished: a slot does not have the new number yet.
+        TopicVanished: A slot does not have the new number yet.
     """
     resizing = _resizing(context)
     for slot in resizing.pending if resizing else ():
@@ -309,7 +308,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize is still under way; another client may have begun the next one."""
+    """Return whether this resize is unfinished; another client may have started the next resize."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms
@@ -323,15 +322,15 @@ def _resizing(context: TopicContext) -> Resizing | None:
 def _note_gone(
     context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
 ) -> Flow[None]:
-    """Note slots without older messages in the topic's hash, and open those that wait.
+    """Record slots without older messages in the topic's hash, and open slots that wait for them.
 
-    `delivered`: the largest number of a delivery in these slots. It is noted in the same step, so
-    whoever opens a slot that waited gives it larger numbers: fences go on to grow for each basis.
+    `delivered`: largest delivery number in these slots. It is recorded in the same step, so that
+    opened slots give larger numbers: fences keep growing for each basis.
     """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)
         if layout is None or resizing is None or resizing.since_ms != since_ms:
-            return  # somebody else has finished it
+            return  # another process has finished the resize
         left = tuple(slot for slot in resizing.pending if slot not in gone)
         changed = replace(
             layout,

@@ -1,4 +1,4 @@
-"""Commands that create, open, change and delete topics and their slots."""
+"""Builders of commands that change, pause, resize and delete topics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rmq.kernel.transport.lua import script_loader
 def topic_set(
     context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
 ) -> Command[TopicReply]:
-    """Change settings of a topic, if its revision is this one; None: whatever it is.
+    """Change settings of a topic, if its revision is `revision` (None: any revision).
 
-    The state is -1 where it is missing or being deleted, -2 where it has another revision.
+    The state is -1 if the topic is missing or being deleted, -2 if it has another revision.
     """
     return Command(
         script_loader.load("topic_set"),
@@ -30,7 +30,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Keep figures of a topic in places of its history; False where the topic is gone."""
+    """Store figures of a topic in places of its history; return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),
@@ -47,7 +47,7 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Note that nothing is received from a topic, or sent to it. The state is as of topic_set."""
+    """Record a pause of deliveries or sends; the state has the meaning of topic_set."""
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),
@@ -59,22 +59,22 @@ def topic_pause(
 def topic_resume(
     context: TopicContext, created: bytes, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """End the pause of a topic. The state is -1 as that of topic_set."""
+    """End a pause of the topic; the state is -1 if the topic is missing or being deleted."""
     return Command(
         script_loader.load("topic_resume"), (context.key,), [created, verb], _topic_reply
     )
 
 
 class ResizeScanReply(NamedTuple):
-    """The reply to resize_scan."""
+    """The reply of resize_scan."""
 
-    cursor: bytes  # of the next page; 0 at the end
-    before: int  # how many older messages the page has
-    delivered: int  # the number of the slot's newest delivery
+    cursor: bytes  # next page; 0 at the end
+    before: int  # number of older messages in the page
+    delivered: int  # number of the slot's newest delivery
 
 
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
-    """Look at a page of a slot for older messages."""
+    """Search a page of a slot for older messages."""
     return Command(
         script_loader.load("resize_scan"),
         (keys.slot, keys.store, keys.prepare, keys.records),

@@ -1,10 +1,11 @@
-"""The services of `rmq server` for topics: finish resizes, drop what is over, keep samples.
+"""The services of `rmq server` for topics: finish resizes, apply retention, store samples.
 
-A resize whose command has ended or died is finished. Dead letters go past their topic's retention,
-as do the trash and what a slot remembers for a time. A topic keeps its dead letters for ever unless
-its setting `dead_retention` says otherwise. What is dropped is counted (`dead_dropped`) and logged.
+Resizes are finished if their command has ended or died. Dead letters are dropped after their
+topic's retention, and the trash and temporary records of slots after their time. Without the
+setting `dead_retention`, a topic keeps its dead letters forever. Drops are counted (`dead_dropped`)
+and logged.
 
-Samples of the figures of all topics are kept for `Admin.history` and the console.
+Samples of the figures of all topics are stored for `Admin.history` and the console.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rmq.web.survey import Survey, SurveyedService
 log = logging.getLogger("rmq")
 
 EVERY_S = 5.0
-EVERY_GOING_S = 1.0  # while a resize goes on
+EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Gives slots their new number, and opens those that wait once no older messages are left.
+    """Give slots their new number, and open waiting slots once no older messages are left.
 
-    The survey sees a resize at most 80 s after it began. A command that runs does the same at the
-    same time, and whoever is first has done it.
+    The survey sees a resize at most 80 s after its start. A running command does the same work at
+    the same time, without conflict.
     """
 
     name = "resizes"
@@ -43,7 +44,7 @@ class Resizes(SurveyedService):
         self._prefix = prefix
         self._sessions = ReplaySessions()
         self._going: dict[str, Passes] = {}  # by topic
-        self._seen = -1  # the pass of the survey that was dealt with
+        self._seen = -1  # last handled pass of the survey
 
     @property
     def every_s(self) -> float:
@@ -51,7 +52,7 @@ class Resizes(SurveyedService):
         return EVERY_GOING_S if self._going else EVERY_S
 
     def run_once(self) -> int:
-        """Continue with all resizes; return how many were finished."""
+        """Continue all resizes; return how many were finished."""
         seen, names = self._survey.passes, self._survey.resizing
         if seen != self._seen:
             for name in names:
@@ -59,7 +60,7 @@ class Resizes(SurveyedService):
             self._seen = seen
         finished = 0
         for name, passes in list(self._going.items()):
-            # Not the survey's context: other threads use that one meanwhile.
+            # Other threads use the survey's context at the same time.
             context = TopicContext(self._prefix, name, JSON, self._sessions, {})
             try:
                 if self._transport.run(resize.go_on(context, passes)):
@@ -73,19 +74,19 @@ class Resizes(SurveyedService):
                 log.debug("topic %r: %s", name, error)
                 if name in names:
                     continue
-            except Exception as error:  # others' resizes continue
+            except Exception as error:  # continue with the other resizes
                 log.warning("the resize of topic %r waits: %s", name, error)
             del self._going[name]
         return finished
 
 
 RETENTION_EVERY_S = 15.0
-WITH_DEAD_S = 60.0  # between two looks at a topic that has dead letters and a retention
-WITHOUT_S = 1200.0  # between two looks at any other topic: sessions and ids that were remembered
+WITH_DEAD_S = 60.0  # time between two looks at a topic with dead letters and a retention
+WITHOUT_S = 1200.0  # time between two looks at other topics, for sessions and remembered ids
 
 
 class Retention(SurveyedService):
-    """Tidies topics: those that have something to drop every minute, others seldom."""
+    """Clean up topics: topics with data to drop every minute, others rarely."""
 
     name = "retention"
     every_s = RETENTION_EVERY_S
@@ -95,7 +96,7 @@ class Retention(SurveyedService):
         self._tidied_at: dict[str, float] = {}  # by topic, by the monotonic clock
 
     def run_once(self) -> int:
-        """Drop what is past its time; return how many dead letters."""
+        """Drop data whose time is over; return the number of dead letters."""
         topics, now, dropped = self._survey.topics, time.monotonic(), 0
         self._tidied_at = {name: at for name, at in self._tidied_at.items() if name in topics}
         for name, counts in topics.items():
@@ -118,11 +119,11 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Writes what the survey read, where that has changed.
+    """Store figures of the survey that have changed.
 
-    A topic in which nothing happens costs one command in ten minutes. When its figures change, the
-    look before is written with them, so that the growth is not spread over these minutes. Where
-    the servers stop, the history has a gap, once it is longer than that.
+    An idle topic costs one command in ten minutes. When its figures change, the previous look is
+    stored as well, so that the growth is not spread over these minutes. If all servers stop for
+    longer than that, the history has a gap.
     """
 
     name = "sampler"
@@ -130,12 +131,12 @@ class Sampler(SurveyedService):
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        # By topic: its stamp, the newest figures that were written, and when any were.
+        # By topic: its stamp, the newest stored figures, and the time of the last store.
         self._written: dict[str, tuple[bytes, Figures, int]] = {}
-        self._unwritten: dict[str, Figures] = {}  # newer ones that are equal
+        self._unwritten: dict[str, Figures] = {}  # newer, equal figures
 
     def run_once(self) -> int:
-        """Keep what has changed; return how many samples."""
+        """Store changed figures; return the number of samples."""
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}
@@ -151,7 +152,7 @@ class Sampler(SurveyedService):
             looks = [figures]
             if look_before is not None and stamp == created and not is_same:
                 looks = [look_before, figures]
-            # Equal figures are for the ring that goes back farthest alone: all points read it.
+            # Equal figures go only to the longest ring, which all points read.
             rings = history.RINGS[-1:] if is_same else history.RINGS
             with self._problems.apart(name, self.name):
                 if self._transport.run(history_flow.sample(counts.context, looks, rings)):

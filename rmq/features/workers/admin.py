@@ -1,4 +1,4 @@
-"""Worker processes: where they are, and what they run."""
+"""List worker processes, and compute how many a topic needs."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncWorkerAdmin(AsyncAdminPart):
-    """Verbs on worker processes."""
+    """Operations on worker processes."""
 
     async def workers(self) -> list[WorkerStatus]:
         """Return the worker processes of this prefix, by host and pid, as they last reported.
 
-        A process reports when it starts and every 10 s. One that has stopped is not listed; one
-        that has died is listed for up to 30 s more, and its `heartbeat_age_s` grows.
+        A process reports when it starts and every 10 s. A stopped process is not listed; a dead
+        process is listed for up to 30 s, and its `heartbeat_age_s` grows.
         """
         return await self._run(flows.workers(self._prefix))
 
     async def workers_wanted(
         self, topic: str, min: int = 1, max: int | None = None
     ) -> WorkersWanted:
-        """Return how many worker processes a topic needs, and the terms from which that follows.
+        """Return how many worker processes a topic needs, with the terms of the calculation.
 
-        By Little's law: arrival rate x mean run time, and the backlog x mean run time / the time in
-        which it is to be worked off, which the topic's `slo` says, a minute without one; divided by
-        the executors of a process. What is not known is said, and then it is not fewer processes
-        than run now. Changes nothing, and starts nothing.
+        By Little's law, busy executors = arrival rate x mean run time + backlog x mean run time /
+        time to work off the backlog; the topic's `slo` sets that time, by default a minute.
+        Processes = executors / executors of a process. If a term is unknown, the result says so and
+        is at least the present number of processes. Changes nothing, and starts nothing.
 
         Args:
-            topic: its name.
-            min: the least, 0 or more.
-            max: the most; None: any number.
+            topic: Name of the topic.
+            min: Minimum of the result, 0 or more.
+            max: Maximum of the result; None: no maximum.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            InvalidValue: `max` is below `min`, or one of them is no such number.
+            TopicNotFound: The topic does not exist.
+            InvalidValue: `max` is below `min`, or a bound is not valid.
         """
         check_bounds(min, max)
         return await self._run(flows.wanted(self._context(topic), min, max))

@@ -1,4 +1,4 @@
-"""`rmq worker ls`, `show` and `wanted`: the worker processes, and how many a topic needs."""
+"""`rmq worker ls`, `show` and `wanted`: worker processes, and how many a topic needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rmq.terminal.tables import Column
 
 
 def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
-    """Return a process for JSON."""
+    """Return the JSON fields of a process."""
     handlers = [
-        {"topic": handler.topic, "handler": handler.name}  # as a run names it
+        {"topic": handler.topic, "handler": handler.name}  # with the names that a run has
         | text.fields(handler, "concurrency", "running", "held", "counts", "run_s")
         for handler in status.handlers
     ]
@@ -37,9 +37,9 @@ def _oldest(status: rmq.WorkerStatus) -> str:
 def list_workers(topic: str | None) -> None:
     """List the worker processes that use this Redis and prefix.
 
-    RUNS and OLDEST: how many handlers run, and for how long the oldest has. SEEN: the time since
-    the process reported; it does every 10 seconds. One that stops vanishes at once, one that died
-    30 seconds after its last report.
+    RUNS and OLDEST: number of running handlers, and duration of the oldest run. SEEN: time since
+    the last report; a process reports every 10 seconds. A stopped process disappears immediately, a
+    dead process 30 seconds after its last report.
     """
     common = common_options()
     with common.client() as client:
@@ -69,7 +69,7 @@ def list_workers(topic: str | None) -> None:
 def show(worker: str) -> None:
     """Show a worker process: its handlers, their counts, and its oldest runs (at most 20).
 
-    ID is as `rmq worker ls` shows it, or its beginning.
+    ID is the id in `rmq worker ls`, or its beginning.
     """
     common = common_options()
     with common.client() as client:
@@ -78,7 +78,7 @@ def show(worker: str) -> None:
         raise NotFound(f"there is no worker process {worker!r}; see rmq worker ls")
     if len(found) > 1:
         ids = ", ".join(status.id for status in found[:5])
-        raise click.UsageError(f"ID: {worker} begins {len(found)} ids, {ids}; give more of it")
+        raise click.UsageError(f"ID: {worker} begins {len(found)} ids, {ids}; use more digits")
     (status,) = found
     if common.json:
         output.document(_fields(status))
@@ -129,14 +129,14 @@ def show(worker: str) -> None:
     examples=("rmq worker wanted orders", "rmq worker wanted orders --min 2 --max 20 --json"),
 )
 @click.argument("topic")
-@click.option("--min", type=int, default=1, show_default=True, help="The least, 0 or more.")
+@click.option("--min", type=int, default=1, show_default=True, help="Minimum, 0 or more.")
 @click.option("--max", type=int, help="The most.")
 def wanted(topic: str, min: int, max: int | None) -> None:
-    """Tell how many worker processes TOPIC needs, and from what that follows.
+    """Compute how many worker processes TOPIC needs, and show the terms.
 
-    Busy executors (threads or tasks) are what arrives in a second x the mean run time; the backlog
-    x the run time / the time to work it off in, which the topic's slo says (60 seconds without
-    one), is added; processes are that / the executors of a process. What is not known is said.
+    Busy executors (threads or tasks) = arrivals per second x mean run time + backlog x mean run
+    time / time to work off the backlog, which is set by the topic's slo (60 seconds without an
+    slo). Processes = executors / executors of a process. Unknown terms are listed.
     """
     common = common_options()
     with common.client() as client:

@@ -1,8 +1,8 @@
-"""Report the status of a worker process, remove it, and list all of them.
+"""Report the status of a worker process, remove it, and list all processes.
 
-Each process has a key that expires, and a member of one sorted set whose score is the
-time of that end by Redis' clock. Plain commands: each is safe to run twice, and if one is missing,
-the next report makes good for it.
+Each process has a key that expires, and a member of a sorted set whose score is the time of the
+expiry by Redis' clock. All flows are plain commands that are safe to repeat; the next report
+repairs a missing command.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rmq.kernel.topic import opening, samples, stats
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 
-REPORT, LIST = "report of a worker", "workers"  # what errors call these flows
+REPORT, LIST = "report of a worker", "workers"  # names of these flows in errors
 
 
 def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) -> Flow[None]:
-    """Store the status of a process, and drop the ids of processes that have died.
+    """Store the status of a process, and drop the ids of dead processes.
 
     Args:
-        prefix: first part of every key.
-        worker: the id of the process.
-        write: returns the status; called with the time by Redis' clock, epoch ms.
-        keep_ms: when the status expires, unless it is stored again.
+        prefix: First part of every key.
+        worker: Id of the process.
+        write: Function that returns the status for a time of Redis' clock, in epoch ms.
+        keep_ms: Time until the status expires, unless it is stored again.
     """
     index = workers_key(prefix)
     now_ms = yield from server_ms(REPORT)
     yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
-    yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # it ends with the last process
-    # After the index has its end: a process that dies once it is listed leaves nothing for ever.
+    yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # the index expires with the last process
+    # Stored after the index has an expiry, so that a process that dies here leaves nothing forever.
     yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
     yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
 
@@ -47,7 +47,7 @@ def forget(prefix: str, worker: str) -> Flow[None]:
 
 
 def forget_lapsed(prefix: str) -> Flow[list[str]]:
-    """Remove the ids of processes whose status has expired; return them."""
+    """Remove the ids of processes whose status has expired, and return the ids."""
     now_ms = yield from server_ms(LIST)
     index = workers_key(prefix)
     lapsed: list[bytes] = yield RawCommand(

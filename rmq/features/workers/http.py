@@ -27,26 +27,26 @@ async def list_workers(context: RequestContext) -> WorkerList:
 
 
 class WantedQuery(Request):
-    """The bounds of the answer."""
+    """Minimum and maximum of the answer."""
 
     min: Annotated[int, Meta(ge=0, le=PROCESSES_MAX)] = 1
     max: Annotated[int, Meta(ge=1, le=PROCESSES_MAX)] | None = None
 
 
 class Wanted(Answer):
-    """How many worker processes a topic needs, and the terms from which that follows.
+    """How many worker processes a topic needs, and the terms of the calculation.
 
     Attributes:
-        processes: how many.
-        running: how many processes handle the topic now.
-        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; null: not known.
-        arrival_per_s: messages that became ready in a second, of the last minute or, where that is
-            more, the last five; null: not known.
-        run_s: for how long a message keeps an executor busy; null: not known.
-        backlog: messages that may be taken now.
-        work_off_s: in which time they are to be worked off.
-        executors_per_process: of the processes that handle the topic; null: there is none.
-        unknown: what is not known, and what was assumed; empty: nothing.
+        processes: Number of processes that are needed.
+        running: Number of processes that handle the topic now.
+        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; null: unknown.
+        arrival_per_s: Messages that became ready per second, in the last minute or in the last five
+            minutes, whichever is more; null: unknown.
+        run_s: Mean time for which a message occupies an executor; null: unknown.
+        backlog: Number of messages that may be received now.
+        work_off_s: Time in which the backlog is to be worked off.
+        executors_per_process: Executors of a process that handles the topic; null: no such process.
+        unknown: Unknown terms and assumptions; may be empty.
     """
 
     topic: str
@@ -65,6 +65,6 @@ class Wanted(Answer):
 async def get_workers_wanted(
     context: RequestContext, path: TopicPath, query: WantedQuery
 ) -> Wanted:
-    """Tell how many worker processes a topic needs."""
+    """Compute how many worker processes a topic needs."""
     found = await context.admin.workers_wanted(path.topic, min=query.min, max=query.max)
     return show(found, Wanted, topic=path.topic)

@@ -1,4 +1,4 @@
-"""Workers: processes that run handlers, and what they run just now."""
+"""The page of workers: processes that run handlers, and their current runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rmq.web.page import PageRequest, Pages, View
 PAGES = Pages()
 
 ROWS, RUNS = 200, 50
-LEASES_S = 15.0  # for which settings are kept
-SILENT_S = 30.0  # a process that has not reported for so long has probably died
+LEASES_S = 15.0  # time for which settings are cached
+SILENT_S = 30.0  # a process without a report for this time has probably died
 
 
 @PAGES.get("/workers")
@@ -38,7 +38,7 @@ async def workers(request: PageRequest) -> View:
 
 
 async def _leases(request: PageRequest, topics: set[str]) -> dict[str, float]:
-    """Return the leases of topics in seconds; none of a topic that cannot be read."""
+    """Return the leases of topics in seconds, without topics that cannot be read."""
     leases = {}
     for topic in topics:
         with suppress(RMQError):

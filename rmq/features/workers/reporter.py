@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
-HEARTBEAT_S = 10.0  # between two reports
-KEEP_HEARTBEATS = 3  # a report expires after so many heartbeats without another one
-HALF_S = 300.0  # a run counts half as much in the mean run time when it ended so long ago
-STOP_S = 1.0  # for the removal of the report; a stop waits no longer for the thread
+HEARTBEAT_S = 10.0  # time between two reports
+KEEP_HEARTBEATS = 3  # a report expires after this number of missing heartbeats
+HALF_S = 300.0  # half-life of a run's weight in the mean run time
+STOP_S = 1.0  # longest wait of a stop for the removal of the report
 PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
 
 
 class _MeanRun:
-    """The mean run time of a delivery of one handler, in which the last minutes count most."""
+    """The mean run time of a handler's deliveries, with more weight on the last minutes."""
 
     def __init__(self, at: float) -> None:
         self._at = at
         self._seen = (0.0, 0)  # busy seconds and deliveries since the start, at the last update
-        self._busy_s = self._count = 0.0  # of them all, those of long ago for less
+        self._busy_s = self._count = 0.0  # weighted busy seconds and deliveries
 
     def update(self, now: float, busy_s: float, count: int) -> float | None:
-        """Return the mean; None: no run has ended.
+        """Return the mean, or None if no run has ended.
 
         Args:
-            now: by the monotonic clock.
-            busy_s: for how long runs have kept threads or tasks busy since the start.
-            count: deliveries since the start that were run.
+            now: Time by the monotonic clock.
+            busy_s: Seconds for which runs have occupied threads or tasks since the start.
+            count: Number of deliveries that were run since the start.
         """
         weight = 0.5 ** ((now - self._at) / HALF_S)
         self._busy_s = self._busy_s * weight + busy_s - self._seen[0]
@@ -56,12 +56,12 @@ class _MeanRun:
 
 
 class StatusReporter:
-    """Reports until it is stopped, and then removes the report.
+    """Report the process until it is stopped, and then remove the report.
 
     Args:
-        queues: of the handlers of the worker.
-        transport: the worker's.
-        prefix: first part of every key.
+        queues: Queues of the worker's handlers.
+        transport: Transport of the worker.
+        prefix: First part of every key.
     """
 
     def __init__(self, queues: Sequence[HandlerQueue], transport: Transport, prefix: str) -> None:
@@ -71,7 +71,7 @@ class StatusReporter:
         self._prefix = prefix
         self._began = time.monotonic()
         self._stop = threading.Event()
-        self._refusal: type[RMQError] | None = None  # the kind of refusal that was logged last
+        self._refusal: type[RMQError] | None = None  # kind of the last logged refusal
         self._means = [_MeanRun(self._began) for _ in queues]
         self._thread = threading.Thread(target=self._run, name="rmq-status", daemon=True)
         self._thread.start()
@@ -102,7 +102,7 @@ class StatusReporter:
             log.exception("unexpected, while the status of this process was reported")
 
     def _write(self, keep_ms: int, at_ms: int) -> str:
-        """Return the report as it is stored."""
+        """Return the report in its stored form."""
         now = time.monotonic()
         handlers, runs = [], []
         for index, queue in enumerate(self._queues):
@@ -130,6 +130,6 @@ class StatusReporter:
         )  # fmt: skip
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Remove the report and end the thread; wait a moment for it."""
+        """Remove the report and end the thread; wait at most `wait_s` seconds."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))

@@ -1,4 +1,4 @@
-"""The services of `rmq server` for workers: forget those that died, count how many are wanted."""
+"""The services of `rmq server` for workers: forget dead processes, compute how many are needed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EVERY_S = 30.0
 
 
 class WorkerRecords:
-    """Removes ids of processes that reported last half a minute ago; workers do it as they report.
+    """Remove the ids of processes whose last report is half a minute old, as workers do.
 
-    A process that stops removes its own; so one that is found here was killed, or cannot reach
-    Redis.
+    A stopping process removes its own id. So a process that is found here was killed, or cannot
+    reach Redis.
     """
 
     name = "worker_records"
@@ -32,7 +32,7 @@ class WorkerRecords:
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Forget the lapsed ones; return how many."""
+        """Forget processes whose report has expired; return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
             log.warning("worker %s has ended without a word, or cannot reach Redis", worker)
@@ -43,10 +43,10 @@ WANTED_EVERY_S = 15.0
 
 
 class Wanted:
-    """Counts how many worker processes each topic needs, of what the survey read.
+    """Compute how many worker processes each topic needs, from the figures of the survey.
 
     Attributes:
-        by_topic: the last count; replaced as a whole.
+        by_topic: Last result; replaced as a whole.
         long_runs: Runs of handlers that may hang, by topic; replaced as a whole.
     """
 
@@ -63,7 +63,7 @@ class Wanted:
         self.long_runs: Counter[str] = Counter()
 
     def run_once(self) -> int:
-        """Count for all topics; return how many."""
+        """Compute the number for all topics; return the number of topics."""
         topics, before = self._survey.topics, self._survey.before
         windows = (slo.WINDOW_MS, LATELY_MS)
         workers = self._transport.run(flows.workers(self._prefix)) if topics else []

@@ -1,7 +1,7 @@
-"""The status of a worker process: what it handles and what it runs, as it last reported.
+"""The status of a worker process: its handlers and its runs, as it last reported.
 
-Stored in Redis as JSON, with the time of the report by Redis' clock. All other times in it are
-lengths of time, so that the clocks of workers and of readers do not matter.
+Redis stores it as JSON, with the time of the report by Redis' clock. All other times in it are
+durations, so the clocks of workers and readers do not matter.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
-RUNNING_MOST = 20  # runs that a report lists, the oldest ones
-LONG_TIMES, LONG_LEAST_S = 10.0, 60.0  # times the usual length of a run; or the lease, if shorter
-RUN_VERBS = ("ack", "nack", "reject")  # counts of deliveries that a handler has run for
+RUNNING_MOST = 20  # oldest runs that a report lists
+# Multiple of the usual run time; minimum, unless the lease is shorter.
+LONG_TIMES, LONG_LEAST_S = 10.0, 60.0
+RUN_VERBS = ("ack", "nack", "reject")  # outcomes of deliveries for which a handler has run
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,14 @@ class HandlerStatus:
     """A handler of a worker process.
 
     Attributes:
-        topic: the topic that it handles.
-        name: the name of its function.
-        concurrency: the most runs at a time.
-        running: how many went on at the time of the report.
-        held: deliveries held: waiting, running, or about to be settled.
-        counts: deliveries since the start: "taken", and settled by each verb.
-        run_s: for how long a delivery keeps a thread or task busy, in the mean, in which the last
-            minutes count most; None: no run has ended, or its RMQ does not tell.
+        topic: Topic that it handles.
+        name: Name of its function.
+        concurrency: Maximum number of runs at a time.
+        running: Number of runs at the time of the report.
+        held: Number of deliveries that wait, run, or are about to be settled.
+        counts: Number of deliveries since the start: "taken", and settled by each verb.
+        run_s: Mean time for which a delivery occupies a thread or task, with more weight on the
+            last minutes; None: no run has ended, or the worker's version of RMQ does not report it.
     """
 
     topic: str
@@ -50,11 +51,11 @@ class HandlerRun:
     """A run of a handler that had not ended at the time of the report.
 
     Attributes:
-        id: the message; of a batch, its first message.
-        topic: its topic.
-        handler: the name of the handler's function.
-        since: when the run began.
-        seconds: for how long it had run at the report.
+        id: Id of the message; for a batch, of its first message.
+        topic: Topic of the message.
+        handler: Name of the handler's function.
+        since: Start of the run.
+        seconds: Duration of the run at the time of the report.
     """
 
     id: str
@@ -69,16 +70,16 @@ class WorkerStatus:
     """A worker process, as it last reported.
 
     Attributes:
-        id: names the process: 8 hex digits.
-        host: the name of its machine or container.
-        pid: its process id there.
-        process: its number under its supervisor, from 1; None: it has no supervisor.
-        version: its version of RMQ.
-        started: when it began to work.
-        heartbeat_age_s: seconds since its report. A process that has died grows old here.
-        expires_in_s: seconds until it is no longer listed, unless it reports again.
-        handlers: its handlers.
-        running: its oldest runs, at most 20; `handlers` have the numbers of all.
+        id: Id of the process, 8 hex digits.
+        host: Name of its machine or container.
+        pid: Process id on its host.
+        process: Number of the process under its supervisor, from 1, or None.
+        version: Version of RMQ.
+        started: Start of the process.
+        heartbeat_age_s: Seconds since its last report, which keep growing after its death.
+        expires_in_s: Seconds until it is no longer listed, unless it reports again.
+        handlers: Its handlers.
+        running: Its oldest runs, at most 20; `handlers` have the numbers of all runs.
     """
 
     id: str
@@ -94,7 +95,7 @@ class WorkerStatus:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics of its handlers, each once, in the order of registration."""
+        """Topics of its handlers, without repetition, in the order of registration."""
         return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
 
     def long_runs(self, lease_s: Mapping[str, float]) -> list[HandlerRun]:
@@ -104,7 +105,7 @@ class WorkerStatus:
         its topic, whichever is shorter. If no run has ended yet, the lease is the limit.
 
         Args:
-            lease_s: The lease of each topic in seconds. Runs of other topics are left out.
+            lease_s: Lease of each topic in seconds. Runs of other topics are omitted.
         """
         usual = {(handler.topic, handler.name): handler.run_s for handler in self.handlers}
         found = []
@@ -130,20 +131,20 @@ def write_status(
     handlers: list[HandlerStatus],
     runs: list[tuple[str, int, int]],
 ) -> str:
-    """Return a report as it is stored.
+    """Return a report in its stored form.
 
     Args:
-        at_ms: the time by Redis' clock, epoch ms.
-        host, pid, process, version, handlers: as `WorkerStatus` has them.
-        age_ms: how long the process has worked.
-        keep_ms: how long the report is kept.
-        runs: of each run the id of its message, the index of its handler, and its age in ms.
+        at_ms: Time of Redis' clock, in epoch ms.
+        host, pid, process, version, handlers: Fields of `WorkerStatus`.
+        age_ms: Time since the start of the process.
+        keep_ms: Time for which the report is kept.
+        runs: Id of the message, index of the handler, and age in ms of each run.
     """
     return json.dumps(
         {
             "at_ms": at_ms, "host": host, "pid": pid, "process": process, "version": version,
             "age_ms": age_ms, "keep_ms": keep_ms, "runs": runs,
-            # Apart from the handlers: an older RMQ reads reports of this one, too.
+            # Not a part of the handlers, since older versions of RMQ read this report as well.
             "run_s": [handler.run_s for handler in handlers],
             "handlers": [
                 [
@@ -158,12 +159,12 @@ def write_status(
 
 
 def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
-    """Read a stored report; None if it is not one.
+    """Parse a stored report; return None if it is not a report.
 
     Args:
-        worker: the id of the process.
-        stored: the report.
-        now_ms: the time by Redis' clock, epoch ms.
+        worker: Id of the process.
+        stored: Stored report.
+        now_ms: Time of Redis' clock, in epoch ms.
     """
     try:
         report: dict[str, Any] = json.loads(stored)

@@ -1,12 +1,12 @@
-"""How many worker processes a topic needs, so that its messages are as little late as they may be.
+"""Compute how many worker processes a topic needs to deliver its messages in time.
 
-Little's law: what arrives in a second, times the mean run time, is how many executors (threads or
-tasks that run a handler) are busy on average. What waits already needs more of them, so that it is
-worked off in the time that the topic's `slo` gives, a minute without one. Divided by the executors
-of a process, that is the number of processes.
+By Little's law, the number of busy executors (threads or tasks that run a handler) is arrivals per
+second times mean run time. A backlog needs additional executors, so that it is worked off in the
+time of the topic's `slo`, by default a minute. The number of processes is that sum divided by the
+executors of a process.
 
-It counts work that may run now: not messages that are due later, nor those that a pause or a limit
-holds back, nor those in flight. It knows nothing of what Redis, a database or a provider carries.
+Only work that may run now counts: not delayed messages, not messages that a pause or a limit holds
+back, and not messages in flight. The limits of Redis, databases or providers are not considered.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import check_int
 
 PROCESSES_MAX = 1_000_000
-WORK_OFF_S = 60.0  # without an slo
-WORK_OFF_LEAST_S = 1.0  # nobody starts processes sooner, and ten waiting messages are no backlog
-LATELY_MS = 60_000  # of the shorter arrival rate
-WINDOW_LEAST_S = 10.0  # of which an arrival rate is made
+WORK_OFF_S = 60.0  # default without an slo
+WORK_OFF_LEAST_S = 1.0  # processes cannot start faster, and ten waiting messages are no backlog
+LATELY_MS = 60_000  # period of the shorter arrival rate
+WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
-    """How many worker processes a topic needs, and the terms from which that follows.
+    """How many worker processes a topic needs, and the terms of the calculation.
 
     Attributes:
-        processes: how many: executors / executors_per_process, rounded up, at least 1 while
-            something arrives, waits or is in flight, and within `min` and `max`.
-        running: how many processes handle the topic now.
-        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; None: not known.
-        arrival_per_s: messages that became ready in a second, sent or to be tried again, of the
-            last minute, or of the last five where that is more; None: not known.
-        run_s: for how long a message keeps an executor busy, the last minutes above all; None: not
-            known.
-        backlog: messages that may be taken now.
-        work_off_s: in which time they are to be worked off.
-        executors_per_process: of the processes that handle the topic; None: there is none.
-        unknown: what is not known, and what was assumed; empty: nothing.
+        processes: executors / executors_per_process, rounded up, at least 1 while messages arrive,
+            wait or are in flight, and within `min` and `max`.
+        running: Number of processes that handle the topic now.
+        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; None: unknown.
+        arrival_per_s: Messages that became ready per second (sends and retries), in the last minute
+            or in the last five minutes, whichever is more; None: unknown.
+        run_s: Mean time for which a message occupies an executor, with more weight on the last
+            minutes; None: unknown.
+        backlog: Number of messages that may be received now.
+        work_off_s: Time in which the backlog is to be worked off.
+        executors_per_process: Executors of a process that handles the topic; None: no such process.
+        unknown: Unknown terms and assumptions; may be empty.
     """
 
     processes: int
@@ -59,14 +59,14 @@ class WorkersWanted:
 
 
 def check_bounds(min: int, max: int | None) -> None:
-    """Refuse bounds that no number of processes fits.
+    """Check the bounds of a number of processes.
 
     Raises:
-        InvalidValue, InvalidType: one is no such number, or `max` is below `min`.
+        InvalidValue, InvalidType: A bound is not valid, or `max` is below `min`.
     """
     check_int(min, "min", 0, PROCESSES_MAX)
     if max is not None and check_int(max, "max", 1, PROCESSES_MAX) < min:
-        raise InvalidValue(f"max: {max} is below min, {min}; give at least {min}")
+        raise InvalidValue(f"max: {max} is below min, {min}; use at least {min}")
 
 
 def wanted(
@@ -78,17 +78,17 @@ def wanted(
     low: int = 1,
     high: int | None = None,
 ) -> WorkersWanted:
-    """Return how many processes a topic needs, of what is known of it.
+    """Compute how many processes a topic needs from its figures.
 
     Args:
-        topic: its name.
-        slo: what it promises; None: nothing.
-        now: its figures.
-        before: its figures five minutes and a minute before; None: there are none. The larger rate
-            counts, so more work is seen soon, and a pause of a minute is not taken for its end.
-        workers: all processes; those of other topics do not count.
-        low: the least.
-        high: the most; None: any number.
+        topic: Name of the topic.
+        slo: Objective of the topic, or None.
+        now: Current figures.
+        before: Figures of five minutes and one minute ago, or None. The larger rate counts: more
+            work is noticed early, and a pause of a minute does not look like its end.
+        workers: All processes; processes of other topics do not count.
+        low: Minimum of the result.
+        high: Maximum of the result; None: no maximum.
     """
     levels = dict(zip(LEVELS, now.levels, strict=True))
     backlog = max(0, levels["retries"] + levels["priority"] + levels["due"] - levels["held"])
@@ -116,24 +116,24 @@ def processes(
     per_process: float | None,
     running: int,
 ) -> tuple[int, float | None, str]:
-    """Return how many processes are needed, how many executors, and what is not known.
+    """Return the number of needed processes, the number of executors, and the unknown terms.
 
-    While something is not known, it is not fewer processes than run now.
+    If a term is unknown, the result is at least the present number of processes.
     """
     if per_process is None:
-        return 0, None, "no worker process of the topic reports: one while anything waits"
+        return 0, None, "no worker process of the topic reports: one is assumed if messages wait"
     if run_s is None:
         return running, None, "no run has ended yet: as many processes as there are"
     executors = (arrival_per_s or 0.0) * run_s + backlog * run_s / work_off_s
     needed = math.ceil(round(executors / per_process, 9))
     if arrival_per_s is None:
-        unknown = "no server has kept samples, so not what arrives: as many processes at least"
+        unknown = "no server has stored samples, so arrivals are unknown: at least as many as now"
         return max(running, needed), executors, unknown
     return needed, executors, ""
 
 
 def _arrival_per_s(now: Figures, before: Figures | None) -> float | None:
-    """Return how many messages became ready in a second; None: not known."""
+    """Return how many messages became ready per second, or None if unknown."""
     if before is None or now.at_ms - before.at_ms < WINDOW_LEAST_S * 1000:
         return None
     grown = {
@@ -147,7 +147,7 @@ def _arrival_per_s(now: Figures, before: Figures | None) -> float | None:
 
 
 def _run_s(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
-    """Return the mean run time of a message: of processes that have run more, it counts more."""
+    """Return the mean run time of a message, weighted by the runs of each process."""
     runs = [
         (handler.run_s, sum(handler.counts.get(verb, 0) for verb in RUN_VERBS))
         for worker in workers
@@ -159,7 +159,7 @@ def _run_s(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
 
 
 def _executors(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
-    """Return how many handlers of the topic a process runs at a time, in the mean."""
+    """Return the mean number of handlers of the topic that a process runs at a time."""
     concurrency = [
         handler.concurrency
         for worker in workers

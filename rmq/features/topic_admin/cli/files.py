@@ -1,6 +1,6 @@
 """`rmq topic export` and `apply`: the definitions of topics as one file.
 
-A definition is the settings of a topic and its schedules. Messages, counts and pauses are none.
+A definition contains the settings of a topic and its schedules, but no messages, counts or pauses.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SCHEDULE_DEFAULTS: dict[str, Any] = {
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def export(names: tuple[str, ...]) -> None:
-    """Print the definitions of topics, as TOML, for `rmq topic apply`; of all without NAME.
+    """Print the definitions of the topics NAME, or of all topics, as TOML for `rmq topic apply`.
 
-    That is their settings and schedules; no messages, and no pauses.
+    A definition contains settings and schedules, but no messages and no pauses.
     """
     common = common_options()
     with common.client() as client:
@@ -54,7 +54,7 @@ def export(names: tuple[str, ...]) -> None:
             except rmq.RMQError as error:
                 if names:
                     raise
-                problems.append(f"{name}: {error}")  # the other topics are printed
+                problems.append(f"{name}: {error}")  # continue with the other topics
     if common.json:
         output.document({"topics": found})
     for name, values in () if common.json else found.items():
@@ -78,12 +78,12 @@ def _print_table(path: tuple[str, ...], values: Mapping[str, Any]) -> None:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-    # A string of JSON is one of TOML, but for this character.
+    # A JSON string is also a TOML string, except for this character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def setting_value(name: str, value: Any) -> Any:
-    """Return a setting as people write it: durations with a unit."""
+    """Return a setting in the form that people write: durations with a unit."""
     return (format_duration(value) if value else "off") if name in DURATIONS else value
 
 
@@ -97,7 +97,7 @@ def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
         try:
             body = json.dumps(state.body, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError):
-            common_options().note(f"{name}: schedule {state.name} is left out: its body is no JSON")
+            common_options().note(f"{name}: schedule {state.name} is omitted: its body is not JSON")
             continue
         fields = {key: getattr(state, key) for key in SCHEDULE_DEFAULTS} | {"body": body}
         fields["headers"] = dict(state.headers)
@@ -114,7 +114,7 @@ def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
 
 
 class _Change(NamedTuple):
-    """A difference between the file and Redis, and what removes it."""
+    """A difference between the file and Redis, and the function that removes it."""
 
     text: str
     make: Callable[[], object]
@@ -131,9 +131,9 @@ class _Change(NamedTuple):
 def apply(file: str, dry_run: bool, yes: bool) -> None:
     """Make topics as FILE defines them: TOML or JSON, as `rmq topic export` prints it.
 
-    The differences are shown first. Topics that are missing are created; settings and schedules
-    that differ are changed. What FILE does not name stays. A setting that cannot change is refused
-    (exit code 2), and then nothing is changed. To apply it again does nothing.
+    Shows the differences first. Creates missing topics, and changes settings and schedules that
+    differ. Other topics, settings and schedules stay. If a setting cannot be changed, nothing is
+    changed (exit code 2). Applying a file twice changes nothing the second time.
     """
     common = common_options()
     definitions = _read(Path(file))
@@ -169,18 +169,18 @@ def _read(path: Path) -> Definitions:
         text = path.read_text(encoding="utf-8")
         read = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, OSError) as error:
-        raise Failed(f"{path}: is neither TOML nor JSON: {error}", USAGE) from None
+        raise Failed(f"{path}: neither TOML nor JSON: {error}", USAGE) from None
     topics = read.get("topics")
     if set(read) != {"topics"} or not isinstance(topics, dict):
-        raise Failed(f'{path}: give [topics."NAME"], as rmq topic export does', USAGE)
+        raise Failed(f'{path}: use [topics."NAME"], like rmq topic export', USAGE)
     for name, values in topics.items():
         if not isinstance(values, dict) or not isinstance(values.get("schedules", {}), dict):
-            raise Failed(f"{path}: topics.{name}: is no table", USAGE)
+            raise Failed(f"{path}: topics.{name}: not a table", USAGE)
     return topics
 
 
 def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
-    """Return what differs. Every fault of the file is found here, before anything is changed."""
+    """Return the differences; find every mistake of the file before anything is changed."""
     known, changes = set(client.admin.topics()), list[_Change]()
     for name, values in definitions.items():
         try:
@@ -199,7 +199,7 @@ def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """Return a setting as the library takes it."""
+    """Convert a setting to the form that the library accepts."""
     if key in DURATIONS and isinstance(value, str):
         return 0 if value == "off" else parse_duration(value)
     return value
@@ -227,7 +227,7 @@ def _schedule_changes(
     for schedule, fields in schedules.items():
         unknown = set(fields) - set(SCHEDULE_DEFAULTS)
         if unknown:
-            raise ValueError(f"schedule {schedule}: {min(unknown)}: there is no such field")
+            raise ValueError(f"schedule {schedule}: {min(unknown)}: unknown field")
         wanted, before = _comparable(fields), current.get(schedule)
         declaration = client.topic(name).every(schedule, **_arguments(wanted))
         if before is None:
@@ -241,7 +241,7 @@ def _schedule_changes(
 
 
 def _comparable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields of a schedule, durations in seconds, the body as JSON of one form."""
+    """Return all fields of a schedule in comparable form: durations in s, body as sorted JSON."""
     full = SCHEDULE_DEFAULTS | dict(fields)
     for key in SCHEDULE_DURATIONS:
         if isinstance(full[key], str):

@@ -1,4 +1,4 @@
-"""`rmq topic ls`, and the counts of all topics that other lists show."""
+"""`rmq topic ls`, and the counts of all topics for other lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmq.kernel.topic.overview import TopicOverview
 
 
-_GONE = (TopicNotFound, TopicVanished)  # errors of a topic that is deleted
+_GONE = (TopicNotFound, TopicVanished)  # errors of a deleted topic
 _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_ms"}
 
 
@@ -37,14 +37,14 @@ _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_m
 @click.argument("pattern", default="*")
 @click.option(
     "--sort", type=click.Choice(["name", *_ORDERS]), default="name", show_default=True,
-    help="By name, or the topics with most waiting, dead or latest messages first.",
+    help="By name, or by most waiting messages, most dead letters, or longest delay.",
 )  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many topics.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of topics.")
 @click.option("--cursor", metavar="NAME", help="Only topics after this one, by name.")
 def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) -> None:
-    """List topics with the number of their messages; PATTERN is a name with * and ?."""
+    """List topics with their message counts; PATTERN is a name with * and ?."""
     if cursor is not None and sort != "name":
-        raise click.UsageError("--cursor goes by name; leave --sort out")
+        raise click.UsageError("--cursor works by name; omit --sort")
     common = common_options()
     with common.client() as client:
         names = [
@@ -107,11 +107,11 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 
 
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
-    """Read topics, or all, in few round trips; one that cannot be read has an error.
+    """Read topics, or all topics, with few round trips; an unreadable topic has an error.
 
-    A topic that was deleted since its name was listed is left out.
+    A topic that was deleted since its name was listed is omitted.
     """
-    from rmq.kernel.topic import overview as topics  # it imports much; completion does without
+    from rmq.kernel.topic import overview as topics  # a large import that completion does not need
 
     listed = client.admin.topics() if names is None else names
     found = client._transport.run(topics.overview(client._prefix, listed))
@@ -127,7 +127,7 @@ def waiting(figures: dict[str, int]) -> int:
 
 
 def note_held(row: dict[str, Any]) -> None:
-    """Note beside a list of topics what holds messages of this one back, if anything does."""
+    """Print a note if a pause or a resize holds back messages of the topic."""
     if row.get("paused_ms") or row.get("held"):
         common_options().note(f"{row['topic']}: {held_text(row)}")
     if row.get("sends_paused_ms"):

@@ -20,7 +20,7 @@ from rmq.terminal.tables import Column
 
 ROW_FIGURES = ("waiting", "later", "in_flight", "dead", "late_ms", "accepted", "settled")
 ROW_TITLES = ("WAITING", "LATER", "IN-FLIGHT", "DEAD", "LATE", "ACCEPTED", "SETTLED")
-BAR = 48  # cells of the longest bar; beside it a count of 13 digits still fits 80 columns
+BAR = 48  # cells of the longest bar; a count of 13 digits next to it still fits 80 columns
 RATE_TITLES = {"accepted": "IN/S", "settled": "OUT/S"}
 
 Counts = dict[str, Any]
@@ -34,20 +34,19 @@ Rows = list[list[str]]
     watch=True,
 )
 @click.argument("topic", required=False)
-@click.option("--slots", is_flag=True, help="A row for each slot of TOPIC.")
-@click.option(
-    "--due", is_flag=True, help="When the messages of TOPIC that wait for a time are due."
-)
+@click.option("--slots", is_flag=True, help="Show a row for each slot of TOPIC.")
+@click.option("--due", is_flag=True, help="Show when delayed messages of TOPIC become due.")
 def stats(topic: str | None, slots: bool, due: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
-    LATER: not due yet. LATE: how long the oldest message that may be taken has waited. Counters
-    start when the topic is created. With --watch also IN/S and OUT/S, from one read to the next.
+    LATER: messages that are not due yet. LATE: how long the oldest available message has waited.
+    Counters start when the topic is created. With --watch, IN/S and OUT/S are rates since the
+    previous read.
     """
     if (slots or due) and topic is None:
         raise click.UsageError(f"--{'slots' if slots else 'due'}: name the TOPIC")
     if slots and due:
-        raise click.UsageError("--due: it counts over all slots, leave out --slots")
+        raise click.UsageError("--due: counts include all slots; omit --slots")
     common = common_options()
     if due and topic is not None:
         with common.client() as client:
@@ -67,7 +66,7 @@ def stats(topic: str | None, slots: bool, due: bool) -> None:
 
 
 def _show_due(topic: str, counts: list[rmq.DueCount]) -> None:
-    """Print how many messages are due by when, with a bar for each part."""
+    """Print how many messages become due in each time span, with a bar."""
     records = [count._asdict() for count in counts]
     if common_options().json:
         output.document({"topic": topic, "due": records}, records)
@@ -83,7 +82,7 @@ def _show_due(topic: str, counts: list[rmq.DueCount]) -> None:
 
 
 def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
-    """Return from when to when the messages of a count are due, as a person says it."""
+    """Format the time span of a count."""
     begin = "" if before is None or before.within_s is None else format_duration(before.within_s)
     if count.within_s is None:
         return f"after {begin}"
@@ -94,7 +93,7 @@ def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
 
 
 def _bar(messages: int, most: int) -> str:
-    """Return a bar as long as the share of the largest count; any message shows."""
+    """Return a bar whose length shows the count; any message is visible."""
     return "█" * -(-messages * BAR // most) if messages else ""
 
 

@@ -52,12 +52,12 @@ def _setting_text(name: str, value: Any) -> str:
 _settings = with_options(
     click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
     click.option(
-        "--default-priority", type=int, help="Priority of a send without one, 17 to 1048575.  [100]"
+        "--default-priority", type=int, help="Default priority of a send, 17 to 1048575.  [100]"
     ),
     click.option(
         "--timed-priority",
         type=TIMED_PRIORITY,
-        help="Priority that a due message without one joins: 17 to 1048575, or first: before all "
+        help="Priority of due messages without a priority: 17 to 1048575, or first: before all "
         "priorities.  [first]",
     ),
     click.option(
@@ -73,22 +73,22 @@ _settings = with_options(
     click.option(
         "--dedup-window", type=DURATION_OR_OFF, help="How long a settled id is remembered.  [1m]"
     ),
-    click.option("--max-length", type=int, help="How many messages may wait; 0: no limit.  [0]"),
+    click.option("--max-length", type=int, help="Maximum of waiting messages; 0: no limit.  [0]"),
     click.option(
         "--overflow",
         type=click.Choice(["reject", "block", "drop_lowest"]),
-        help="What a send does at max-length.  [reject]",
+        help="Effect of a send at max-length.  [reject]",
     ),
-    click.option("--max-body", type=SIZE, help="The largest body, bytes or 256k, 2M.  [256k]"),
+    click.option("--max-body", type=SIZE, help="Largest body, in bytes or as 256k, 2M.  [256k]"),
     click.option(
         "--expires",
         type=DURATION_OR_OFF,
-        help="How long after its due time a message may be delivered.  [off]",
+        help="Time after its due time until a message expires.  [off]",
     ),
     click.option(
         "--on-expire",
         type=click.Choice(["dead", "drop"]),
-        help="What happens to an expired message.  [dead]",
+        help="Result of an expiry.  [dead]",
     ),
     click.option(
         "--durability",
@@ -98,23 +98,23 @@ _settings = with_options(
     click.option(
         "--dead-retention",
         type=DURATION_OR_OFF,
-        help="How long a dead letter is kept.  [off: for ever]",
+        help="How long a dead letter is kept.  [off: forever]",
     ),
     click.option(
         "--unhandled",
         type=DURATION_OR_OFF,
-        help="When a message whose type has no handler is dead.  [1h]",
+        help="Time until a message whose type has no handler is dead.  [1h]",
     ),
     click.option(
         "--limit",
         type=LIMIT,
-        help="How fast and how many: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
-        "comma between; :key=HEADER at the end: for each value of that header.  [off]",
+        help="Limit of deliveries: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with "
+        "a comma between; :key=HEADER at the end: for each value of that header.  [off]",
     ),
     click.option(
         "--slo",
         type=SLO,
-        help="How late messages may be delivered, as p99<2s (p50, p90, p95, p99).  [off]",
+        help="Promised delay of messages, as p99<2s (p50, p90, p95, p99).  [off]",
     ),
     click.option(
         "--groups",
@@ -137,8 +137,8 @@ def _without_none(given: dict[str, Any]) -> dict[str, Any]:
 def create(name: str, **given: Any) -> None:
     """Create topic NAME with these settings; [defaults] in brackets.
 
-    Settings are kept in Redis. If the topic exists, they are compared; a difference is an error
-    (exit code 2). `rmq topic set` changes them.
+    Settings are stored in Redis. If the topic exists, its settings are compared; a difference is an
+    error (exit code 2). `rmq topic set` changes settings.
     """
     common = common_options()
     with common.client() as client:
@@ -165,14 +165,14 @@ def set_settings(name: str, **given: Any) -> None:
     """Change settings of topic NAME while it is in use; [defaults] in brackets.
 
     Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
-    restarted. A program whose code names another value is refused when it starts: change it too.
-    `rmq topic resize` changes slots; max-retries cannot be changed. If it is interrupted, run it
-    again.
+    restarted. A program whose code has another value is refused when it starts: change its code as
+    well. `rmq topic resize` changes slots; max-retries cannot be changed. After an interruption,
+    run the command again.
     """
     common = common_options()
     changes = _without_none(given)
     if not changes:
-        raise click.UsageError("give at least one setting to change")
+        raise click.UsageError("use at least one option")
     with common.client() as client:
         before = client.admin.settings(name).shown()
         after = client.admin.topic_set(name, **changes).shown()
@@ -192,12 +192,12 @@ def set_settings(name: str, **given: Any) -> None:
 
 
 def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
-    """Add options that name what a pause stops."""
+    """Add the options that select what a pause stops."""
 
     def chosen(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
             if "verb" in ctx.params and ctx.params["verb"] != param.name:
-                raise click.UsageError("give one of --receive, --send and --both")
+                raise click.UsageError("use only one of --receive, --send and --both")
             ctx.params["verb"] = param.name
 
     def add(command: F) -> F:
@@ -221,14 +221,15 @@ def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
 )
 @click.argument("name")
 @_verb("Pause {}.", "receive")
-@click.option("--why", default="", help="For people to read; one line.")
-@click.option("--by", help="Who pauses it.  [user@host]")
+@click.option("--why", default="", help="Reason for people to read; one line.")
+@click.option("--by", help="Name of the person who pauses it.  [user@host]")
 def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> None:
     """Stop every delivery of topic NAME, or every send to it.
 
-    receive: no consumer, worker or query gets messages until `rmq topic resume`, over restarts,
-    too. What is in flight may be settled. send: senders get TopicPaused, schedules hold their
-    messages, the relay of an outbox waits; redrives continue. If it is interrupted, run it again.
+    receive: no consumer, worker or query gets messages until `rmq topic resume`, even after a
+    restart. Messages in flight may be settled. send: senders get TopicPaused, schedules hold their
+    messages, the relay of an outbox waits; redrives continue. After an interruption, run the
+    command again.
     """
     common = common_options()
     with common.client() as client:
@@ -256,16 +257,16 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
 @topic.command(examples=("rmq topic resize orders 16 --dry-run", "rmq topic resize orders 16"))
 @click.argument("name")
 @click.argument("slots", type=int)
-@click.option("--dry-run", is_flag=True, help="Only check, and count; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only check and count; change nothing.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the older messages.")
 def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     """Change the number of slots of topic NAME while it is in use.
 
-    SLOTS is a multiple or a divisor of the present number. No message moves: new ones go to the
-    slots of the new number, and are delivered when older ones of the same bases are settled or
-    dead. The command waits for that. If it is interrupted, a server (rmq server) finishes the
-    resize, or the same command: until then, new messages may wait. Programs whose code names
-    another number are refused when they start: change them.
+    SLOTS is a multiple or a divisor of the present number. No message moves: new messages go to
+    slots by the new number. They are delivered after older messages of the same bases are settled
+    or dead; the command waits for that. After an interruption, a server (rmq server) finishes the
+    resize, or you run the command again; until then, new messages may wait. Programs whose code has
+    another number are refused when they start: change their code.
     """
     common = common_options()
     with common.client() as client:
@@ -273,8 +274,8 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
         if done.pending and not (dry_run or no_wait):
             click.echo(
                 f"{name}: older messages are left in {text.plural(done.pending, 'slot')}; if "
-                "this command is interrupted, a server (rmq server) finishes the resize, or the "
-                "same command",
+                "this command is interrupted, a server (rmq server) finishes the resize, or you "
+                "run the command again",
                 err=True,
             )
             with progress("waiting for older messages") as on_progress:
@@ -288,14 +289,14 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
         click.echo(f"{name}: has {text.plural(slots, 'slot')} already")
     elif dry_run:
         click.echo(
-            f"{name}: {done.before} -> {done.after} slots; newer messages would await {held} in "
+            f"{name}: {done.before} -> {done.after} slots; newer messages would wait for {held} in "
             "flight; nothing was changed"
         )
     elif done.pending:
         click.echo(
             f"{name}: {done.before} -> {done.after} slots; older messages are left in "
-            f"{text.plural(done.pending, 'slot')}; a server (rmq server) finishes it, or run it "
-            "again"
+            f"{text.plural(done.pending, 'slot')}; a server (rmq server) finishes the resize, or "
+            "run the command again"
         )
     else:
         click.echo(f"{name}: {done.before} -> {done.after} slots")
@@ -310,7 +311,7 @@ def _resizing_fields(resizing: Resizing) -> dict[str, Any]:
 
 
 def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
-    """Return how far a resize has come, and how it continues."""
+    """Describe the progress of a resize, and how it continues."""
     pending = text.plural(len(resizing.pending), "slot")
     return (
         f"from {resizing.before} slots since {text.clock(moment(resizing.since_ms))}; "
@@ -336,14 +337,14 @@ def _pause_text(pause: rmq.Pause) -> str:
 )
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Only count its messages; change nothing.")
-@click.option("--force", is_flag=True, help="Even if it holds messages, which are lost.")
+@click.option("--force", is_flag=True, help="Delete it even with messages, which are lost.")
 @YES
 def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
-    """Delete topic NAME for good, with everything that belongs to it.
+    """Delete topic NAME permanently, with everything that belongs to it.
 
-    While the topic holds messages it refuses (exit code 6) without --force. It asks for the name
-    of the topic. Programs that use the topic get an error that says so. If it is interrupted,
-    nobody can open the topic any more; run it again.
+    Refuses a topic that contains messages (exit code 6) without --force. Asks for the name of the
+    topic. Programs that use the topic get an error that says so. After an interruption, no program
+    can open the topic any more; run the command again.
     """
     common = common_options()
     with common.client() as client:
@@ -357,9 +358,9 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
         if deleted.messages and not force:
             raise Refused(
                 f"topic {name!r} holds {_contents_text(deleted)}; nothing was deleted. "
-                "Consume or purge them, or give --force to delete them with it"
+                "Consume or purge them, or use --force to delete them as well"
             )
-        confirm(name, f"delete topic {name!r} for good, with {_contents_text(deleted)}", yes)
+        confirm(name, f"delete topic {name!r} permanently, with {_contents_text(deleted)}", yes)
         with progress("deleting") as on_progress:
             deleted = client.admin.topic_delete(name, force=force, progress=on_progress)
     common.report(
@@ -385,7 +386,7 @@ def _contents_text(deleted: rmq.DeleteResult) -> str:
 @topic.command("show", examples=("rmq topic show orders",))
 @click.argument("name")
 def show_topic(name: str) -> None:
-    """Show the settings of topic NAME, and the number of its messages."""
+    """Show the settings of topic NAME, and its message counts."""
     common = common_options()
     with common.client() as client:
         found = client.admin.settings(name)

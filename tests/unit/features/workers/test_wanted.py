@@ -95,7 +95,7 @@ def test_where_the_arrival_is_not_known_it_is_not_fewer_than_run(before: Figures
     many = wanted("t", None, figures(100, priority=60_000), [before], workers)
 
     assert (few.processes, few.arrival_per_s) == (4, None)
-    assert "no server has kept samples" in few.unknown
+    assert "no server has stored samples" in few.unknown
     assert many.processes == 13, "100 executors"
 
 
