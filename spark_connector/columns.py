@@ -110,7 +110,7 @@ def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]])
         if name not in types:
             continue
         if name in found:
-            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
+            raise InvalidValue(f"{found[name]}, {field.name}: two columns of one meaning; drop one")
         if not isinstance(field.dataType, types[name]):
             raise InvalidValue(
                 f"{field.name}: {field.dataType.simpleString()}; cast it to "
@@ -142,7 +142,7 @@ def checked(schema: StructType) -> dict[str, str]:
             raise InvalidValue(f"{given.name}: {kind.simpleString()}; cast it to {column.hint}")
         if column.field in columns:
             raise InvalidValue(
-                f"{columns[column.field]}, {given.name}: two columns for the same thing; drop one"
+                f"{columns[column.field]}, {given.name}: two columns of one meaning; drop one"
             )
         columns[column.field] = given.name
     if "body" not in columns:

@@ -83,7 +83,7 @@ def read(given: Any) -> Offset:
         )
     except (TypeError, KeyError, ValueError, AttributeError):
         raise ConfigurationError(
-            f"checkpoint: {str(given)[:100]!r} is no offset of RMQ; give the query {ANEW}"
+            f"checkpoint: {str(given)[:100]!r} is not an offset of RMQ; give the query {ANEW}"
         ) from None
     if version not in (1, VERSION):
         raise ConfigurationError(
@@ -102,7 +102,7 @@ def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
     if len(slots) > count:
         raise ConfigurationError(
             f"checkpoint: topic {topic!r} has {count} slots in Redis and {len(slots)} in "
-            f"the checkpoint, so it was made anew; give the query {ANEW}"
+            f"the checkpoint, so it was created again; give the query {ANEW}"
         )
 
 

@@ -120,7 +120,9 @@ def _url(name: str, given: str) -> str:
 
 def _topic(name: str, given: str) -> str:
     if "," in given:
-        raise InvalidValue(f"{name}: {given!r} names several topics; give one, and unite the rows")
+        raise InvalidValue(
+            f"{name}: {given!r} names several topics; read each topic, and use union()"
+        )
     return check_name(given, name)
 
 
@@ -139,7 +141,7 @@ def _pattern(name: str, given: str) -> re.Pattern[str]:
     try:
         return re.compile(given)
     except re.error as error:
-        raise InvalidValue(f"{name}: {given!r} is no regular expression: {error}") from None
+        raise InvalidValue(f"{name}: {given!r} is not a regular expression: {error}") from None
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -172,7 +174,7 @@ def _queue(name: str, given: str) -> QueueName | Literal["all"]:
         return parse_queue(given, name)
     except InvalidValue:
         raise InvalidValue(
-            f"{name}: {given!r} names no queue; "
+            f"{name}: {given!r} is not a queue; "
             "give store (or waiting), prepare (or in-flight), dead, trash, or all"
         ) from None
 
@@ -194,7 +196,7 @@ def _headers(name: str, given: str) -> bool | tuple[str, ...]:
     headers = tuple(header.strip() for header in given.split(","))
     for header in headers:
         if not header or header.startswith("rmq-"):
-            raise InvalidValue(f"{name}: {header!r} names no header; give true, or names as a,b")
+            raise InvalidValue(f"{name}: {header!r} is not a header; give true, or names as a,b")
     if len({header.lower() for header in headers}) < len(headers):
         raise InvalidValue(f"{name}: {given!r} names a header twice; Spark ignores case")
     return headers
@@ -277,12 +279,12 @@ DEAD_LETTERS = (
 )
 
 _POSITION = (
-    "a queue has one position, and what is settled is gone: a query goes on with what waits; "
-    "leave it out, or look at a queue with spark.read and `queue`"
+    "a queue has one position: settled messages are gone, and a query continues with the waiting "
+    "messages; leave it out, or read a queue with spark.read and `queue`"
 )
 TABLE = (
-    "Spark does not hand the options of a table to a data source in Python, so it could not be "
-    "read; use CREATE TEMPORARY VIEW ... USING rmq OPTIONS (...), or spark.read"
+    "Spark does not pass the options of a table to a data source in Python, so the table could "
+    "not be read; use CREATE TEMPORARY VIEW ... USING rmq OPTIONS (...), or spark.read"
 )
 _FOREIGN = {
     "startingoffsets": _POSITION,
@@ -290,16 +292,16 @@ _FOREIGN = {
     "startingtimestamp": _POSITION,
     "startingoffsetsbytimestamp": _POSITION,
     "endingoffsetsbytimestamp": _POSITION,
-    "assign": "a query reads all slots of its topics; name these with subscribe",
-    "groupidprefix": "a query is known by its checkpoint; leave it out",
-    "kafka.group.id": "a query is known by its checkpoint; leave it out",
-    "kafka.bootstrap.servers": "this is RMQ; say where Redis is with url",
-    "path": "name the topic with subscribe, and give load() nothing",
+    "assign": "a query reads all slots of its topics; name the topics with subscribe",
+    "groupidprefix": "a query is identified by its checkpoint; leave it out",
+    "kafka.group.id": "a query is identified by its checkpoint; leave it out",
+    "kafka.bootstrap.servers": "this is RMQ; give the address of Redis with url",
+    "path": "name the topic with subscribe, and call load() without arguments",
     "provider": f"this is CREATE TABLE; {TABLE}",
 }
 _NO_SINK = {
     "subscribe": "a write names its topic with topic",
-    "path": "name the topic with topic, and give save() or start() nothing",
+    "path": "name the topic with topic, and call save() or start() without arguments",
 }
 
 
@@ -346,7 +348,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
         option.name.lower(): option.name for option in (*STREAM, *SNAPSHOT, *SINK, *DEAD_LETTERS)
     }
     if key.lower() in elsewhere:
-        return f"{elsewhere[key.lower()]}: it is no option of {where}; leave it out"
+        return f"{elsewhere[key.lower()]}: it is not an option of {where}; leave it out"
     near = difflib.get_close_matches(key.lower(), known, 1, 0.6)
     if near:
         return f"{shown}: {where} has no such option; did you mean {known[near[0]]}?"
@@ -383,7 +385,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
             )
         url = _url("RMQ_URL", given)
     if values[topic] is None:
-        other = ", or each row's in a column topic" if topic == "topic" else ""
+        other = ", or add a column topic with each row's topic" if topic == "topic" else ""
         raise ConfigurationError(f"{topic}: it is missing; name the topic{other}")
     return Connection(url, values[topic], values["prefix"])
 
@@ -470,7 +472,7 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
     if values["queue"] is None:
         raise ConfigurationError(
             "queue: it is missing; a batch read looks at store (waiting), prepare (in flight), "
-            "dead or all, and takes nothing (spark.readStream takes)"
+            "dead or all, and does not take messages (spark.readStream does)"
         )
     queues = QUEUES if values["queue"] == "all" else (values["queue"],)
     return SnapshotOptions(

@@ -414,10 +414,10 @@ def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
         return (
             f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "
             "messages are gone. To read the new topic, restart the query; with "
-            "onTopicLoss=continue it does so without a restart"
+            "onTopicLoss=continue no restart is needed"
         )
     return (
         f"topic {topic!r} is gone: it was deleted, or Redis was flushed or came back empty, and "
-        "its messages are gone with it. To go on without it, restart with onTopicLoss=continue; "
+        "its messages are gone with it. To continue without it, restart with onTopicLoss=continue; "
         f"or create it again: rmq topic create {topic}"
     )

@@ -200,7 +200,7 @@ def _messages(rows: pa.Array) -> dict[tuple[str, str], list[FailedMessage]]:
     columns = dict(zip(names, (array.to_pylist() for array in rows.flatten()), strict=True))
     for name, values in columns.items():
         if name not in ("delay_ms", "error") and None in values:
-            raise InvalidValue(f"{name}: null; give it as it came, and a reason to each row")
+            raise InvalidValue(f"{name}: null; keep the batch's value, and give each row a reason")
     nothing = [None] * len(rows)
     errors = columns.get("reason") or columns.get("error") or nothing
     delays = columns.get("delay_ms") or nothing

@@ -105,7 +105,7 @@ def _headers(headers: bool | tuple[str, ...]) -> tuple[Field, ...]:
     for name in headers:
         if name.lower() in _KNOWN:
             raise InvalidValue(
-                f"includeHeaders: {name!r} is a column already; give true, and take it from headers"
+                f"includeHeaders: {name!r} is already a column; give true, and read it from headers"
             )
     return tuple((name, StringType(), True) for name in headers)
 

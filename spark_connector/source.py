@@ -75,7 +75,7 @@ class RmqDataSource(DataSource):
 
         if not has_starts():
             raise ConfigurationError(
-                "readStream: Spark 4.0 and 4.1 do not tell a source where its batch starts, so a "
+                "readStream: Spark 4.0 and 4.1 do not pass the start of a batch to a source, so a "
                 "query could not settle its last batch; give it PySpark 4.2 or later. Batch reads "
                 "and all writes work"
             )

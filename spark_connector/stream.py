@@ -166,7 +166,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._options.pattern is None:
                     raise ConfigurationError(
                         f"checkpoint: it has topic {topic!r}, and subscribe names "
-                        f"{self._options.at.topic!r}; name it, too, or give the query "
+                        f"{self._options.at.topic!r}; add it to subscribe, or give the query "
                         f"{offsets.ANEW}"
                     )
                 self._lose(lease, topic)
@@ -174,8 +174,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lose(self, lease: QueryLease, topic: str) -> None:
         text = (
-            f"topic {topic!r} is gone, or its name matches subscribePattern no more; restart with "
-            "onTopicLoss=continue to go on without it"
+            f"topic {topic!r} is gone, or its name no longer matches subscribePattern; restart "
+            "with onTopicLoss=continue to continue without it"
         )
         if self._options.on_topic_loss == "fail":
             raise TopicNotFound(text)
@@ -499,9 +499,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._planned is not None and since == self._planned and since != self._committed:
             raise ConfigurationError(
-                "asyncProgressTrackingEnabled: RMQ cannot serve it, since Spark asks for the next "
-                "batch before it has noted that the last one ended; switch it off, and give the "
-                f"query {offsets.ANEW} if it is refused as an older copy then"
+                "asyncProgressTrackingEnabled: RMQ does not support it, because Spark requests the "
+                "next batch before it has recorded the end of the last; switch it off. If the "
+                f"checkpoint is then refused as an older copy, give the query {offsets.ANEW}"
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
@@ -657,10 +657,10 @@ def unread(options: StreamOptions, batch: int) -> str:
     """Return the error text for a batch that Spark ended and no task has read."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
-        "read any: a sink that knows its number dropped it, as file sinks do where a new "
-        "checkpoint meets the output path of another one, or foreachBatch did not read it. None "
-        f"of them is settled or lost. Give the query {offsets.ANEW}; or restart with "
-        "onClaimLoss=continue, and they come again in the next batches until one is read"
+        "read any. Either a sink dropped it because it had seen the batch's number, as file sinks "
+        "do if a new checkpoint has an old output path, or foreachBatch did not read it. No "
+        f"message is settled or lost. Give the query {offsets.ANEW}; or restart with "
+        "onClaimLoss=continue to get the messages again in the next batches until a batch is read"
     )
 
 
@@ -669,8 +669,8 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
-        "query was released, and others have had them since, or get them now. So they may be twice "
-        "where both write to; none is lost. Restart with onClaimLoss=continue to go on with the "
+        "query was released. Other readers have received them, or will, so their output may be "
+        "there twice. No message is lost. Restart with onClaimLoss=continue to continue with the "
         "next batch"
     )
 
@@ -680,6 +680,6 @@ def lost(options: StreamOptions, batch: int, held: int) -> str:
     return (
         f"{_named(options)}: {batch - held} of {batch} messages of this batch are no longer "
         f"held, because its lease of {options.lease_s:g} s ran out or because they were settled "
-        "before. None is lost: messages whose lease ran out come again, and settled messages do "
-        "not. To go on without them in this batch, restart with onClaimLoss=continue"
+        "before. No message is lost: messages whose lease ran out come again, settled messages do "
+        "not. To continue without them in this batch, restart with onClaimLoss=continue"
     )

@@ -42,8 +42,8 @@ class Written(WriterCommitMessage):
 def _refuse_overwrite(overwrite: bool, setting: str, word: str) -> None:
     if overwrite:
         raise InvalidValue(
-            f'{setting}: {word}; a queue is not overwritten: use {setting}("append"), and rmq '
-            "purge to delete what waits"
+            f'{setting}: {word}; a queue cannot be overwritten: use {setting}("append"), and rmq '
+            "purge to delete waiting messages"
         )
 
 
@@ -172,7 +172,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if query is None or batch is None:
             raise ConfigurationError(
-                "writeStream: this task is of no streaming query; write with df.write"
+                "writeStream: this task does not belong to a streaming query; write with df.write"
             )
         # The random part is needed because every driver counts attempts from 0 again.
         name = f"{query}:{batch}:{uuid.uuid4().hex}"
@@ -211,8 +211,8 @@ def stream_writer(given: dict[str, str], schema: StructType, overwrite: bool) ->
         ConfigurationError: An option or a column is not valid.
     """
     if options.of_dead_letters(given):
-        raise InvalidValue("action: it is for df.write; in foreachBatch, write each batch so")
+        raise InvalidValue("action: it is for df.write; call that in foreachBatch")
     sink = _sink(given, schema, overwrite, "outputMode", "complete")
     if sink.options.query is not None:
-        raise InvalidValue("queryId, batchId: a streaming write has those of its checkpoint")
+        raise InvalidValue("queryId, batchId: a streaming write takes them from its checkpoint")
     return RmqStreamWriter(sink)

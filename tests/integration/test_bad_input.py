@@ -98,7 +98,7 @@ SENDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delay": "5s"}, rmq.InvalidType, "delay"),
     ({"delay": timedelta(days=3700)}, rmq.InvalidValue, "delay"),
     ({"at": datetime(2030, 1, 1)}, rmq.InvalidValue, "at: 2030-01-01T00:00:00 has no time zone"),
-    ({"at": PAST}, rmq.InvalidValue, "at: 2020-01-01 .* is more than a year ago; give a time to"),
+    ({"at": PAST}, rmq.InvalidValue, "at: 2020-01-01 .* is more than a year ago; give a future"),
     ({"at": 1_790_000_000}, rmq.InvalidValue, "looks like seconds; give epoch ms .1790000000000"),
     ({"at": 1_790_000_000_000_000}, rmq.InvalidValue, "looks like microseconds"),
     ({"at": 1_790_000_000.5}, rmq.InvalidType, "at"),

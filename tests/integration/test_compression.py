@@ -89,7 +89,7 @@ def test_a_bomb_or_damage_becomes_a_dead_letter_and_the_next_message_is_taken(
 
     bomb_failure = api.topic(name).get(bomb.id).failure
     assert bomb_failure.reason == "undecodable"
-    assert "comes to more than 16777216" in bomb_failure.error
+    assert "has more than 16777216" in bomb_failure.error
     assert api.topic(name).get(cut.id).queue == "dead"
 
 

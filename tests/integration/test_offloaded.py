@@ -145,7 +145,7 @@ def test_a_damaged_object_is_told_and_read_once_it_is_mended(api: Any, name: str
     with topic.consumer() as consumer:
         assert consumer.receive(wait=0.5) == []
     (letter,) = api.admin.peek(name, queue="dead")
-    assert "is damaged: its size or its SHA-256 is another" in letter.failure.error
+    assert "is damaged: its size or its SHA-256 differs" in letter.failure.error
 
     damage(url, whole)
     api.admin.redrive(name)
@@ -276,7 +276,7 @@ def test_merges_and_schedules_keep_their_bodies_in_redis(api: Any, name: str, ur
     topic.send(BIG, merge_key="k", time_range=0.5, merge="collect")
     topic.send(BIG, merge_key="k", time_range=0.5, merge="collect")
     assert objects(url) == []
-    with pytest.raises(rmq.PayloadTooLarge, match="It is not offloaded: send and send_many alone"):
+    with pytest.raises(rmq.PayloadTooLarge, match="It was not offloaded: only send and send_many"):
         topic.send({"film": "x" * 20_000}, merge_key="k", time_range=1)
     with topic.consumer() as consumer:
         (delivery,) = consumer.receive(wait=5)

@@ -208,7 +208,7 @@ def test_rows_may_name_their_topics(
     ("asked", "columns", "said"),
     [
         ({"action": "delete"}, IDS, "action: 'delete'; give redrive or purge"),
-        ({"codec": "json"}, IDS, "codec: it is no option of a write with action"),
+        ({"codec": "json"}, IDS, "codec: it is not an option of a write with action"),
         ({"rate": "0"}, IDS, "rate: 0; give 1 to"),
         ({}, StructType([StructField("id", StringType())]), "message_id: an action needs this"),
         (
@@ -230,7 +230,7 @@ def test_a_stream_and_an_overwrite_are_refused(server: Server, topic: rmq.Topic)
 
     with pytest.raises(InvalidValue, match=r"action: it is for df\.write; in foreachBatch"):
         stream_writer(given, IDS, overwrite=False)
-    with pytest.raises(InvalidValue, match="mode: overwrite; a queue is not overwritten"):
+    with pytest.raises(InvalidValue, match="mode: overwrite; a queue cannot be overwritten"):
         batch_writer(given, IDS, overwrite=True)
     assert options.of_dead_letters({"ACTION": "purge"})
 

@@ -96,7 +96,7 @@ def test_sql_reads_a_view_and_refuses_a_table(
     spark.sql(f"CREATE TEMPORARY VIEW looked USING rmq {options}")
     assert spark.sql("SELECT count(*) FROM looked").collect()[0][0] == 5
 
-    with pytest.raises(Exception, match="this is CREATE TABLE; Spark does not hand the options"):
+    with pytest.raises(Exception, match="this is CREATE TABLE; Spark does not pass the options"):
         spark.sql(f"CREATE TABLE looked_at USING rmq {options}")
     spark.sql(f"CREATE TABLE looked_at (message_id string) USING rmq {options}")
     with pytest.raises(Exception, match=r"made USING rmq; Spark .* CREATE TEMPORARY VIEW"):

@@ -288,7 +288,7 @@ def test_batch_of_a_query_that_found_no_room_goes_on_when_it_is_written_again(
 
 
 def test_write_without_any_topic_is_refused(spark: SparkSession, save: Save) -> None:
-    with pytest.raises(Exception, match=r"topic: it is missing; .* or each row's in a column"):
+    with pytest.raises(Exception, match=r"topic: it is missing; .* or add a column topic"):
         save(numbers(spark, 1), topic=None)
 
 
@@ -300,7 +300,7 @@ FRAMES = [
     ("'a' AS value, 1 AS prioritty", "did you mean priority"),
     ("900 AS priority", "value: the column is missing"),
     ("1 AS value", "value: int; cast it to binary or string"),
-    ("'a' AS value, 'b' AS body", "value, body: two columns for the same thing"),
+    ("'a' AS value, 'b' AS body", "value, body: two columns of one meaning"),
     ("'a' AS value, '9' AS priority", "priority: string; cast it to int"),
     ("'a' AS value, 1 AS deliver_at", "deliver_at: int; cast it to timestamp"),
     ("'a' AS value, timestamp_ntz'2031-01-01' AS deliver_at", "deliver_at: timestamp_ntz; cast"),
@@ -359,7 +359,7 @@ def test_what_is_wrong_with_a_frame_is_in_the_error_of_spark(
         ({"topik": "a"}, "topik: a write has no such option; did you mean topic"),
         ({"subscribe": "a"}, "subscribe: a write names its topic with topic"),
         ({"path": "a"}, "path: name the topic with topic"),
-        ({"leaseSeconds": "5"}, "leaseSeconds: it is no option of a write"),
+        ({"leaseSeconds": "5"}, "leaseSeconds: it is not an option of a write"),
         ({"codec": "xml"}, "codec: 'xml'; give bytes, json or msgpack"),
         ({"pastTimes": "drop"}, "pastTimes: 'drop'; give fail or now"),
         ({"queryId": "q"}, "queryId: given without batchId; give both, or neither"),

@@ -162,7 +162,7 @@ def test_streaming_write_with_a_query_of_its_own_is_refused(
     spark: SparkSession, server: Server, topic: rmq.Topic, tmp_path: Path
 ) -> None:
     add(tmp_path, 0)
-    with pytest.raises(Exception, match=r"queryId, batchId: a streaming write has those of its"):
+    with pytest.raises(Exception, match=r"queryId, batchId: a streaming write takes them from its"):
         run(spark, server.url, topic, tmp_path, queryId="q", batchId="1")
 
 
@@ -174,7 +174,7 @@ def test_complete_mode_is_refused_in_one_sentence(
         spark.readStream.schema("value string").json(str(tmp_path / "in")).groupBy("value").count()
     )
 
-    with pytest.raises(Exception, match=r"outputMode: complete; a queue is not overwritten"):
+    with pytest.raises(Exception, match=r"outputMode: complete; a queue cannot be overwritten"):
         (
             counts.select("value").writeStream.format("rmq").outputMode("complete")
             .options(url=server.url, topic=topic.name, checkpointLocation=str(tmp_path / "c"))

@@ -419,8 +419,8 @@ def test_headers_that_are_named_are_columns(server: Server, topic: rmq.Topic) ->
     few = rows(make(server, topic, includeHeaders="X-Id", columns="x-id,slot"))
     assert {tuple(row) for row in few} == {("X-Id", "slot")}
     for given, said in {
-        "slot": "'slot' is a column already", "a,A": "twice", "a,,b": "names no header",
-        "rmq-type": "names no header",
+        "slot": "'slot' is already a column", "a,A": "twice", "a,,b": "is not a header",
+        "rmq-type": "is not a header",
     }.items():  # fmt: skip
         with pytest.raises(InvalidValue, match=said):
             make(server, topic, includeHeaders=given)

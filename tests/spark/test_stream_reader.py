@@ -326,7 +326,9 @@ def test_asynchronous_progress_tracking_is_refused_where_it_shows(
     end, _ = ended(reader, begun(reader))
     after = latest(reader, end)
 
-    with pytest.raises(ConfigurationError, match="asyncProgressTrackingEnabled: RMQ cannot serve"):
+    with pytest.raises(
+        ConfigurationError, match="asyncProgressTrackingEnabled: RMQ does not support"
+    ):
         reader.partitions(end, after)
 
     reader.commit(end)

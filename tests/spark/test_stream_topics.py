@@ -102,7 +102,7 @@ def test_a_pattern_that_matches_nothing_and_one_that_is_none_are_refused(make: M
     ):
         make(subscribe=None, subscribePattern="nothing.*").initialOffset()
     with pytest.raises(
-        ConfigurationError, match="subscribePattern: '\\(' is no regular expression"
+        ConfigurationError, match="subscribePattern: '\\(' is not a regular expression"
     ):
         make(subscribe=None, subscribePattern="(")
 

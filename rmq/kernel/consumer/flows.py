@@ -430,7 +430,7 @@ class ConsumerFlows:
         if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
             if settles:
                 count_settling(deliveries, -1)
-            raise AlreadySettled(f"delivery {one.id} was settled by another call at once")
+            raise AlreadySettled(f"delivery {one.id} was settled by another call at the same time")
         lost = note(deliveries, answer)
         if verb == "ack":
             yield from self._offloaded.plan()

@@ -91,7 +91,7 @@ def converter(annotation: Any) -> Converter | None:
     if origin is Annotated and not reasons:
         return converter(args[0])
     raise InvalidType(
-        f"the body's type {_name(annotation)}: RMQ reads those of docs/codecs.md; for this one "
+        f"the body's type {_name(annotation)}: RMQ reads types of docs/codecs.md; for this type "
         + (
             f"see the error of its library ({'; '.join(reasons)}), or annotate it as Any"
             if reasons
@@ -234,7 +234,7 @@ def _enum(wanted: type[Enum]) -> Converter:
                 return wanted(body)  # by its _missing_, or a combination of flags
         except (ValueError, TypeError, RecursionError) as error:
             raise _does_not_fit(wanted, body, error) from error
-        raise _does_not_fit(wanted, body, f"{body!r:.60} is none of its values")
+        raise _does_not_fit(wanted, body, f"{body!r:.60} is not one of its values")
 
     return convert
 

@@ -90,7 +90,7 @@ def check_key(key: object) -> str:
         raise InvalidValue("key: text that is not valid Unicode") from None
     if not 1 <= size <= KEY_BYTES:
         raise InvalidValue(
-            f"key: {size} bytes; a key has 1 to {KEY_BYTES}, give a digest of a longer one"
+            f"key: {size} bytes; a key has 1 to {KEY_BYTES}, give a digest of a longer key"
         )
     return key
 

@@ -276,15 +276,13 @@ class Compressed:
         """
         data = _decrypted(data)
         if not data:
-            raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
+            raise DecodeError("body of 0 bytes: the first byte, which names its format, is missing")
         how, number = data[0] >> 4, data[0] & 15
         codec = by_number(number)
         if codec is None and number <= CUSTOM_MAX:
             raise _unknown(number, data)
         if how > max(compression.NUMBERS.values()) or codec is None or codec is COMPRESSED:
-            raise DecodeError(
-                f"body of {len(data)} bytes: its first byte, {data[0]}, names no way to read it"
-            )
+            raise DecodeError(f"body of {len(data)} bytes: its first byte, {data[0]}, is unknown")
         rest = data[1:]
         if how != PLAIN:
             read = compression.beginning if cut else compression.decompress
@@ -502,8 +500,8 @@ def register(codec: Codec) -> Codec:
     registered = BY_NUMBER.setdefault(number, codec)
     if type(registered) is not type(codec):
         raise ConfigurationError(
-            f"codec: number {number} of {codec!r} is that of {registered!r} already; "
-            + ("give it another" if number >= CUSTOM_MIN else "give it 4 to 7")
+            f"codec: number {number} of {codec!r} is already used by {registered!r}; "
+            + ("give it another number" if number >= CUSTOM_MIN else "give it 4 to 7")
         )
     return codec
 

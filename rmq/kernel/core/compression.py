@@ -125,6 +125,6 @@ def _zstandard_for(data: bytes) -> Any:
 
 def _too_large(data: bytes, max_bytes: int) -> DecodeError:
     return DecodeError(
-        f"body of {len(data)} compressed bytes comes to more than {max_bytes}, the limit of this "
-        "reader (rmq.Compressed.limit), which bodies that are read together share"
+        f"body of {len(data)} compressed bytes has more than {max_bytes} bytes decompressed, the "
+        "limit of this reader (rmq.Compressed.limit), which bodies that are read together share"
     )

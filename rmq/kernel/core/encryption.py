@@ -92,10 +92,10 @@ def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
     if name is None:
         names = list(mapping)
         if not names:
-            return "", None, "keys: there is none; give a mapping from ids to 32 bytes"
+            return "", None, "keys: there are no keys; give a mapping from ids to 32 bytes"
         name = names[-1]
     if not isinstance(name, str) or not _ID.fullmatch(name):
-        return "", None, f"keys: {name!r:.80} is no id; give 1 to 64 of A-Z a-z 0-9 . _ -"
+        return "", None, f"keys: {name!r:.80} is not an id; give 1 to 64 of A-Z a-z 0-9 . _ -"
     if name not in mapping:
         return name, None, ""
     key = mapping[name]
@@ -242,7 +242,7 @@ def unseal(data: bytes) -> bytes:
             opened = _opened(cipher, data, end, start)
             if opened is not None:
                 return opened
-            problem = "the key of that id which is here is another one, or the body was changed"
+            problem = "this process has another key with that id, or the body was changed"
         if problem and problem not in why:
             why.append(problem)
     reason = "; ".join(why) or (
@@ -255,7 +255,7 @@ def _try(source: KeySource, name: str) -> tuple[Any, str]:
     try:
         return source.find(name)
     except Exception as error:  # a user's function may raise anything
-        return None, f"keys: {type(error).__name__} of the function that returns them"
+        return None, f"keys: the function that returns them raised {type(error).__name__}"
 
 
 def _opened(cipher: Any, data: bytes, end: int, start: int) -> bytes | None:

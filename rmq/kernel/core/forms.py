@@ -125,7 +125,7 @@ def _time(value: time) -> str:
         if offset is None:
             raise ValueError(f"time: the offset of {value.tzinfo} depends on the date; send both")
         if offset % _MINUTE:
-            raise ValueError(f"time: its offset {offset} is not one of whole minutes")
+            raise ValueError(f"time: its offset {offset} is not a whole number of minutes")
     return _zulu(value)
 
 
@@ -148,7 +148,7 @@ def _timedelta(value: timedelta) -> str:
 
 def _decimal(value: Decimal) -> str:
     if not value.is_finite():
-        raise ValueError(f"Decimal {value} is not a number; JSON has none of this kind")
+        raise ValueError(f"Decimal {value} is not a number; JSON has no such value")
     return str(value)
 
 
@@ -202,7 +202,7 @@ def _text(value: Any) -> str:
 def _read_timedelta(value: Any) -> timedelta:
     match = _DURATION.fullmatch(_text(value))
     if match is None:
-        raise ValueError(f"{value[:60]!r} is not a duration as P1DT3700.5S")
+        raise ValueError(f"{value[:60]!r} is not a duration such as P1DT3700.5S")
     sign, weeks, days, hours, minutes, seconds, fraction = match.groups(default="0")
     size = timedelta(
         weeks=int(weeks), days=int(days), hours=int(hours), minutes=int(minutes),

@@ -50,8 +50,8 @@ class Groups:
         check_int(self.concurrency, "groups.concurrency", 1, CONCURRENCY_MAX)
         if self.order and self.concurrency != 1:
             raise InvalidValue(
-                f"groups.concurrency: {self.concurrency} with order; messages that go in order go "
-                "one at a time: leave it out, or give order=False"
+                f"groups.concurrency: {self.concurrency} with order; messages in order are "
+                "delivered one at a time: leave concurrency out, or give order=False"
             )
         if self.on_dead not in ("continue", "hold"):
             raise InvalidValue(f"groups.on_dead: {self.on_dead!r}; give continue or hold")

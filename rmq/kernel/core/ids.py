@@ -125,7 +125,9 @@ class MessageId(bytes):
                 f"an id is {TEXT_SIZE} characters of 0-9 a-v"
             ) from None
         if str(message_id) != value.lower():
-            raise InvalidValue(f"{field}: {value!r} is not a message id; its last character is off")
+            raise InvalidValue(
+                f"{field}: {value!r} is not a message id; its last character is wrong"
+            )
         return message_id
 
     def __str__(self) -> str:

@@ -160,7 +160,7 @@ class Hooks:
                 raise InvalidType(
                     f"interceptors: {type(interceptor).__name__} has {others[0]}, which does not "
                     f"run around handler {handler.name}, {kind}; "
-                    f"give it {name} too, if only to call call_next"
+                    f"give it {name} as well, even if it only calls call_next"
                 )
         return self._overridden(name)
 

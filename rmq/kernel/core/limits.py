@@ -164,7 +164,7 @@ class Limits:
             if limit and limit.count < slots:
                 raise InvalidValue(
                     f"limit: {_text(limit)} is less than the {slots} slots that may have messages "
-                    f"of the topic, each of which has a share of its own; give {slots} or more, or "
+                    f"of the topic, and each slot needs a share of 1; give {slots} or more, or "
                     "use a topic that never had more slots"
                 )
 
@@ -211,7 +211,7 @@ def parse_limits(value: object) -> Limits:
         return _joined(value)
     raise InvalidType(
         f"limit: {value!r:.80}; give rmq.Rate(100, per=1), rmq.Concurrency(5, key='tenant'), a "
-        "list of such, or None"
+        "list of them, or None"
     )
 
 
@@ -227,7 +227,7 @@ def _joined(parts: Sequence[Limit]) -> Limits:
             )
         fields[name] = part
     if len({part.key for part in parts if part.key is not None}) > 1:
-        raise InvalidValue("limit: give limits with a key the same key: a topic has one")
+        raise InvalidValue("limit: give all limits with a key the same key; a topic has only one")
     return Limits(**fields)  # type: ignore[arg-type]
 
 

@@ -306,6 +306,6 @@ def parse_queue(text: object, field: str = "queue") -> QueueName:
         if name is not None:
             return name
     raise InvalidValue(
-        f"{field}: {text!r} names no queue; "
+        f"{field}: {text!r} is not a queue; "
         "give store (or waiting), prepare (or in-flight), dead, or trash"
     )

@@ -91,7 +91,7 @@ class Store:
         if not isinstance(url, str) or "://" not in url:
             raise InvalidValue(f"store: {url!r}; give a URL, such as file:///srv/bodies")
         if "@" in urlsplit(url).netloc:
-            raise InvalidValue("store: it has a user; give that to fsspec's own configuration")
+            raise InvalidValue("store: the URL has a user; set the user in fsspec's configuration")
         self.url = url.rstrip("/")
         self._files()
 
@@ -231,13 +231,13 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
                 return DecodeError(f"{what}, is larger than rmq.Offloaded.limit, {limit} bytes")
             data = _store_of(reference).read(reference)
         except FileNotFoundError:
-            return DecodeError(f"{what}, is missing: who removed it from the store?")
+            return DecodeError(f"{what}, is missing: was it removed from the store?")
         except DecodeError as error:
             return error
         except Exception as error:  # whatever the store's package raises
             return DecodeError(f"{what}, cannot be read: {type(error).__name__}: {error!s:.200}")
         if len(data) != reference.size or hashlib.sha256(data).digest() != reference.digest:
-            return DecodeError(f"{what}, is damaged: its size or its SHA-256 is another")
+            return DecodeError(f"{what}, is damaged: its size or its SHA-256 differs")
         return data
 
     return _each(read, references)

@@ -250,8 +250,8 @@ class Settings:
         self.limit.check_slots(self.all_slots)
         if self.groups and self.overflow == "drop_lowest":
             raise InvalidValue(
-                "overflow: drop_lowest in a topic with groups; there is no order over all that is "
-                "held: give reject or block"
+                "overflow: drop_lowest in a topic with groups; its held messages have no common "
+                "order, so none is the lowest: give reject or block"
             )
         if self.groups and self.limit.key_concurrency:
             raise InvalidValue(
@@ -274,8 +274,8 @@ class Settings:
             return ordered
         if not self.groups.order:
             raise InvalidValue(
-                f"ordered: messages of a group of this topic go {self.groups.concurrency} at a "
-                "time; leave ordered out, or create a topic with groups=rmq.Groups(order=True)"
+                f"ordered: this topic delivers up to {self.groups.concurrency} messages of a group "
+                "at a time; leave ordered out, or create a topic with groups=rmq.Groups(order=True)"
             )
         return False
 
@@ -490,7 +490,7 @@ def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
         InvalidType: A value has the wrong type, or a setting does not exist.
     """
     if not requested:
-        raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
+        raise InvalidValue(f"settings: no setting is given; give {', '.join(CHANGEABLE)}")
     for name in requested:
         if name in FIXED:
             remedy = "Create another topic, and move producers and then consumers to it"

@@ -242,7 +242,7 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
     if ms > time.time() * 1000 + TEN_YEARS_MS:
         raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
     if ms < TIMED_MIN and not allow_past:
-        raise InvalidValue(f"{field}: {value} is long past; give a time to come")
+        raise InvalidValue(f"{field}: {value} is long past; give a future time")
     return max(ms, TIMED_MIN)
 
 
@@ -255,7 +255,7 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:
         raise InvalidValue(
-            f"{field}: {value} is more than a year ago; give a time to come (one that has just "
+            f"{field}: {value} is more than a year ago; give a future time (a time that has just "
             "passed is due at once)"
         )
     return ms

@@ -230,7 +230,7 @@ class Reader:
                     node.key[0], f"it is plain, and {below.name} is async; make both the same"
                 )
         if node.scope == "process" and node.deliveries:
-            raise self.refused(node.key[0], "it takes a delivery, and lives longer than any")
+            raise self.refused(node.key[0], "it takes a delivery, but lives longer than a delivery")
 
 
 class Dependencies:

@@ -337,9 +337,9 @@ class TopicHandlers:
             if own != others:
                 shown = option.removeprefix("is_").removesuffix("_ms")
                 raise InvalidValue(
-                    f"handler {handler.name}: {shown} is of the whole topic {name!r}, and "
-                    f"{first.name} has {_shown(others)} where this one has {_shown(own)}; give all "
-                    "handlers of the topic the same"
+                    f"handler {handler.name}: {shown} applies to the whole topic {name!r}; "
+                    f"{first.name} has {_shown(others)} and this handler has {_shown(own)}; give "
+                    "all handlers of the topic the same value"
                 )
         if handler.ordered and handler.is_async != first.is_async:
             raise InvalidValue(

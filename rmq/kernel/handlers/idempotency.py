@@ -147,7 +147,9 @@ def _prepared(
         if not isinstance(delivery, kind):
             raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
         if settle_with_of(delivery) is not settle_with_of(mine[0]):
-            raise InvalidValue("deliveries: they are of several consumers; claim for each")
+            raise InvalidValue(
+                "deliveries: they are of several consumers; call it for each consumer"
+            )
     claims = [middleware.claim_of(delivery) for delivery in mine]
     for delivery, claim in zip(mine, claims, strict=True):
         held_of(delivery).claim = claim
@@ -272,7 +274,7 @@ class Checked(Idempotent):
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
-                "make both of one kind"
+                "make both async or both plain"
             )
 
     def run(self, delivery: DeliveryData, inner: Next) -> bool:

@@ -122,8 +122,8 @@ def encode(
         is_resized = settings.layout is not None  # the id may be from before a resize
         if message.slot not in (-1, message.id.slot) and not is_resized:
             raise InvalidValue(
-                f"id: {message.id} is of slot {message.id.slot}, slot_basis or group "
-                f"{message.basis!r} of slot {message.slot}; a resend has that of the first send"
+                f"id: {message.id} belongs to slot {message.id.slot}, and slot_basis or group "
+                f"{message.basis!r} to slot {message.slot}; give the same as in the first send"
             )
         message.slot = message.id.slot
     return message
@@ -159,7 +159,7 @@ def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
     hint = "Send a reference to the data, or create the topic with a larger max_body"
     if isinstance(codec, Offloaded):
         hint = (
-            "It is not offloaded: send and send_many alone do that, and not to a message with a "
+            "It was not offloaded: only send and send_many offload, and not messages with a "
             "merge key"
         )
     return PayloadTooLarge(

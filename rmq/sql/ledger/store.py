@@ -177,7 +177,7 @@ class LedgerMiddleware(Middleware):
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
-                "make both of one kind"
+                "make both async or both plain"
             )
 
     def check_store(self) -> None:

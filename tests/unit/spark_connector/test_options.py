@@ -73,9 +73,9 @@ def test_a_url_of_sentinels_is_passed_on_as_it_is_and_its_passwords_are_in_no_re
         ({"maxTriggerDelay": "5"}, "maxTriggerDelay: '5'; give a time up to 24h with its unit"),
         ({"minMessagesPerTrigger": "200000"}, "give at most maxMessagesPerTrigger, which is 1"),
         ({"subscribe": "a,b,a"}, "subscribe: it names 'a' twice; name each topic once"),
-        ({"kafka.bootstrap.servers": "x"}, "this is RMQ; say where Redis is with url"),
+        ({"kafka.bootstrap.servers": "x"}, "this is RMQ; give the address of Redis with url"),
         ({"path": "orders"}, "path: name the topic with subscribe"),
-        ({"limit": "5"}, "limit: it is no option of a streaming read; leave it out"),
+        ({"limit": "5"}, "limit: it is not an option of a streaming read; leave it out"),
     ],
 )
 def test_the_error_of_a_wrong_option_of_a_stream_is_one_sentence(
@@ -101,13 +101,16 @@ def test_the_error_of_a_wrong_option_of_a_stream_is_one_sentence(
         ),
         (
             {"queue": "deed"},
-            "queue: 'deed' names no queue; "
+            "queue: 'deed' is not a queue; "
             "give store (or waiting), prepare (or in-flight), dead, trash, or all",
         ),
         ({"queue": "dead", "slots": "0,x"}, "slots: '0,x'; give the numbers of slots, as 0 or 0,2"),
         ({"queue": "dead", "slots": "-1"}, "slots: '-1'; slots have the numbers 0 to 1023"),
         ({"queue": "dead", "limit": "0"}, "limit: 0; give 1 to"),
-        ({"queue": "dead", "onClaimLoss": "fail"}, "onClaimLoss: it is no option of a batch read"),
+        (
+            {"queue": "dead", "onClaimLoss": "fail"},
+            "onClaimLoss: it is not an option of a batch read",
+        ),
     ],
 )
 def test_the_error_of_a_wrong_option_of_a_batch_is_one_sentence(

@@ -34,8 +34,8 @@ def test_an_offset_of_the_version_before_is_of_one_topic() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"index": 3}, "is no offset of RMQ; give the query a new checkpoint together"),
-        (None, "is no offset of RMQ"),
+        ({"index": 3}, "is not an offset of RMQ; give the query a new checkpoint together"),
+        (None, "is not an offset of RMQ"),
         (Offset("a", {}).spell() | {"v": 3}, "written in format 3 and this RMQ reads 2"),
     ],
 )

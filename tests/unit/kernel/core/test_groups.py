@@ -72,7 +72,7 @@ def test_ordered_is_of_slots_where_there_are_no_groups() -> None:
     assert [grouped.in_slot_order(each) for each in (True, False)] == [False, False]
     several = Settings(groups=rmq.Groups(order=False, concurrency=3))
     assert not several.in_slot_order(False)
-    with pytest.raises(InvalidValue, match="ordered: messages of a group of this topic go 3 at a"):
+    with pytest.raises(InvalidValue, match="ordered: this topic delivers up to 3 messages of a"):
         several.in_slot_order(True)
 
 

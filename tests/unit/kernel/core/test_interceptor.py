@@ -58,8 +58,8 @@ def test_a_hook_that_cannot_work_is_refused_with_its_client(
             0,
             "Plain has around_handle, .*handler h, an async def; give it around_handle_async",
         ),
-        (False, 5, "h, a plain def with batch; give it around_batch too"),
-        (True, 5, "h, an async def with batch; give it around_batch_async too"),
+        (False, 5, "h, a plain def with batch; give it around_batch as well"),
+        (True, 5, "h, an async def with batch; give it around_batch_async as well"),
     ],
 )
 def test_a_handler_that_would_run_without_the_hook_is_refused(
@@ -76,7 +76,7 @@ def test_a_worker_refuses_it_before_it_starts() -> None:
     @client.topic("t").handler
     async def handle(body: int) -> None: ...
 
-    with pytest.raises(rmq.InvalidType, match="give it around_handle_async too"):
+    with pytest.raises(rmq.InvalidType, match="give it around_handle_async as well"):
         rmq.Worker(client, interceptors=[Plain()])
     rmq.Worker(client, interceptors=[Both()])
 

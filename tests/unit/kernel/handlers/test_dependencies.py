@@ -159,7 +159,7 @@ def takes_awaited(x: Annotated[int, rmq.Depends(awaited)]) -> int:
         (takes_unreadable, "run", "annotation of 'x' cannot be read .*import it at run time"),
         (takes_by_position, "run", "'x' cannot be given by name"),
         (lives_longer, "process", "give plain scope='process' too"),
-        (takes_delivery, "process", "takes a delivery, and lives longer"),
+        (takes_delivery, "process", "takes a delivery, but lives longer"),
     ],
 )  # fmt: skip
 def test_what_a_plain_handler_cannot_use_is_refused(function: Any, scope: Any, says: str) -> None:

@@ -69,8 +69,11 @@ def test_a_type_has_one_handler(client: rmq.Client) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ordered": True}, "ordered is of the whole topic 'orders', and refund has False where"),
-        ({"lease": 60}, "lease is of the whole topic 'orders', and refund has none where this one"),
+        ({"ordered": True}, "ordered applies to the whole topic 'orders'; refund has False and"),
+        (
+            {"lease": 60},
+            "lease applies to the whole topic 'orders'; refund has none and this handler",
+        ),
     ],
 )
 def test_handlers_of_a_topic_share_order_and_lease(
