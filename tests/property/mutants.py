@@ -22,7 +22,7 @@ Change = tuple[str, str, str]  # script, what stands there, what a careless hand
 
 MUTANTS: dict[str, list[Change]] = {
     "unfenced ack": [
-        ("ack", "tonumber(scores[i]) == receipt + step * STEP", "true"),
+        ("ack", "score == receipt + step * STEP", "true"),
         ("ack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true"),
     ],
     "unfenced nack": [
@@ -35,10 +35,10 @@ MUTANTS: dict[str, list[Change]] = {
     "no dedup in send": [
         (
             "send",
-            "local duplicate = stored[i] or settled and settled[i] == 1",
-            "local duplicate = false",
+            "local is_duplicate = stored[i] or settled and settled[i] == 1",
+            "local is_duplicate = false",
         ),
-        ("send", "redis.call('HEXISTS', records, first) == 0", "true"),
+        ("send", "redis.call('HEXISTS', records, first) == 1", "false"),
     ],
     "smallest priority first": [
         (
@@ -111,22 +111,20 @@ IN_ORDER: dict[str, list[Change]] = {
 }
 
 _SETTLED = "entry.out - #left"
-_PLACE_HELD = "(priority * 2097152 + 2097152 - 1 - place)"
+_PLACE_HELD = "priority * 2097152 + 2097152 - 1 - place"
 # Hunted by the machine of topics with groups: of ordered groups,
 GROUPS: dict[str, list[Change]] = {
     "the next one of a group stays held": [
-        ("ack", "redis.call('ZADD', store, 'XX', following_score, following)", ""),
-        ("ack", "if bring_up and bring_up() then", "if false then"),
+        ("ack", "redis.call('ZADD', store, 'XX', next_score, next_id)", ""),
+        ("ack", "if let_next_out and let_next_out() then", "if false then"),
     ],
     "a cancel forgets the group": [("cancel", "if bring_up and bring_up() then", "if false then")],
-    "two of an ordered group are out": [
-        ("send", "if not text and vtime < 1073741824 then", "if vtime < 1073741824 then")
-    ],
+    "two of an ordered group are out": [("send", "elseif not text then", "elseif true then")],
     "a message is held before the others": [
         (
             "send",
             _PLACE_HELD,
-            "(priority * 2097152 + place)",
+            "priority * 2097152 + place",
         )
     ],
     "an older lane is forgotten": [("ack", "if i < #lanes and #ids > before", "if false")],
@@ -187,7 +185,7 @@ def few_places(patch: pytest.MonkeyPatch, count: int = 4) -> None:
     change_sources(
         patch,
         ("lib/groups/lanes", "entry.place >= LANE_PLACES - 1", f"entry.place >= {used_up}"),
-        ("lib/groups/group_alone", "place < LANE_PLACES - 1", f"place < {used_up}"),
+        ("lib/groups/group_alone", "place >= LANE_PLACES - 1", f"place >= {used_up}"),
     )
 
 
