@@ -8,14 +8,15 @@ ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
-Atomic    Only a waiting message is removed, with everything that belongs to it. An id that its sender made is remembered
-          as settled, so a late repetition of that send stays cancelled. A dedup key is free again. Sent twice with one
-          number, it gives the first answer.
+Atomic    Only a waiting message is removed, with everything that belongs to it. If the sender keeps
+          the id, it is remembered as settled, so a late repetition of that send stays cancelled. A
+          dedup key may be used again. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/envelope"
+--- @include "lib/records/indexed_key"
 --- @include "lib/records/large_bodies"
 --- @include "lib/member"
 --- @include "lib/records/record"
@@ -27,8 +28,8 @@ local before = replayed(ARGV[2])
 if before then
   return before
 end
-local created, dedup_ms, settled_turn, audited = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn',
-  'audited'))
+local created, dedup_ms, settled_turn, audited = unpack(redis.call('HMGET', slot, 'created',
+  'dedup_ms', 'settled_turn', 'audited'))
 if not created then
   fail('GONE', slot)
 end
@@ -44,11 +45,8 @@ redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
 redis.call('SCARD', settled0)
 redis.call('SCARD', settled1)
-local _, _, key
-if record and #record >= FIXED then
-  _, _, key = envelope(record)
-end
-local entry = key and redis.call('HGET', merge, key)
+local _, _, key = envelope(record or '')
+local merge_key = indexed_key(key, id)
 if audited then
   --- @include "lib/audit"
   account_for('accounted', add_numbers({ record }, number_of, {}), now)
@@ -58,8 +56,8 @@ local bring_up = leaving_groups({ id }, nil, nil, { waiting })
 redis.call('ZREM', store, id)
 drop_records({ id })
 redis.call('HDEL', failures, id)
-if entry and string.sub(entry, 1, MEMBER) == id then
-  redis.call('HDEL', merge, key)
+if merge_key then
+  redis.call('HDEL', merge, merge_key)
 end
 if bring_up and bring_up() then
   --- @include "lib/wake/wake"

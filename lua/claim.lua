@@ -1,16 +1,16 @@
 --[[
-claim: take claims, each for an owner, before the work that they stand for begins. Each claim has its key.
+claim: take claims before their work begins, each for an owner. Each claim has its own key.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   hold_ms              1 to 86 400 000: how long it is held if nobody renews it
-ARGV[3..] the owner of each, text without spaces; n of them, at most 1000
-Returns   {a letter for each, and for every b in their order: ms since it was claimed, ms it has left}:
-          f first, the owner has it; d done, it is consumed; b busy, another owner has it. Where a name is given twice,
-          the first owner takes it.
+ARGV[2]   hold_ms              1 to 86 400 000: how long a claim is held without renewal
+ARGV[3..] the owner of each claim, text without spaces; n of them, at most 1000
+Returns   {a letter for each claim, and for every b in their order: ms since it was claimed, ms it
+          has left}. f first: the owner has it. d done: it is consumed. b busy: another owner has
+          it. If a claim is given twice, the first owner takes it.
 Cost      O(n)
-Atomic    All are read before the first write, which needs no memory. A claim that its owner already has is held anew,
-          so a copy of this command gives the same answer. A copy that comes after its owner has removed the claim
-          takes it again, for hold_ms at most.
+Atomic    All claims are read before the first write, which needs no memory. A claim that its owner
+          already has is held again, so a copy of this command gives the same answer. A copy that
+          comes after the owner has removed the claim takes it again, for at most hold_ms.
 ]]
 --- @keys claim ...
 --- @include "lib/check"
@@ -48,7 +48,8 @@ for a = 1, #held do
   redis.call('PEXPIRE', held[a], hold)
 end
 if #missing > 0 then
-  redis.call('PEXPIRE', all_keys[missing[1]], hold) -- it is missing; a write that needs no memory, see lib/writes
+  -- The key is missing, so this is a write that needs no memory; see lib/writes.
+  redis.call('PEXPIRE', all_keys[missing[1]], hold)
   local since = string.format(' %d', now)
   for f = 1, #missing do
     local i = missing[f]

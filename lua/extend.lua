@@ -1,14 +1,15 @@
 --[[
-extend: move the deadline of leases, counted from now. The receipts change with it.
+extend: change the deadlines of leases, counted from now. The receipts change with them.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
 ARGV[4..] n members (13 bytes each), then their n receipts
-Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer holds the lease. A
-          new receipt is the old one with the new deadline.
+Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer
+          holds the lease. A new receipt is the old receipt with the new deadline.
 Cost      O(n log L), L = leases of the slot; n is at most 1000
-Atomic    Only a member whose score equals the receipt changes. Sent twice with one number, it gives the first answer.
+Atomic    Only a member whose score equals the receipt changes. A call that is sent twice gets the
+          first answer again.
 ]]
 --- @keys slot prepare
 --- @include "lib/check"

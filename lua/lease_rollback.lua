@@ -3,12 +3,13 @@ lease_rollback: give back the deliveries of the shared lease that ended first, i
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000
-Returns   {how many were given back, 1 if more have to be}
+Returns   {number given back, 1 if more deliveries have to be given back, else 0}
 Cost      O(k log L), k = limit, L = leases of the slot
-Atomic    The deadline of each delivery becomes one that has passed; `rollback` then treats it as any expired lease, at the
-          cost of a retry. A lease that is partly given back can no longer be renewed; it goes with its last delivery, or
-          where it has none. Deliveries whose lease is missing are given back too. `leases_until` of the slot is corrected.
-          The first write needs no memory. A second run goes on.
+Atomic    Each delivery gets a deadline that has passed. `rollback` then treats it as any expired
+          lease, at the cost of a retry. A lease that is partly given back can no longer be renewed.
+          It is removed with its last delivery, or if it has no delivery. Deliveries whose lease is
+          missing are given back, too. `leases_until` of the slot is corrected. The first write
+          needs no memory. A second run continues.
 ]]
 --- @keys slot prepare leases queries
 --- @include "lib/check"

@@ -1,25 +1,28 @@
 --[[
-purge: delete messages from the StoreQueue or the DeadQueue for good, a page at a time. `queue` is the StoreQueue or the
-DeadQueue.
+purge: delete messages of the StoreQueue or the DeadQueue for good, a page at a time. `queue` is the
+StoreQueue or the DeadQueue.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
+ARGV[5]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored with members
 ARGV[6]   limit                1 to 1000
-ARGV[7..] members              only these, at most 1000, 13 bytes each; none: the lowest scores first
-Returns   how many were deleted; less than the limit is the end
-Cost      O(n log L), and reading the records where the merge index is not empty, or the slot is audited
-Atomic    A message is deleted with everything that belongs to it. Messages in flight are not touched. Sleepers
-          are woken if the next message of a group goes out. Sent twice with one number, it gives the first answer and
-          deletes no second page.
+ARGV[7..] members              only these, at most 1000, 13 bytes each; without members: the
+          messages of the lowest scores
+Returns   the number deleted; a number below the limit is the end
+Cost      O(n log L). The records are read if messages wait under merge
+          keys, or the slot is audited.
+Atomic    A message is deleted with everything that belongs to it. Messages in flight are not
+          touched. If the next message of a group goes out, sleepers are woken. A call that is sent
+          twice gets the first answer again and deletes no second page.
 ]]
 --- @keys slot queue records failures merge audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/drop_for_good"
 --- @include "lib/records/envelope"
+--- @include "lib/records/indexed_key"
 --- @include "lib/member"
 --- @include "lib/records/record"
 --- @include "lib/replay"
@@ -56,30 +59,22 @@ if #ids == 0 then
   return 0
 end
 local merge_keys = {}
-if any_merge_key then
-  for i = 1, #ids do
-    local record = redis.call('HGET', records, ids[i])
-    if record and #record >= FIXED then
-      local _, _, key = envelope(record)
-      local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, MEMBER) == ids[i] then
-        merge_keys[#merge_keys + 1] = key
-      end
-    end
-  end
+for i = 1, any_merge_key and #ids or 0 do
+  local _, _, key = envelope(redis.call('HGET', records, ids[i]) or '')
+  merge_keys[#merge_keys + 1] = indexed_key(key, ids[i])
 end
-local bring_up
+local let_next_out
 if string.sub(queue, -5) == 'store' then
   local store = queue
   --- @include "lib/groups/leave_groups"
-  bring_up = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
+  let_next_out = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
 drop_for_good(audited, tonumber(chunk), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
-if bring_up and bring_up() then
+if let_next_out and let_next_out() then
   --- @include "lib/wake/wake"
   wake_sleepers(now, ARGV[3], ARGV[4])
 end

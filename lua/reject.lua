@@ -1,16 +1,18 @@
 --[[
-reject: send deliveries to the DeadQueue at once, however many retries remain. `store` is read and written in a slot
-with groups, whose next messages go out.
+reject: send deliveries to the DeadQueue at once, however many retries are left. `store` is used in
+a slot with groups, to let the next messages out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
-ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most 64 KiB)
+ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most
+          64 KiB)
 Returns   a letter for each: d dead, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000
-Atomic    As nack. In a slot in order, the last reject of a batch wakes the consumers that wait for the batch to end.
+Atomic    As nack. In a slot in order, the last reject of a batch wakes the consumers that wait for
+          the end of the batch.
 ]]
 --- @keys slot prepare records dead failures audit bodies store
 --- @include "lib/check"
@@ -29,8 +31,8 @@ end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')
 end
-local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
-  'dead_retention_ms', 'blocked', 'audited'))
+local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot,
+  'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited'))
 if not created then
   fail('GONE', slot)
 end
@@ -46,7 +48,7 @@ end
 if #held_ids == 0 then
   return letters
 end
-local bring_up = leaving_groups(held_ids, true)
+local let_next_out = leaving_groups(held_ids, true)
 redis.call('ZREM', prepare, unpack(held_ids))
 local mades, details = {}, {}
 for m = 1, #held_ids do
@@ -56,7 +58,7 @@ for m = 1, #held_ids do
 end
 local died = { ids = held_ids, mades = mades, details = details, reason = ARGV[5] }
 add_dead(died, audited, tonumber(dead_retention_ms), now)
-local moved = bring_up and bring_up()
+local moved = let_next_out and let_next_out()
 if unblock(blocked, now) then
   wake(ARGV[3], ARGV[4])
 elseif moved then

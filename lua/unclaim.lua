@@ -1,11 +1,11 @@
 --[[
-unclaim: remove claims whose work was not done. Each claim has its key.
+unclaim: remove claims whose work was not done. Each claim has its own key.
 
-ARGV[1..] the owner of each; n of them, at most 1000
-Returns   a letter for each: 1 removed, 0 that owner was not consuming it
+ARGV[1..] the owner of each claim; n of them, at most 1000
+Returns   a letter for each: 1 removed, 0 the owner was not consuming it
 Cost      O(n)
-Atomic    All are read before the first write, and no write needs memory. A consumed claim stays. A second run removes
-          nothing more, and answers 0.
+Atomic    All claims are read before the first write, and no write needs memory. A consumed claim
+          stays. A second run removes nothing and answers 0.
 ]]
 --- @keys claim ...
 --- @include "lib/check"

@@ -1,16 +1,18 @@
 --[[
-drop_expired: drop waiting messages that have expired, or send them to the DeadQueue, in a slot that nobody takes from.
+drop_expired: drop expired messages that wait, or send them to the DeadQueue, in a slot without
+consumers.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   rank                 place in the StoreQueue, from 0, of the first message to look at
 ARGV[5]   limit                1 to 1000 messages to look at
-Returns   {how many had expired, rank of the next page or -1, when the first of those left expires, epoch ms, or 0}
+Returns   {number of expired messages; rank of the next page, or -1 at the end; when the first of
+          the other messages expires, epoch ms, or 0}
 Cost      O(log L + n), n = limit, with their records, 4 MiB at most
-Atomic    Types are checked before the first write, and the first write frees memory. Messages that are due later stay,
-          as they do for a consumer. A second run goes on. Ranks move while others send and take; a message that is
-          passed over is for the next pass.
+Atomic    Types are checked before the first write, and the first write frees memory. Messages that
+          are due later stay, as they do for a consumer. A second run continues. Ranks change while
+          others send and take. The next pass finds a message that this pass missed.
 ]]
 --- @keys slot store records dead failures merge audit bodies
 --- @include "lib/audit"
@@ -19,13 +21,14 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/records/record"
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/records/envelope"
+--- @include "lib/records/indexed_key"
 --- @include "lib/groups/leave_groups"
 --- @include "lib/member"
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
-local created, slot_chunk, on_expire, dead_retention_ms, audited = unpack(redis.call('HMGET', slot, 'created', 'chunk',
-  'on_expire', 'dead_retention_ms', 'audited'))
+local created, slot_chunk, on_expire, dead_retention_ms, audited = unpack(redis.call('HMGET', slot,
+  'created', 'chunk', 'on_expire', 'dead_retention_ms', 'audited'))
 if not created then
   fail('GONE', slot)
 end
@@ -43,7 +46,8 @@ for i = 1, #page, 2 do
   end
   members[#members + 1], score_of[page[i]] = page[i], page[i + 1]
 end
-local ids, expired, merge_keys, soonest, looked, bytes = {}, {}, {}, 0, 0, 0
+local ids, expired, merge_keys = {}, {}, {}
+local soonest, looked, bytes = 0, 0, 0
 local chunk = tonumber(slot_chunk)
 while looked < #members and bytes < READ_BYTES do
   local upto = math.min(#members, looked + chunk)
@@ -52,15 +56,12 @@ while looked < #members and bytes < READ_BYTES do
     local record, id = batch[i], members[looked + i]
     bytes = bytes + (record and #record or 0)
     local expiry, key, _
-    if record and #record >= FIXED then -- what cannot be read is left to those who take
+    if record and #record >= FIXED then -- a take handles a record that is cut short
       _, expiry, key = envelope(record)
     end
     if expiry and expiry <= now then
       ids[#ids + 1], expired[#expired + 1] = id, record
-      local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, MEMBER) == id then
-        merge_keys[#merge_keys + 1] = key
-      end
+      merge_keys[#merge_keys + 1] = indexed_key(key, id)
     elseif expiry and (soonest == 0 or expiry < soonest) then
       soonest = expiry
     end
@@ -76,11 +77,11 @@ local entries, scores = redis.call('HMGET', failures, unpack(ids)), {}
 for i = 1, #ids do
   scores[i] = score_of[ids[i]]
 end
-local bring_up = leaving_groups(ids, on_expire ~= 'drop', nil, scores)
+local let_next_out = leaving_groups(ids, on_expire ~= 'drop', nil, scores)
 
--- Let the next messages of groups go out, and wake sleepers for them.
-local function go_on()
-  if bring_up and bring_up() then
+-- Let the next messages of groups out, and wake sleepers for them.
+local function release_groups()
+  if let_next_out and let_next_out() then
     --- @include "lib/wake/wake"
     wake_sleepers(now, ARGV[2], ARGV[3])
   end
@@ -97,7 +98,7 @@ if on_expire == 'drop' then
   drop_records(ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)
-  go_on()
+  release_groups()
   return reply
 end
 local mades = {}
@@ -106,5 +107,5 @@ for i = 1, #ids do
 end
 local died = { ids = ids, mades = mades, reason = 'x', details = '' }
 add_dead(died, audited, tonumber(dead_retention_ms), now)
-go_on()
+release_groups()
 return reply

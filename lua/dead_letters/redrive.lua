@@ -1,19 +1,20 @@
 --[[
-redrive: send dead letters back to the StoreQueue, with all their retries. `prepare` is for a hand-over to a sleeping
-consumer.
+redrive: send dead letters back to the StoreQueue, with all their retries. `prepare` is for a
+hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   died_by        ''    or epoch ms: only those that died until then
+ARGV[5]   died_by        ''    or epoch ms: only letters that died until then
 ARGV[6..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later, x unreadable and left there, m left there: on
-          its way to another topic (redrive_hold)
-Cost      O(n log L), at most 4 MiB of records; members beyond that are not looked at, and the answer is shorter
-Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
-          passed is removed. The failure entry stays, and notes the redrive. Sent twice with one number, it gives the first
-          answer.
+Returns   a letter for each member: 1 sent back; 0 not in the DeadQueue, or died later; x unreadable
+          and left there; m on its way to another topic (redrive_hold) and left there
+Cost      O(n log L), at most 4 MiB of records. Members beyond that are not looked at, and the
+          answer is shorter.
+Atomic    Only dead letters move, each to the end of its priority. A letter without a priority is
+          due now. An expiry that has passed is removed. The failure entry stays, and notes the
+          redrive. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store records dead failures prepare
 --- @include "lib/settle/attempts"
@@ -53,69 +54,92 @@ if grouped then
   --- @include "lib/groups/enter_groups"
   redrive, write_heads = returning_groups(grouped, true)
 end
-local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
+local letters, ids, add, without_expiry, bytes, seen = {}, {}, {}, {}, 0, {}
 order = tonumber(order or 0)
-local seen = {}
+
+-- Return the letter of a member, and its record if it can be sent back.
+local function look_up(id)
+  local died = not seen[id] and redis.call('ZSCORE', dead, id)
+  if not died or tonumber(died) > died_by then
+    return '0'
+  end
+  if is_held and is_held(id, died) then
+    return 'm'
+  end
+  local record = redis.call('HGET', records, id)
+  if not record or #record < FIXED then
+    return 'x'
+  end
+  return '1', record
+end
+
+-- Let a dead letter into its group, or give it a score.
+local function add_letter(id, record)
+  local priority, score = priority_of(record), nil
+  if redrive then
+    redrive(record, id, priority > 0 and priority or tonumber(default))
+    return
+  end
+  if priority > 0 then
+    order = order + 1
+    score = ordered_score(priority, order)
+  else
+    score = next_timed_score(now, 0)
+  end
+  add[#add + 1], add[#add + 2] = score, id
+end
+
+-- Remove an expiry that has passed from a record.
+local function remove_expiry(id, record)
+  local due, expiry = envelope(record)
+  if not expiry or expiry > now then
+    return
+  end
+  local at, first = due and 15 or 9, string.char(string.byte(record, 1) - EXPIRES)
+  without_expiry[#without_expiry + 1] = id
+  without_expiry[#without_expiry + 1] = first .. string.sub(record, 2, at - 1)
+    .. string.sub(record, at + 6)
+end
+
 for i = 6, #ARGV do
   local id = ARGV[i]
-  local letter = '0'
-  local died = not seen[id] and redis.call('ZSCORE', dead, id)
-  if died and tonumber(died) <= died_by then
-    local record = redis.call('HGET', records, id)
-    letter = is_held and is_held(id, died) and 'm' or 'x'
-    if letter == 'x' and record and #record >= FIXED then
-      bytes = bytes + #record
-      if bytes > READ_BYTES and #ids > 0 then
-        break
-      end
-      letter = '1'
-      seen[id] = true
-      ids[#ids + 1] = id
-      local priority, score = priority_of(record), nil
-      if redrive then
-        redrive(record, id, priority > 0 and priority or tonumber(default))
-      elseif priority > 0 then
-        order = order + 1
-        score = ordered_score(priority, order)
-      else
-        score = next_timed_score(now, 0)
-      end
-      if score then
-        add[#add + 1], add[#add + 2] = score, id
-      end
-      local due, expiry = envelope(record)
-      if expiry and expiry <= now then
-        local at = due and 15 or 9
-        without_expiry[#without_expiry + 1] = id
-        without_expiry[#without_expiry + 1] = string.char(string.byte(record, 1) - EXPIRES) .. string.sub(record, 2, at - 1)
-          .. string.sub(record, at + 6)
-      end
+  local letter, record = look_up(id)
+  if record then
+    bytes = bytes + #record
+    if bytes > READ_BYTES and #ids > 0 then
+      break
     end
+    seen[id] = true
+    ids[#ids + 1] = id
+    add_letter(id, record)
+    remove_expiry(id, record)
   end
   letters[#letters + 1] = letter
 end
-if #ids > 0 then
-  if write_heads then
-    write_heads()
-  else
-    redis.call('ZADD', store, unpack(add))
-  end
-  if #without_expiry > 0 then
-    redis.call('HSET', records, unpack(without_expiry))
-  end
-  redis.call('ZREM', dead, unpack(ids))
-  local max_retries, lefts = tonumber(max_retries), {}
-  for i = 1, #ids do
-    lefts[i] = max_retries + 1
-  end
-  note_failures(ids, lefts, max_retries, 'd', false, now)
-  redis.call('HSET', slot, 'order', order)
-  redis.call('HINCRBY', slot, 'redriven', #ids)
-  note_given_back(delivered)
-  if is_awaited(waiting, now) then
-    --- @include "lib/wake/hand_over"
-    serve_sleepers(ARGV[3], ARGV[4], now)
-  end
-  remember(ARGV[2], now, table.concat(letters))
+local answer = table.concat(letters)
+if #ids == 0 then
+  return answer
 end
-return table.concat(letters)
+if write_heads then
+  write_heads()
+else
+  redis.call('ZADD', store, unpack(add))
+end
+if #without_expiry > 0 then
+  redis.call('HSET', records, unpack(without_expiry))
+end
+redis.call('ZREM', dead, unpack(ids))
+local retries, lefts = tonumber(max_retries), {}
+for i = 1, #ids do
+  lefts[i] = retries + 1
+end
+note_failures(ids, lefts, retries, 'd', false, now)
+redis.call('HSET', slot, 'order', order)
+redis.call('HINCRBY', slot, 'redriven', #ids)
+note_given_back(delivered)
+if is_awaited(waiting, now) then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[3], ARGV[4], now)
+end
+remember(ARGV[2], now, answer)
+return answer

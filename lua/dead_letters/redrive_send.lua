@@ -1,22 +1,25 @@
 --[[
-redrive_send: store dead letters of another topic, each once. The second of three steps; redrive_hold came before it.
-`failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops, `prepare` for a hand-over to a
-sleeping consumer.
+redrive_send: store dead letters of another topic, each once. The second of three steps;
+redrive_hold came before it. `failures`, `merge`, `audit` and `bodies` are for messages that
+drop_lowest drops, `prepare` for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
-ARGV[5..] n times: member and token (21 bytes), the first 4 bytes of the record, the rest of it from byte 9 on, as send takes
-          it; or member and token, t too large or x unreadable, '': it is not to be stored. At most 1000, in all 16 MiB
-Returns   {the server's time in epoch ms, a letter for each: s stored, now or earlier, c another message has this id, or had it
-          inside the dedup window, f the slot's share of max_length is reached, p sends are paused, t or x as given}
+ARGV[5..] n times: member and token (21 bytes), the first 4 bytes of the record, the rest of it from
+          byte 9 on, as send takes it; or member and token, t too large or x unreadable, '': it is
+          not to be stored. At most 1000, in all 16 MiB
+Returns   {the server's time in epoch ms, a letter for each: s stored, now or earlier, c another
+          message has this id, or had it inside the dedup window, f the slot's share of max_length
+          is reached, p sends are paused, t or x as given}
 Cost      O(n log L), L = messages waiting in the slot
-Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus the time for one that was stored, and for one that
-          was refused minus (10 times the time plus the place of its letter in cfptx). Whoever comes later with the same gets
-          the same answer, though the message may be settled by then. The caller writes the time over that of a stored one when
-          the dead letter is gone; an hour later, as an hour after a refusal, it is forgotten (lib/dead_letters/arrivals). The first
-          write is one that Redis refuses at maxmemory.
+Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus the time for one that
+          was stored, and for one that was refused minus (10 times the time plus the place of its
+          letter in cfptx). Whoever comes later with the same gets the same answer, though the
+          message may be settled by then. The caller writes the time over that of a stored one when
+          the dead letter is gone; an hour later, as an hour after a refusal, it is forgotten
+          (lib/dead_letters/arrivals). The first write is one that Redis refuses at maxmemory.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare arrivals
 --- @include "lib/dead_letters/arrivals"

@@ -1,15 +1,18 @@
 --[[
-redrive_settle: remove dead letters that are stored in another topic, and let go of those that were refused there. The last of
-three steps, after redrive_hold and redrive_send.
+redrive_settle: remove dead letters that are stored in another topic, and release those that were
+refused there. This is the last of three steps, after redrive_hold and redrive_send.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000 pairs
-Returns   a letter for each: 1 removed, r let go of, 0 not in the DeadQueue, or not held under this token
+ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000
+          pairs
+Returns   a letter for each pair: 1 removed, r released, 0 not in the DeadQueue, or not held under
+          this token
 Cost      O(n log L)
-Atomic    Only a dead letter is removed that is held under the token that was stored, so one that died again stays. Its number is
-          accounted for, and if its sender keeps its id, that is remembered as settled, and for 30 days as gone to another topic.
-          Works while Redis is at maxmemory. Sent twice with one number, it gives the first answer.
+Atomic    A dead letter is removed only if it is held under the token that was stored, so a letter
+          that died again stays. Its number is accounted for. If its sender keeps its id, the id is
+          remembered as settled, and for 30 days as gone to another topic. Works while Redis is at
+          maxmemory. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot dead records failures audit bodies settled0 settled1 arrivals
 --- @include "lib/dead_letters/arrivals"
@@ -26,8 +29,8 @@ local before = replayed(ARGV[2])
 if before then
   return before
 end
-local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk',
-  'dedup_ms', 'settled_turn'))
+local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET', slot, 'created',
+  'audited', 'chunk', 'dedup_ms', 'settled_turn'))
 if not created then
   fail('GONE', slot)
 end
@@ -59,21 +62,23 @@ for i = 3, #ARGV, 2 do
   end
   letters[#letters + 1] = letter
 end
-if #stored + #let_go > 0 then
-  allow_oom(dead)
-  drop_holds(let_go)
-  if #stored > 0 then
-    redis.call('ZREM', dead, unpack(stored))
-    drop_for_good(audited, tonumber(chunk), stored, now, true)
-    redis.call('HINCRBY', slot, 'redriven', #stored)
-    local kept = kept_ids(stored)
-    if kept then
-      if window > 0 then
-        remember_settled(window, turn, now, kept)
-      end
-      note_departures(now, kept)
-    end
-  end
-  remember(ARGV[2], now, table.concat(letters))
+local answer = table.concat(letters)
+if #stored + #let_go == 0 then
+  return answer
 end
-return table.concat(letters)
+allow_oom(dead)
+drop_holds(let_go)
+if #stored > 0 then
+  redis.call('ZREM', dead, unpack(stored))
+  drop_for_good(audited, tonumber(chunk), stored, now, true)
+  redis.call('HINCRBY', slot, 'redriven', #stored)
+end
+local kept = #stored > 0 and kept_ids(stored)
+if kept and window > 0 then
+  remember_settled(window, turn, now, kept)
+end
+if kept then
+  note_departures(now, kept)
+end
+remember(ARGV[2], now, answer)
+return answer

@@ -1,15 +1,16 @@
 --[[
-restore: put dead letters from the trash back into the DeadQueue, with their time of death unless they would soon be dropped.
+restore: put dead letters from the trash back into the DeadQueue. They keep their time of death,
+unless they would soon be dropped.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] members, at most 1000, 13 bytes each
 Returns   a letter for each: 1 restored, 0 not in the trash
 Cost      O(n log L)
-Atomic    Where the topic drops dead letters after a time, a letter that has less than a day of it left, or of all of it, if
-          that is shorter, gets so much: its time of death becomes later. So the next `tidy` does not drop what was restored.
-          A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
-          the first answer.
+Atomic    If the topic drops dead letters after a time, a restored letter has at least a day of it
+          left, or all of it if it is shorter: its time of death becomes later. So the next `tidy`
+          does not drop it. A letter is in the trash or in the DeadQueue, never in both. Works while
+          Redis is at maxmemory. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot dead trash deaths
 --- @include "lib/check"

@@ -4,12 +4,13 @@ trash: put dead letters into the trash, from where they can be restored for a ti
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
-ARGV[4]   died_by        ''    or epoch ms: only those that died until then
+ARGV[4]   died_by        ''    or epoch ms: only letters that died until then
 ARGV[5..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 done, 0 not in the DeadQueue, or died later, m left there: on its way to another topic
+Returns   a letter for each: 1 done; 0 not in the DeadQueue, or died later; m on its way to another
+          topic and left there
 Cost      O(n log L)
-Atomic    Only dead letters move, with their time of death; record and failure stay. Works while Redis is at maxmemory. Sent
-          twice with one number, it gives the first answer.
+Atomic    Only dead letters move, with their time of death. Record and failure entry stay. Works
+          while Redis is at maxmemory. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot dead trash deaths records failures audit bodies
 --- @include "lib/check"
@@ -24,7 +25,8 @@ local before = replayed(ARGV[2])
 if before then
   return before
 end
-local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'holds'))
+local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created', 'audited',
+  'chunk', 'holds'))
 if not created then
   fail('GONE', slot)
 end

@@ -4,8 +4,9 @@ group_pause: let no more messages of a group out, until group_resume.
 ARGV[1]   name                 of the group; it need not have messages
 Returns   1 paused, 0 was paused already, -1 the slot has no groups
 Cost      O(log L), L = messages waiting in the slot
-Atomic    Of a group of which one message is out at a time, that one is held again, before all others, if it waits to be taken.
-          What is in flight stays so. Messages that are out of a group that has several out go on. A second run changes nothing.
+Atomic    If one message of a group is out at a time, and it waits to be taken, it is held again,
+          before all other messages. Messages in flight stay in flight. If a group has several
+          messages out, they can still be taken. A second run changes nothing.
 ]]
 --- @keys slot store
 --- @include "lib/check"
@@ -25,7 +26,8 @@ end
 local groups = open_groups(setting)
 allow_oom(store)
 load_groups(groups, { ARGV[1] })
-if not stop_group(groups, entry_in(groups, ARGV[1]) or new_entry(groups, ARGV[1], 1), PAUSED_GROUP) then
+local entry = entry_in(groups, ARGV[1]) or new_entry(groups, ARGV[1], 1)
+if not stop_group(groups, entry, PAUSED_GROUP) then
   return 0
 end
 write_groups(groups)

@@ -1,12 +1,12 @@
 --[[
-group_resume: end the pause of a group, or what holds it since a message of it became a dead letter.
+group_resume: end the pause of a group, or its hold after a message of it became a dead letter.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   name                 of the group
 ARGV[5]   what                 paused, or dead
-Returns   1 it goes on, unless the other one stops it, too; 0 it was not stopped by that
+Returns   1 the group continues, unless the other of the two stops it; 0 it was not stopped by this
 Cost      O(k log L), k = messages that go out, at most as many as may be out of a group
 Atomic    The next messages go out, and sleepers are woken. A second run changes nothing.
 ]]
@@ -31,7 +31,8 @@ local groups = open_groups(setting)
 load_groups(groups, { ARGV[4] })
 local entry = entry_in(groups, ARGV[4])
 allow_oom(store)
-if not entry or not start_group(groups, entry, ARGV[5] == 'dead' and HELD_BY_DEAD or PAUSED_GROUP) then
+local flag = ARGV[5] == 'dead' and HELD_BY_DEAD or PAUSED_GROUP
+if not entry or not start_group(groups, entry, flag) then
   return 0
 end
 if write_groups(groups) then

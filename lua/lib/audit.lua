@@ -1,20 +1,22 @@
 --[[
 The numbers of audited messages, and which of them are open.
 
-The numbers that are not accounted for, of every producer, stand in one zset as ranges. All scores are 0, so the members
-are in the order of their text:
+The numbers that are not accounted for, of every producer, stand in one zset as ranges. All scores
+are 0, so the members are in the order of their text:
 
-  <producer>:<last>:<first>:<since>        numbers first .. last; since when they are known, epoch ms
-  <producer>:~:<first>:<heard>:<sent>      all numbers from first on; when the producer was last heard of, and up to
-                                           which number it reported its messages as accepted
+  <producer>:<last>:<first>:<since>      numbers first .. last; since when they are known, epoch ms
+  <producer>:~:<first>:<heard>:<sent>    all numbers from first on; when the producer was last heard
+                                         of, and up to which number it reported its messages as
+                                         accepted
 
-The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait in a row, so the
-zset grows with disorder, not with the length of the queue.
+The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait
+in a row, so the zset grows with disorder, not with the length of the queue.
 ]]
 --- @needs slot records audit
 --- @include "lib/records/envelope"
 
--- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has another form.
+-- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has
+-- another form.
 local function parse_number(text)
   local producer, number = string.match(text, '^(%x+)%.(%d+)$')
   if producer and #producer == 10 and #number < 16 then
@@ -24,7 +26,8 @@ end
 
 local NUMBER_HEADER = '\169rmq-audit' -- as msgpack has it
 
--- The (producer, number) that rmq.Audit put on a message: the first header of its record. The headers are not unpacked.
+-- The (producer, number) that rmq.Audit put on a message: the first header of its record. The
+-- headers are not unpacked.
 local function number_of(record)
   local at
   if record then
@@ -33,7 +36,8 @@ local function number_of(record)
   if not at then
     return
   end
-  at = at + (string.byte(record, at + 2) == 222 and 5 or 3) -- past the size of the headers and that of their map
+  -- Skip the size of the headers and the size of their map.
+  at = at + (string.byte(record, at + 2) == 222 and 5 or 3)
   if string.sub(record, at, at + 9) ~= NUMBER_HEADER then
     return
   end
@@ -53,18 +57,20 @@ end
 
 -- The (producer, first, last or nil, since or heard, sent or nil) of a member.
 local function parse_member(member)
-  local producer, last, first, since, sent = string.match(member, '^(%x+):([%d~]+):(%d+):(%d+):?(%d*)$')
+  local producer, last, first, since, sent =
+    string.match(member, '^(%x+):([%d~]+):(%d+):(%d+):?(%d*)$')
   if not producer then
     return
   end
   return producer, tonumber(first), tonumber(last), tonumber(since), tonumber(sent)
 end
 
--- Take first .. last out of a producer's open numbers, and return how many of them were open. A producer that is
--- not there has none. Touches at most as many ranges as there are numbers.
+-- Take first .. last out of a producer's open numbers, and return how many of them were open. A
+-- producer that is not there has none. Touches at most as many ranges as there are numbers.
 local function close_range(producer, first, last, now)
-  local members = redis.call('ZRANGEBYLEX', audit, '[' .. producer .. ':' .. string.format('%015.0f', first),
-    '[' .. producer .. ':~~', 'LIMIT', 0, last - first + 1)
+  local low_end = '[' .. producer .. ':' .. string.format('%015.0f', first)
+  local high_end = '[' .. producer .. ':~~'
+  local members = redis.call('ZRANGEBYLEX', audit, low_end, high_end, 'LIMIT', 0, last - first + 1)
   local closed = 0
   for m = 1, #members do
     local _, low, high, since, sent = parse_member(members[m])
@@ -85,8 +91,8 @@ local function close_range(producer, first, last, now)
   return closed
 end
 
--- The numbers in a list of records (`read` is number_of) or of texts (parse_number), added to `numbers`: the producers
--- in a list, and under each producer its numbers.
+-- The numbers in a list of records (`read` is number_of) or of texts (parse_number), added to
+-- `numbers`: the producers in a list, and under each producer its numbers.
 local function add_numbers(list, read, numbers)
   for i = 1, #list do
     local producer, number = read(list[i])
@@ -111,8 +117,8 @@ local function read_numbers(ids, chunk)
   return numbers
 end
 
--- Account for the numbers of messages that leave the slot for good, and add how many to a counter of the slot. The first
--- write needs no memory, so it may come before the messages are removed.
+-- Account for the numbers of messages that leave the slot for good, and add how many to a counter
+-- of the slot. The first write needs no memory, so it may come before the messages are removed.
 local function account_for(counter, numbers, now)
   local closed = 0
   redis.call('ZCARD', audit) -- notices a wrong type, whether anything is numbered or not

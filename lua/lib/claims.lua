@@ -2,7 +2,8 @@
 --- @needs all_keys
 --- @include "lib/check"
 
--- The value of each claim, false where a key is missing. A claim that is no string stops the script.
+-- The value of each claim, false where a key is missing. A claim that is no string stops the
+-- script.
 local function read_claims()
   local values, absent = redis.call('MGET', unpack(all_keys)), {}
   for i = 1, #all_keys do
@@ -36,8 +37,8 @@ local function is_consuming(value, owner, i)
   parse_claim(value, i) -- stops the script where it is no claim
 end
 
--- Check the owners, which begin at ARGV[first], and return how many claims the call is about. The call has `each`
--- arguments for each claim.
+-- Check the owners, which begin at ARGV[first], and return how many claims the call is about. The
+-- call has `each` arguments for each claim.
 local function count_claims(first, each)
   local n = #all_keys
   if n > 1000 or #ARGV ~= first - 1 + n * each then

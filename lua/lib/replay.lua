@@ -1,24 +1,27 @@
 --[[
 Answering a command that is sent twice.
 
-A client sends a command again when its reply was lost. Each caller has a session, sends one command at a time, and
-gives each a sequence number. The slot's hash keeps the last number of each session and the answer to it, and answers a
-number that it has seen instead of running the command again. A copy that was delayed in the network until its caller
-had gone on to a later number is refused.
+A client sends a command again when its reply was lost. Each caller has a session, sends one command
+at a time, and gives each a sequence number. The slot's hash keeps the last number of each session
+and the answer to it, and answers a number that it has seen instead of running the command again. A
+copy that was delayed in the network until its caller had gone on to a later number is refused.
 
-The field is the session's name, which begins with @; its value is `<number>:<when, epoch s>:<answer>`. It lives in the
-slot's hash because a script reads and writes that anyway: a key of its own would cost two commands more. The first
-command of each new session looks at some fields of the hash and removes sessions that were silent for five minutes,
-so there are never many more sessions than callers.
+The field is the session's name, which begins with @; its value is `<number>:<when, epoch
+s>:<answer>`. It lives in the slot's hash because a script reads and writes that anyway: a key of
+its own would cost two commands more. The first command of each new session looks at some fields of
+the hash and removes sessions that were silent for five minutes, so there are never many more
+sessions than callers.
 
-An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a take, which prepare
-therefore remembers when it is a repetition.
+An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a
+take, which prepare therefore remembers when it is a repetition.
 ]]
 --- @needs slot
 --- @include "lib/check"
 --- @include "lib/session"
 local KEPT_S = 300
-local SWEPT = 5 -- fields at each new session: five come for one that goes. An answer may have 13 KB, and each is read whole
+-- Fields that a new session looks at: five for the field that it adds. An answer may have 13 KB,
+-- and is read as a whole.
+local SWEPT = 5
 
 -- The (session, number) of a call: the argument is `<session> <number>`.
 local function session_of(call)

@@ -1,38 +1,42 @@
 -- Writes that avoid a limit or a slow path of Redis.
 
--- Let the script write while Redis is at maxmemory: Redis stops checking memory once a script has made a write that
--- needs none. Removing a member that is not there is such a write.
+-- Let the script write while Redis is at maxmemory: Redis stops checking memory once a script has
+-- made a write that needs none. Removing a member that is not there is such a write.
 --- @inline
 local function allow_oom(zset)
   redis.call('ZREM', zset, '')
 end
 
--- Write a field of a hash that has this value already, also at maxmemory. A call that is repeated must write: WAIT covers
--- the writes of its connection alone, and passes at once if the repetition wrote nothing.
+-- Write a field of a hash that has this value already, also at maxmemory. A call that is repeated
+-- must write: WAIT covers the writes of its connection alone, and passes at once if the repetition
+-- wrote nothing.
 --- @inline
 local function write_again(hash, field, value)
   redis.call('HDEL', hash, '')
   redis.call('HSET', hash, field, value)
 end
 
+-- A member or a field of 65 bytes, which is too long for a packed list.
+local LONG_NAME = '-----------------------------------------------------------------'
 local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 
--- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed list, where every insert
--- and every look-up reads score texts one by one: a batch of 100 costs four times what it costs in the form for large
--- sets. A member that is too long for the packed list makes Redis change the form at once, for as long as the key lives.
--- `count`: how many members it has, where the caller knows.
+-- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed
+-- list, where every insert and every look-up reads score texts one by one: a batch of 100 costs
+-- four times what it costs in the form for large sets. A member that is too long for the packed
+-- list makes Redis change the form at once, for as long as the key lives. `count`: how many members
+-- it has, where the caller knows.
 --- @inline
 local function add_many(zset, scores_and_members, count)
   local packed = (count or redis.call('ZCARD', zset)) <= 128
-  local long_member = '-----------------------------------------------------------------' -- 65 bytes
   if packed then
-    redis.call('ZADD', zset, 0, long_member)
+    redis.call('ZADD', zset, 0, LONG_NAME)
   end
   for from = 1, #scores_and_members, UNPACKED do
-    redis.call('ZADD', zset, unpack(scores_and_members, from, math.min(from + UNPACKED - 1, #scores_and_members)))
+    local last = math.min(from + UNPACKED - 1, #scores_and_members)
+    redis.call('ZADD', zset, unpack(scores_and_members, from, last))
   end
   if packed then
-    redis.call('ZREM', zset, long_member)
+    redis.call('ZREM', zset, LONG_NAME)
   end
 end
 
@@ -40,22 +44,21 @@ end
 --- @inline
 local function set_many(hash, fields_and_values)
   local packed = redis.call('HLEN', hash) <= 512
-  local long_field = '-----------------------------------------------------------------' -- 65 bytes
   if packed then
-    redis.call('HSET', hash, long_field, '')
+    redis.call('HSET', hash, LONG_NAME, '')
   end
   redis.call('HSET', hash, unpack(fields_and_values))
   if packed then
-    redis.call('HDEL', hash, long_field)
+    redis.call('HDEL', hash, LONG_NAME)
   end
 end
 
--- Have Redis keep a hash that is not empty in the form for large ones: for look-ups of many fields, most of which are not there.
+-- Have Redis keep a hash that is not empty in the form for large ones: for look-ups of many fields,
+-- most of which are not there.
 --- @inline
 local function widen(hash)
   if redis.call('HLEN', hash) <= 512 then
-    local long_field = '-----------------------------------------------------------------' -- 65 bytes
-    redis.call('HSET', hash, long_field, '')
-    redis.call('HDEL', hash, long_field)
+    redis.call('HSET', hash, LONG_NAME, '')
+    redis.call('HDEL', hash, LONG_NAME)
   end
 end

@@ -1,14 +1,17 @@
 --[[
-tidy: drop dead letters past the topic's retention, those in the trash whose time has come, settled ids past its dedup
-window, answers to callers that were silent for minutes, full buckets of a limit for each key, and old notes of messages that went
-to another topic. Let groups go on that wait for messages which somebody deleted by hand.
+tidy: drop what is past its time: dead letters past the topic's retention, letters in the trash,
+settled ids past the dedup window, answers to callers that were silent for minutes, full buckets of
+a limit for each key, and old notes of messages that went to another topic. Release groups that wait
+for a message which somebody deleted by hand.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 dead letters, and as many buckets and notes of each kind
-Returns   {how many dead letters were dropped, also from the trash; 1 if the limit left something to drop, else 0}
-Cost      O(n log L), n = limit, L = messages of the slot; the entries of about 100 groups are read, in turn. Redis frees
-          the ids in another thread
-Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
+Returns   {number of dead letters dropped, including those in the trash; 1 if the limit left
+          something to drop, else 0}
+Cost      O(n log L), n = limit, L = messages of the slot. The entries of about 100 groups are read,
+          in turn. Redis frees the ids in another thread.
+Atomic    Types are checked before the first write, and no write needs memory. A second run
+          continues.
 ]]
 --- @keys slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals store prepare
 --- @include "lib/dead_letters/arrivals"
@@ -22,8 +25,9 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')
-local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped = unpack(redis.call('HMGET', slot,
-  'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk', 'groups'))
+local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped =
+  unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn',
+    'audited', 'chunk', 'groups'))
 if not created then
   fail('GONE', slot)
 end
@@ -41,7 +45,7 @@ redis.call('ZCARD', arrivals)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
-allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
+allow_oom(dead) -- the first write of sweep_sessions may add a field
 if last_turn then
   local forgotten = forgotten_sets(window, last_turn, now)
   if forgotten then

@@ -1,10 +1,11 @@
 --[[
 Dead letters that are on their way to another topic.
 
-Two slots cannot change in one step. So a dead letter is held first: it stays in the DeadQueue, and a field of the slot's hash,
-`>` and its member, says where it goes: 8 bytes of a token, then `<time of death> <index of the slot there> <topic>`. A letter that
-is held is not sent back here, and goes to no other topic. The field `holds` counts them, and what deletes
-dead letters for good removes theirs (lib/records/drop_for_good). A hold that names another time of death holds nothing.
+Two slots cannot change in one step. So a dead letter is held first: it stays in the DeadQueue, and
+a field of the slot's hash, `>` and its member, says where it goes: 8 bytes of a token, then `<time
+of death> <index of the slot there> <topic>`. A letter that is held is not sent back here, and goes
+to no other topic. The field `holds` counts them, and what deletes dead letters for good removes
+theirs (lib/records/drop_for_good). A hold that names another time of death holds nothing.
 ]]
 --- @needs slot
 
@@ -13,7 +14,8 @@ local function hold_field(id)
   return '>' .. id
 end
 
--- The (token, slot index, topic) of a dead letter that is held; nothing where it is not. `died`: its score, as Redis returned it.
+-- The (token, slot index, topic) of a dead letter that is held; nothing where it is not. `died`:
+-- its score, as Redis returned it.
 local function hold_of(id, died)
   local value = redis.call('HGET', slot, hold_field(id))
   if value then

@@ -309,8 +309,8 @@ end
 -- Return whether enter_plainly may be tried for a message.
 --- @inline
 local function may_be_plain(groups, name, weight, share)
-  local was_plain = weight == 1 and not share and name ~= ''
-  return was_plain and groups.most == 1 and type(groups.entries[name]) ~= 'table'
+  local has_defaults = weight == 1 and not share and name ~= ''
+  return has_defaults and groups.most == 1 and type(groups.entries[name]) ~= 'table'
     and groups.vtime < GROUPS_RESTART
 end
 

@@ -2,9 +2,10 @@
 --- @needs prepare
 --- @include "lib/check"
 
--- The deliveries that the caller still holds: of the n ids from ARGV[from] on, those whose PrepareQueue score equals the
--- receipt at the same position behind the ids. Returns the ids held (each once), a letter for every id (1 held, 0 not),
--- the positions of the ids held, and the scores at all positions.
+-- The deliveries that the caller still holds: of the n ids from ARGV[from] on, those whose
+-- PrepareQueue score equals the receipt at the same position behind the ids. Returns the ids held
+-- (each once), a letter for every id (1 held, 0 not), the positions of the ids held, and the scores
+-- at all positions.
 local function verify_receipts(from, n)
   if n < 1 or n > 1000 or n % 1 ~= 0 then
     fail('ARG', 'count')
@@ -14,7 +15,8 @@ local function verify_receipts(from, n)
   local m, receipts = 0, from + n - 1
   for i = 1, n do
     local id, score, receipt = ARGV[from + i - 1], scores[i], ARGV[receipts + i]
-    -- Mostly the texts are equal; where the server writes the number another way, its value decides.
+    -- Mostly the texts are equal; where the server writes the number another way, its value
+    -- decides.
     if score and not seen[id] and (score == receipt or tonumber(score) == tonumber(receipt)) then
       m = m + 1
       seen[id] = true

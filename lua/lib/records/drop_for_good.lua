@@ -3,8 +3,9 @@
 --- @include "lib/records/envelope"
 --- @include "lib/records/large_bodies"
 
--- Delete all that there is of messages that are in no queue any more. `audited`: whether the slot is;
--- `page`: how many records are read at once for that; `moved`: they are stored in another slot. The first write needs no memory.
+-- Delete all that there is of messages that are in no queue any more. `audited`: whether the slot
+-- is; `page`: how many records are read at once for that; `moved`: they are stored in another slot.
+-- The first write needs no memory.
 local function drop_for_good(audited, page, ids, now, moved)
   if audited then
     --- @include "lib/audit"

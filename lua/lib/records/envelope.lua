@@ -1,16 +1,19 @@
--- Reading the envelope of a record: its flags, and the parts that have no fixed place. lib/records/record describes them.
+-- Reading the envelope of a record: its flags, and the parts that have no fixed place.
+-- lib/records/record describes them.
 --- @include "lib/records/record_bytes"
 
 -- Where the headers of a record begin, with their size; nil where it has none.
 --- @inline
 local function headers_at(record)
-  local head, at = #record > FIXED and string.byte(record, 1) or 0, nil
-  if head % (2 * HEADERS) >= HEADERS then
-    at = 9 + (head % (2 * TIMED) >= TIMED and 6 or 0) + (head % (2 * EXPIRES) >= EXPIRES and 6 or 0)
-    if head % (2 * MERGES) >= MERGES then
-      local a, b = string.byte(record, at, at + 1)
-      at = b and at + 2 + a * 256 + b
-    end
+  local head = #record > FIXED and string.byte(record, 1) or 0
+  if head % (2 * HEADERS) < HEADERS then
+    return nil
+  end
+  local at = 9 + (head % (2 * TIMED) >= TIMED and 6 or 0)
+    + (head % (2 * EXPIRES) >= EXPIRES and 6 or 0)
+  if head % (2 * MERGES) >= MERGES then
+    local a, b = string.byte(record, at, at + 1)
+    return b and at + 2 + a * 256 + b
   end
   return at
 end

@@ -1,14 +1,17 @@
 --[[
-The layout of a record. lib/records/record_bytes reads and writes its parts. The Python twin is rmq/kernel/core/record.py.
+The layout of a record. lib/records/record_bytes reads and writes its parts. The Python twin is
+rmq/kernel/core/record.py.
 
   byte 1      codec * 32 + flags: 1 timed, 2 expires, 4 merges, 8 collects, 16 headers
   bytes 2-4   priority, 0 for a timed message without one
   bytes 5-8   low 32 bits of the slot's acceptance number
-  then, in this order and only where flagged: due (6 bytes), expiry (6), merge key (2 + n), headers (2 + n).
+  then, in this order and only if flagged: due (6 bytes), expiry (6), merge key (2 + n),
+  headers (2 + n).
   The rest is the body, which no script reads.
 ]]
 local TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
-local CODED, CODED_END = 96, 128 -- the first byte of a record of codec 3, whose body says by its own first byte how to read it
+-- First byte of a record of codec 3: the first byte of its body says how to read it.
+local CODED, CODED_END = 96, 128
 local OFFLOADED = 67 -- that byte of a body in a store
 local HEAD, FIXED = 4, 8 -- bytes of the head, which a sender gives, and of all that each record has
 local ACCEPTED_CYCLE = 4294967296 -- the acceptance number modulo this is in a record

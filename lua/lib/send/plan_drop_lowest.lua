@@ -5,21 +5,25 @@
 --- @include "lib/scores/score_ranges"
 --- @include "lib/member"
 
--- A function that drops messages of the lowest priorities that wait to be taken at once, all below those of the new messages:
--- `added` has ids and records, or their heads, in turn. nil where that makes no room for them. A slot that holds more than its
--- share (leases came back, or the topic has another max_length) shrinks by 1000 at a time. Everything is read and checked here;
--- the function only writes.
+-- A function that drops messages of the lowest priorities that wait to be taken at once, all below
+-- those of the new messages: `added` has ids and records, or their heads, in turn. nil where that
+-- makes no room for them. A slot that holds more than its share (leases came back, or the topic has
+-- another max_length) shrinks by 1000 at a time. Everything is read and checked here; the function
+-- only writes.
 local function plan_drop_lowest(excess, added, now)
-  local least, timed_priority = PRIORITY_END, tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)
+  local least = PRIORITY_END
+  local timed_priority = tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)
   for i = 2, #added, 2 do
     local priority = priority_of(added[i])
     least = math.min(least, priority > 0 and priority or timed_priority)
   end
-  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. least, 'LIMIT', 0, math.min(excess, 1000))
+  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. least, 'LIMIT', 0,
+    math.min(excess, 1000))
   if #lowest < math.min(excess, #added / 2) then
     return nil
   end
   --- @include "lib/records/envelope"
+  --- @include "lib/records/indexed_key"
   local unmerged = {}
   redis.call('HLEN', failures)
   redis.call('HLEN', bodies)
@@ -27,10 +31,7 @@ local function plan_drop_lowest(excess, added, now)
   if redis.call('HLEN', merge) > 0 then
     for i = 1, #lowest do
       local _, _, key = envelope(redis.call('HGET', records, lowest[i]) or '')
-      local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, MEMBER) == lowest[i] then
-        unmerged[#unmerged + 1] = key
-      end
+      unmerged[#unmerged + 1] = indexed_key(key, lowest[i])
     end
   end
   return function()

@@ -1,20 +1,24 @@
 --[[
-Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin is rmq/kernel/core/failure.py.
+Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin
+is rmq/kernel/core/failure.py.
 
 The failures hash has an entry for each message that has failed, beside its record:
 
   byte 1      deliveries left; 0 when dead
   byte 2      deliveries made since the message was sent, or redriven
-  byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler, d redriven
+  byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired,
+              n no handler, d redriven
   byte 4      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
   bytes 5-10  when, epoch ms
-  flag 1      2 bytes: attempts since the message was sent; 1: the items that follow; 2: their bytes; the items
+  flag 1      2 bytes: attempts since the message was sent; 1 byte: number of items; 2: their
+              bytes; the items
   rest        details: the consumer's error, msgpack of [error, traceback, worker]
 
-Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes of its time, and
-then error, traceback and worker, each with 2 bytes of length before it and without what a flag leaves out:
-1, 2, 4: it is that of the item before, or of the entry; 16: so is the traceback but for its last lines, which are the
-error; 8 as above. Expired and redriven are no attempts: they have no number.
+Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes
+of its time, and then error, traceback and worker, each with 2 bytes of length before it and without
+what a flag leaves out: 1, 2, 4: it is that of the item before, or of the entry; 16: so is the
+traceback but for its last lines, which are the error; 8 as above. Expired and redriven are no
+attempts: they have no number.
 
 A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]
@@ -24,21 +28,26 @@ A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unr
 local DETAILS_BYTES = 65536 -- are kept of the details of an attempt
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
--- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
+-- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a
+-- time. Each has up to 72 KiB.
 local ENTRIES_AT_ONCE = 64
 local UNREADABLE = '\0\1f\0\0\0\0\0\0\0\146\170unreadable\160'
 
--- The parts of an entry: when, flags, details, attempts since the message was sent, how many items, items.
+-- Split an entry into when, flags, details, and earlier attempts: a table with the number of
+-- `attempts` since the message was sent, how many items are `kept`, and the `items`.
 local function read_entry(entry)
   if is_damaged(entry) then
     entry = UNREADABLE
   end
   local at, flags = string.sub(entry, 5, 10), string.byte(entry, 4)
   if flags % 2 == 0 then
-    return at, flags, string.sub(entry, 11), string.byte(entry, 2), 0, ''
+    local earlier = { attempts = string.byte(entry, 2), kept = 0, items = '' }
+    return at, flags, string.sub(entry, 11), earlier
   end
   local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
-  return at, flags, string.sub(entry, 16 + bytes), attempts, kept, string.sub(entry, 16, 15 + bytes)
+  local items = string.sub(entry, 16, 15 + bytes)
+  local earlier = { attempts = attempts, kept = kept, items = items }
+  return at, flags, string.sub(entry, 16 + bytes), earlier
 end
 
 -- Error, traceback and worker. Details that are not as consumers write them are all error.
@@ -63,7 +72,8 @@ local function frames_of(texts)
   end
 end
 
--- The flags and texts of an attempt that becomes an item before which an attempt with `newer` details stands.
+-- The flags and texts of an attempt that becomes an item before which an attempt with `newer`
+-- details stands.
 local function item_texts(newer, details)
   if newer == details then
     return 7, ''
@@ -76,7 +86,8 @@ local function item_texts(newer, details)
       flags = flags + 16
     else
       -- Where a traceback ends tells more than where it begins.
-      local text = i == 2 and string.sub(texts[i], -TEXT_BYTES[i]) or string.sub(texts[i], 1, TEXT_BYTES[i])
+      local most = TEXT_BYTES[i]
+      local text = i == 2 and string.sub(texts[i], -most) or string.sub(texts[i], 1, most)
       kept = kept .. struct.pack('>I2', #text) .. text
     end
   end
@@ -102,8 +113,8 @@ local function newest_items(items)
   return string.sub(items, 1, at - 1), kept
 end
 
--- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`: false: those of the attempt
--- before, for want of others.
+-- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`:
+-- false: those of the attempt before, for want of others.
 local function failure_entry(entry, left, made, reason, details, now)
   local own, head = details and 0 or 8, string.char(left, made) .. reason
   if not entry then
@@ -116,20 +127,24 @@ local function failure_entry(entry, left, made, reason, details, now)
   if flags == 1 and details and reason ~= 'l' and reason ~= 'd' then
     -- Mostly an error comes again and again: then the entry stays as it is, with one item more.
     local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
-    if kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES and string.sub(entry, 16 + bytes) == details then
+    local fits = kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES
+    if fits and string.sub(entry, 16 + bytes) == details then
       attempts = math.max(0, math.min(65535, attempts - former_made + made))
-      return head .. '\1' .. write48(now) .. struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
-        .. string.sub(entry, 5, 10) .. string.sub(entry, 16)
+      local item = struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
+      return head .. '\1' .. write48(now) .. item .. string.sub(entry, 5, 10)
+        .. string.sub(entry, 16)
     end
   end
-  local at, before, attempts, kept, items
-  at, flags, before, attempts, kept, items = read_entry(entry)
+  local at, before, earlier
+  at, flags, before, earlier = read_entry(entry)
+  local attempts, kept, items = earlier.attempts, earlier.kept, earlier.items
   details = details or before
   if reason == 'l' and former_reason == 108 and former_made == made then
     own = flags - flags % 8 -- query_rollback has noted this delivery, with the time
   else
     local item_flags, texts = item_texts(details, before)
-    items, kept = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts .. items, kept + 1
+    local item = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts
+    items, kept = item .. items, kept + 1
     if kept > KEPT_MOST or #items > HISTORY_BYTES then
       items, kept = newest_items(items)
     end
@@ -141,10 +156,12 @@ local function failure_entry(entry, left, made, reason, details, now)
   if reason ~= 'd' then
     attempts = math.max(0, math.min(65535, attempts - former_made + made))
   end
-  return head .. string.char(own + 1) .. at .. struct.pack('>I2BI2', attempts, kept, #items) .. items .. details
+  local counts = struct.pack('>I2BI2', attempts, kept, #items)
+  return head .. string.char(own + 1) .. at .. counts .. items .. details
 end
 
--- Note for several deliveries or messages that they have failed in the same way. `lefts`: the deliveries left of each.
+-- Note for several deliveries or messages that they have failed in the same way. `lefts`: the
+-- deliveries left of each.
 local function note_failures(ids, lefts, max_retries, reason, details, now)
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
@@ -152,7 +169,8 @@ local function note_failures(ids, lefts, max_retries, reason, details, now)
     for i = first, last do
       noted[#noted + 1] = ids[i]
       local made = math.max(0, max_retries - lefts[i] + 1)
-      noted[#noted + 1] = failure_entry(entries[i - first + 1], lefts[i], made, reason, details, now)
+      local entry = entries[i - first + 1]
+      noted[#noted + 1] = failure_entry(entry, lefts[i], made, reason, details, now)
     end
     redis.call('HSET', failures, unpack(noted))
   end

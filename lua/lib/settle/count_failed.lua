@@ -1,7 +1,8 @@
 -- The messages that have failed.
 --- @needs slot dead failures
 
--- How many messages of the slot have failed and are not dead. Each dead letter has a failure entry, too, also in the trash.
+-- How many messages of the slot have failed and are not dead. Each dead letter has a failure entry,
+-- too, also in the trash.
 --- @inline
 local function count_failed()
   local failed = redis.call('HLEN', failures)

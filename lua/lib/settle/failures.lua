@@ -1,7 +1,8 @@
--- What other scripts read of a failure entry, whose bytes lib/settle/attempts.lua describes. Nothing here trusts an entry: a script
--- that raised on one would hold up all messages of its slot.
+-- What other scripts read of a failure entry, whose bytes lib/settle/attempts.lua describes.
+-- Nothing here trusts an entry: a script that raised on one would hold up all messages of its slot.
 
--- Whether an entry is none that RMQ has written: too short, with unknown flags, or shorter than its items.
+-- Whether an entry is none that RMQ has written: too short, with unknown flags, or shorter than its
+-- items.
 local function is_damaged(entry)
   local size, flags = #entry, string.byte(entry, 4)
   if size < 10 or flags % 8 > 1 or flags > 15 then

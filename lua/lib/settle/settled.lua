@@ -1,22 +1,24 @@
 --[[
 Ids of settled messages, remembered for at least the topic's dedup window.
 
-Two sets take turns: one is filled for a window while the other ages; then the older one is dropped whole. So an id is
-remembered for one to two windows, and forgetting costs nothing for each id. The sets do not expire: Redis frees a key
-that expires in its main thread, 100 to 300 ms for 600 000 ids. UNLINK in a script frees it in another thread; the next
-writer to the slot calls it, or tidy, called by an idle consumer or an operator.
+Two sets take turns. One set is filled for a window while the other ages; then the older set is
+dropped as a whole. So an id is remembered for one to two windows, and forgetting has no cost for
+each id. The sets do not expire: Redis frees an expired key in its main thread, which takes 100 to
+300 ms for 600 000 ids. UNLINK in a script frees it in another thread. The next writer to the slot
+calls it, or tidy.
 
-A clock that steps back does not turn them back. Where it was more than one window ahead, the turns follow it again: the
-set that is being filled becomes that of the next turn with its parity, so that nothing is forgotten early; its ids are
-remembered for three windows at most.
+If the clock steps back, the turns do not. If the clock was more than one window ahead, the turns
+follow it again: the set that is being filled becomes the set of the next turn with the same parity.
+So no id is forgotten early, and its ids are remembered for at most three windows.
 
-Only ids that their sender keeps, to send them again, are remembered: those derived from a dedup key (first bit set), and
-those made for that (second bit set, see rmq/kernel/core/ids.py). Any other id is in one send only, and lib/replay knows that.
+Only ids that their sender keeps, to send them again, are remembered: ids derived from a dedup key
+(first bit set), and ids made to be kept (second bit set, see rmq/kernel/core/ids.py). Any other id
+is in one send only, which lib/replay recognizes.
 ]]
 --- @needs slot settled0 settled1
 --- @include "lib/member"
 
--- Those of the ids that may be sent again; nil where there are none.
+-- Return the ids that may be sent again; nil if there are none.
 local function kept_ids(ids)
   local kept
   for i = 1, #ids do
@@ -28,7 +30,7 @@ local function kept_ids(ids)
   return kept
 end
 
--- The number of the turn; `last_turn` is the one noted in the slot, or nil.
+-- Return the number of the turn. `last_turn`: the field of the slot, or nil.
 --- @inline
 local function turn_of(window, now, last_turn)
   local turn = math.floor(now / window)
@@ -40,7 +42,7 @@ local function turn_of(window, now, last_turn)
   return turn
 end
 
--- The sets whose ids are all past the window; nil where there are none.
+-- Return the sets whose ids are all past the window; nil if there are none.
 local function forgotten_sets(window, last_turn, now)
   local passed = window > 0 and math.floor(now / window) - last_turn or 2
   if passed >= 2 then
@@ -50,7 +52,8 @@ local function forgotten_sets(window, last_turn, now)
   end
 end
 
--- For each of the ids given[from..to], 1 where it was settled inside the window; nil where no id was.
+-- Return a list with 1 for each id of given[from..to] that was settled inside the window, else 0;
+-- nil if no id was settled.
 local function find_settled(window, last_turn, now, given, from, to)
   local turn = turn_of(window, now, last_turn)
   if last_turn == nil or turn - last_turn >= 2 then
@@ -61,7 +64,8 @@ local function find_settled(window, last_turn, now, given, from, to)
     young, old = settled1, settled0
   end
   -- The older set still counts in the turn after its own; the other one only in its own turn.
-  local settled = redis.call('SCARD', old) > 0 and redis.call('SMISMEMBER', old, unpack(given, from, to))
+  local settled = redis.call('SCARD', old) > 0
+    and redis.call('SMISMEMBER', old, unpack(given, from, to))
   if turn <= last_turn then
     local more = redis.call('SMISMEMBER', young, unpack(given, from, to))
     if not settled then
@@ -76,7 +80,7 @@ local function find_settled(window, last_turn, now, given, from, to)
   return settled
 end
 
--- Notice a wrong type before the first write.
+-- Stop the script if a set has a wrong type. Call it before the first write.
 local function check_settled_sets(window, last_turn, now)
   local turn = turn_of(window, now, last_turn)
   redis.call('SCARD', turn % 2 == 1 and settled1 or settled0)
@@ -85,7 +89,7 @@ local function check_settled_sets(window, last_turn, now)
   end
 end
 
--- Note ids (a list) as settled. Call it after a write that frees memory or needs none.
+-- Note ids as settled. Call it after a write that frees memory or needs none.
 local function remember_settled(window, last_turn, now, ids)
   local turn = turn_of(window, now, last_turn)
   local young, old = settled0, settled1
