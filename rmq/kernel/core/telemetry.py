@@ -162,12 +162,12 @@ LABELS = {
     "topic": "a topic's name",
     "status": "stored, merged or duplicate",
     "error": "the class of an exception",
-    "type": "a type that a handler of a worker of this process takes; other; empty: without one",
-    "verb": "ack, nack, reject, release, lost or own, as rmq.Outcome has them",
+    "type": "a message type with a handler in this process; other; empty: no type",
+    "verb": "ack, nack, reject, release, lost or own, as in rmq.Outcome",
     "queue": "where messages are: retries, priority, due, later, in_flight or dead",
     "event": "a counter of Admin.stats: accepted, delivered, settled and others",
     "service": "a service of rmq server",
-    "query": "a query that holds messages, as rmq query ls names it",
+    "query": "a query that holds messages, by its name in rmq query ls",
 }
 
 
@@ -268,7 +268,7 @@ METRICS = (
 
 MESSAGES = Metric(
     "rmq_messages", "gauge", "messages", ("topic", "queue"),
-    "Messages that a topic holds, by where they are. Only the server that leads exposes it.",
+    "Messages of a topic, by state. Only the leading server exposes it.",
 )  # fmt: skip
 OLDEST_DUE = Metric(
     "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
@@ -282,16 +282,16 @@ TAKE_LATENESS = Metric(
 )  # fmt: skip
 SLO = Metric(
     "rmq_topic_slo_seconds", "gauge", "seconds", ("topic",),
-    "How late messages may be, by the topic's slo; only topics that have one.",
+    "Longest lateness that the topic's slo allows; only topics with an slo.",
 )  # fmt: skip
 SLO_LATENESS = Metric(
     "rmq_topic_slo_lateness_seconds", "gauge", "seconds", ("topic",),
-    "How late the percentile of the topic's slo was of the messages taken in the last 5 minutes; "
-    "while none is taken, how long the oldest one waits.",
+    "Lateness at the percentile of the topic's slo, of messages taken in the last 5 minutes; "
+    "if none was taken, the wait of the oldest message.",
 )  # fmt: skip
 WORKERS_WANTED = Metric(
     "rmq_workers_wanted", "gauge", "processes", ("topic",),
-    "How many worker processes the topic needs to hold its slo, as rmq worker wanted tells.",
+    "Worker processes that the topic needs to meet its slo, as in rmq worker wanted.",
 )  # fmt: skip
 WORKERS_RUNNING = Metric(
     "rmq_workers_running", "gauge", "processes", ("topic",),
@@ -299,18 +299,18 @@ WORKERS_RUNNING = Metric(
 )  # fmt: skip
 LONG_RUNS = Metric(
     "rmq_long_runs", "gauge", "runs", ("topic",),
-    "Runs of handlers that take far longer than usual, and may hang, as rmq doctor has them.",
+    "Runs of handlers that take far longer than usual, and may hang, as in rmq doctor.",
 )  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
-    "Waiting messages that a pause or a limit of the topic, or their group, holds back.",
+    "Waiting messages that a pause, a limit or their group holds back.",
 )  # fmt: skip
 GROUPS_PAUSED = Metric(
-    "rmq_groups_paused", "gauge", "groups", ("topic",), "Groups that somebody has paused."
+    "rmq_groups_paused", "gauge", "groups", ("topic",), "Groups that are paused."
 )
 GROUPS_HELD = Metric(
     "rmq_groups_held", "gauge", "groups", ("topic",),
-    "Groups of which nothing is delivered since a message became a dead letter.",
+    "Groups that are stopped since a message became a dead letter.",
 )  # fmt: skip
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
 SENDS_PAUSED = Metric(
@@ -318,11 +318,11 @@ SENDS_PAUSED = Metric(
 )
 TOPICS_NOT_COUNTED = Metric(
     "rmq_server_topics_not_counted", "gauge", "topics", (),
-    "Topics that have no series, since only the first 1000 by name have some.",
+    "Topics without series: only the first 1000 by name have series.",
 )  # fmt: skip
 TOPIC_EVENTS = Metric(
     "rmq_topic_events_total", "counter", "messages", ("topic", "event"),
-    "What happened to messages of a topic since it was created.",
+    "Messages of a topic by event, since the topic was created.",
 )  # fmt: skip
 SERVER_AUDIT_MISSING = Metric(
     "rmq_server_audit_missing", "gauge", "messages", ("topic",),
@@ -337,7 +337,7 @@ QUERY_OWNED = Metric(
 )
 QUERY_LAG = Metric(
     "rmq_query_lag_seconds", "gauge", "seconds", ("query",),
-    "How long the oldest message had waited that nobody holds, as the query's driver told last.",
+    "Wait of the oldest message that is not held, as the query's driver last reported.",
 )  # fmt: skip
 QUERY_ROWS = Metric(
     "rmq_query_rows_total", "counter", "messages", ("query",),
@@ -353,7 +353,7 @@ QUERY_BATCHES = Metric(
 )  # fmt: skip
 QUERY_REPLAYS = Metric(
     "rmq_query_replays_total", "counter", "batches", ("query",),
-    "Batches that the query began again since its driver started.",
+    "Batches that the query has repeated since its driver started.",
 )  # fmt: skip
 QUERY_LAPSES = Metric(
     "rmq_query_lapses_total", "counter", "leases", ("query",),
@@ -365,20 +365,20 @@ QUERY_COMMANDS = Metric(
 )  # fmt: skip
 QUERIES_NOT_COUNTED = Metric(
     "rmq_server_queries_not_counted", "gauge", "queries", (),
-    "Queries that have no series, since only the 100 that hold most have some.",
+    "Queries without series: only the 100 that hold the most messages have series.",
 )  # fmt: skip
-LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 where this server leads, else 0.")
+LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 if this server leads, else 0.")
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
     "Time since a run of a service of this server last ended well.",
 )  # fmt: skip
 SERVICE_DONE = Metric(
     "rmq_server_service_done_total", "counter", "units", ("service",),
-    "What a service of this server has done: leases given back, dead letters dropped, and so on.",
+    "Work done by a service of this server: leases given back, dead letters dropped, and so on.",
 )  # fmt: skip
 SERVICE_FAILURES = Metric(
     "rmq_server_service_failures_total", "counter", "runs", ("service",),
-    "Runs of a service of this server that failed, and were tried again.",
+    "Failed runs of a service of this server; they are repeated.",
 )  # fmt: skip
 
 SERVER_METRICS = (
@@ -394,7 +394,7 @@ SERVER_METRICS = (
 
 MESSAGE_SENT = Event(
     "sent", "INFO", ("topic", "message_id", "status", "slot", "type", "group"),
-    "A message was accepted; type and group where it has them.",
+    "A message was accepted; type and group if it has them.",
 )  # fmt: skip
 MESSAGE_NOT_SENT = Event(
     "not_sent", "WARNING", ("topic", "error_type", "error", "type", "group"), "A send raised.",
@@ -408,7 +408,7 @@ MESSAGE_FAILED = Event(
     "failed", "WARNING",
     ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type", "group",
      "error_type", "error"),
-    "A handler raised, or the message was rejected or lost; error_type and error where it raised.",
+    "A handler raised, or the message was rejected or lost; error_type and error if it raised.",
 )  # fmt: skip
 
 EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
