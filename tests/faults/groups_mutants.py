@@ -20,8 +20,8 @@ BROKEN: dict[str, list[Change]] = {
     "wrong-place": [
         (
             "send",
-            "(priority * 2097152 + 2097152 - 1 - place)",
-            "(priority * 2097152 + place)",
+            "priority * 2097152 + 2097152 - 1 - place",
+            "priority * 2097152 + place",
         )
     ],
     "first-priority": [

@@ -230,8 +230,8 @@ def test_what_is_evicted_is_named_or_counted_and_nothing_else_moves(
 TOLERANT: list[Change] = [
     (
         "prepare",
-        "record, batch[i] = '', ''",
-        "record, batch[i] = string.rep('\\0', 8), string.rep('\\0', 8)",
+        "record, found[i] = '', ''",
+        "record, found[i] = string.rep('\\0', 8), string.rep('\\0', 8)",
     )
 ]
 

@@ -18,7 +18,7 @@ COUNT = 400
 TIMED = 500  # the priority that messages with a time and without a priority join
 SMALLEST: list[Change] = [
     *MUTANTS["smallest priority first"],
-    ("prepare", "if on_top >= count then", "if false then"),
+    ("prepare", "if batch.on_top >= count then", "if false then"),
 ]
 EARLY: list[Change] = [  # what is due goes at once, as with timed_priority="first"
     ("prepare", "priority = priority > 0 and priority or timed_priority", ""),
@@ -26,13 +26,13 @@ EARLY: list[Change] = [  # what is due goes at once, as with timed_priority="fir
 BLIND: list[Change] = [  # a take that begins with the priorities does not look at what is due
     (
         "prepare",
-        "and (turn + 1) % 3 + 1 or turn",
-        "and (turn + 1) % 3 + 1 or takes % 5 == 3 and turn % 3 + 1 or turn",
+        "if room > 0 and not take.none_due then",
+        "if room > 0 and not take.none_due and turn ~= 3 then",
     ),
-    ("prepare", "if on_top >= count then", "if false then"),
+    ("prepare", "if batch.on_top >= count then", "if false then"),
 ]
 DUE_FIRST: list[Change] = [  # no take begins with the priorities
-    ("prepare", "takes % 5 == 3 and not ordered", "false"),
+    ("prepare", "turn == 3 and not ordered", "false"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_priorities_that_starve_are_seen(
 
 LEAVES: list[Change] = [
     ("prepare", "redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)", ""),
-    ("prepare", "redis.call('ZREM', store, unpack(ids, 1, count))", ""),
+    ("prepare", "redis.call('ZREM', store, unpack(batch.ids, 1, count))", ""),
     ("prepare", "redis.call('ZREM', store, id)", ""),
 ]
 

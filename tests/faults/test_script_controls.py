@@ -285,5 +285,5 @@ def test_a_rollback_that_leaves_the_lease_gives_it_back_again(
 ) -> None:
     assert given_back(shop, name, clock) == [5, 0, 0]
 
-    weaken([("rollback", "redis.call('ZREM', prepare, unpack(ids))", "")])
+    weaken([("rollback", "redis.call('ZREM', prepare, unpack(failed.ids))", "")])
     assert given_back(shop, f"{name}-broken", clock) == [5, 5, 5]
