@@ -1,1 +1,1 @@
-"""Clients, topics, consumers and administration; the blocking classes are generated."""
+"""Clients, topics and administration; the blocking classes are generated."""

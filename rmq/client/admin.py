@@ -1,4 +1,4 @@
-"""Admin: operate topics; the verbs are in the features. Its blocking twin is generated."""
+"""Admin: operations on topics, composed of the features' classes. Has a generated twin."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class AsyncAdmin(
     AsyncTokenAdmin,
     AsyncDoctorAdmin,
 ):
-    """Operates the topics of a client. A verb on a topic names it, and it must exist."""
+    """Operations on the topics of a client; a topic must exist, and is passed by name."""

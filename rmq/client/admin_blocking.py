@@ -33,4 +33,4 @@ class Admin(
     TokenAdmin,
     DoctorAdmin,
 ):
-    """Operates the topics of a client. A verb on a topic names it, and it must exist."""
+    """Operations on the topics of a client; a topic must exist, and is passed by name."""

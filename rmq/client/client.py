@@ -52,13 +52,13 @@ def _report_at_exit() -> None:
 atexit.register(_report_at_exit)
 
 F = TypeVar("F", bound=Callable[..., Any])
-EXIT_S = 1.0  # how long the end of a process waits for a reply of Redis
+EXIT_S = 1.0  # longest wait for a reply of Redis at the end of a process
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PREFIX = "rmq"
 
 
 def facts(info: bytes) -> dict[str, str]:
-    """The facts of a section of INFO, by name."""
+    """Parse a section of INFO into a dict."""
     lines = (line.partition(":") for line in info.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
 
@@ -85,7 +85,8 @@ class ClientBase:
         self._retry_s = duration_ms(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = duration_ms(timeout, "timeout", high_ms=60_000) / 1000
         self._sessions = ReplaySessions()
-        self._declared: dict[str, dict[str, Any]] = {}  # settings by topic, for an outbox's relay
+        # Settings by topic, for the relay of an outbox.
+        self._declared: dict[str, dict[str, Any]] = {}
         self._hooks = Hooks(interceptors)
         if self._hooks.producer_sequence is not None:
             _audited[self._hooks.producer_sequence] = self._address
@@ -101,7 +102,7 @@ class ClientBase:
 
     @property
     def url(self) -> str:
-        """The URL it connects to, without the password."""
+        """The URL of Redis, without the password."""
         return self._address.shown
 
     def _context(
@@ -115,15 +116,15 @@ class ClientBase:
         return context
 
     def lifespan(self, function: F) -> F:
-        """Register a function that is run around the life of each worker process; return it.
+        """Register a function that surrounds the life of each worker process; return the function.
 
-        `@client.lifespan` on a function that yields once, plain or async. The worker receives
-        nothing before the yield, and runs the rest after the last handler has ended. An async one
-        runs in the event loop of the async handlers, a plain one in a thread of its own. Handlers
-        get what it yields by `rmq.Depends(function, scope="process")`.
+        Use `@client.lifespan` on a plain or async function that yields once. The worker receives
+        nothing before the yield, and runs the rest after the last handler has ended. An async
+        function runs in the event loop of the async handlers, a plain function in a thread of its
+        own. Handlers get the yielded value by `rmq.Depends(function, scope="process")`.
 
         Raises:
-            InvalidType: it does not yield, or nobody would fill one of its parameters.
+            InvalidType: The function does not yield, or has a parameter that cannot be filled.
         """
         self._handlers.lifespans.append(check_lifespan(function))
         return function
@@ -133,21 +134,21 @@ class ClientBase:
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType(
-            "a client cannot be pickled: it has connections; make one where it is used"
+            "a client cannot be pickled, because it has connections; create it where it is used"
         )
 
 
 class ClientParts(NamedTuple):
-    """The parts of a client that other packages use, besides its public methods.
+    """The parts of a client that other packages use.
 
     Attributes:
-        transport: to Redis.
-        prefix: of its topics.
-        sessions: by which Redis knows repeated calls.
-        hooks: of its interceptors.
-        handlers: that are registered on it.
-        declared: the settings asked for, by topic.
-        retry_s: for how long a command is repeated while Redis cannot be reached.
+        transport: Transport to Redis.
+        prefix: First part of every key.
+        sessions: Replay sessions, by which Redis recognises repeated calls.
+        hooks: Hooks of its interceptors.
+        handlers: Handlers that are registered on it.
+        declared: Settings that the program has declared, by topic.
+        retry_s: Time for which a command is retried while Redis cannot be reached, in seconds.
     """
 
     transport: Transport | AsyncTransport
@@ -169,25 +170,25 @@ def parts_of(client: ClientBase) -> ClientParts:
 
 
 class AsyncClient(ClientBase):
-    """A connection to RMQ on a Redis. For `async with`; tasks of one event loop may share it.
+    """A connection to RMQ on a Redis, for `async with`; tasks of one event loop may share it.
 
     Args:
-        url: redis://, rediss://, unix://, embedded:///directory, or for Redis Sentinel
-            redis+sentinel://h1,h2,h3/service, or redis+cluster://h1:7000,h2:7000; default:
-            RMQ_URL, else redis://localhost:6379/0.
-            Options of redis-py may follow, as `?protocol=3`.
-        prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
-        retry_for: how long a call keeps trying while Redis cannot be reached, seconds or
-            timedelta; at most 30 s.
-        timeout: how long to wait for one reply, seconds or timedelta.
-        max_connections: how many connections at most, 1 to 10000; default: what the URL's option
-            of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
-            `retry_for` together. Each waiting consumer has one more, for its subscription.
-        interceptors: hooks around its sends, and around the handlers of its workers.
+        url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
+            redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
+            Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
+            example `?protocol=3`.
+        prefix: First part of every key; default: RMQ_PREFIX, else "rmq".
+        retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
+            timedelta, at most 30 s.
+        timeout: Longest wait for a reply, in seconds or as a timedelta.
+        max_connections: Maximum number of connections, 1 to 10000; default: the URL's option of
+            that name, else 64. Further calls wait for a connection for up to `timeout` plus
+            `retry_for`. Each waiting consumer has an additional connection for its subscription.
+        interceptors: Hooks around sends, and around the handlers of workers.
 
     Raises:
-        ConfigurationError: the URL cannot work.
-        EmbeddedError: the embedded server does not start.
+        ConfigurationError: The URL is not valid.
+        EmbeddedError: The embedded server does not start.
     """
 
     def __init__(
@@ -207,33 +208,33 @@ class AsyncClient(ClientBase):
     def topic(
         self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
     ) -> AsyncTopic:
-        """A topic by name. Nothing is sent to Redis before its first call, which opens it.
+        """Return a topic by name. Nothing is sent to Redis before its first call, which opens it.
 
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -
-            codec: how bodies are written: "json", "msgpack", "bytes", the name of a codec that is
-                installed, rmq.Compressed(), rmq.Encrypted(keys), or an object of your own with a
-                number from 4 to 7 (`rmq.kernel.core.codec.Codec`).
-                Reading goes by the record; your own has to be named where it is read, too.
-            settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
-                out keeps its value in Redis, or is the default when the topic is created.
+            codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
+                codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
+                4 to 7 (`rmq.kernel.core.codec.Codec`). The record names the codec for reading; your
+                own codec must also be passed where bodies are read.
+            settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
+                An omitted setting keeps its value in Redis, or has its default in a new topic.
 
         Raises:
-            InvalidValue, InvalidType: the name or a setting cannot work.
+            InvalidValue, InvalidType: The name or a setting is not valid.
         """
         return AsyncTopic(self._transport, self._context(name, codec, settings), self._handlers)
 
     async def ping(self) -> float:
-        """Return the seconds of one round trip to the server."""
+        """Return the duration of one round trip to the server, in seconds."""
         started = time.perf_counter()
         await self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     async def can_wake(self) -> bool:
-        """Whether this Redis user may wake waiting consumers: publish to channels of the prefix.
+        """Return whether this Redis user may publish to channels of the prefix, to wake consumers.
 
-        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
-        waiting consumers notice new messages up to a second late.
+        A Redis 7 user has no channels unless its ACL names them. Without channels nothing is lost,
+        but waiting consumers notice new messages up to a second late.
         """
         try:
             await self._transport.raw_command(

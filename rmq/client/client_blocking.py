@@ -21,25 +21,25 @@ from rmq.kernel.producer import report
 
 
 class Client(ClientBase):
-    """A connection to RMQ on a Redis. For `with`; threads may share it.
+    """A connection to RMQ on a Redis, for `with`; threads may share it.
 
     Args:
-        url: redis://, rediss://, unix://, embedded:///directory, or for Redis Sentinel
-            redis+sentinel://h1,h2,h3/service, or redis+cluster://h1:7000,h2:7000; default:
-            RMQ_URL, else redis://localhost:6379/0.
-            Options of redis-py may follow, as `?protocol=3`.
-        prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
-        retry_for: how long a call keeps trying while Redis cannot be reached, seconds or
-            timedelta; at most 30 s.
-        timeout: how long to wait for one reply, seconds or timedelta.
-        max_connections: how many connections at most, 1 to 10000; default: what the URL's option
-            of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
-            `retry_for` together. Each waiting consumer has one more, for its subscription.
-        interceptors: hooks around its sends, and around the handlers of its workers.
+        url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
+            redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
+            Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
+            example `?protocol=3`.
+        prefix: First part of every key; default: RMQ_PREFIX, else "rmq".
+        retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
+            timedelta, at most 30 s.
+        timeout: Longest wait for a reply, in seconds or as a timedelta.
+        max_connections: Maximum number of connections, 1 to 10000; default: the URL's option of
+            that name, else 64. Further calls wait for a connection for up to `timeout` plus
+            `retry_for`. Each waiting consumer has an additional connection for its subscription.
+        interceptors: Hooks around sends, and around the handlers of workers.
 
     Raises:
-        ConfigurationError: the URL cannot work.
-        EmbeddedError: the embedded server does not start.
+        ConfigurationError: The URL is not valid.
+        EmbeddedError: The embedded server does not start.
     """
 
     def __init__(
@@ -59,33 +59,33 @@ class Client(ClientBase):
     def topic(
         self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
     ) -> Topic:
-        """A topic by name. Nothing is sent to Redis before its first call, which opens it.
+        """Return a topic by name. Nothing is sent to Redis before its first call, which opens it.
 
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -
-            codec: how bodies are written: "json", "msgpack", "bytes", the name of a codec that is
-                installed, rmq.Compressed(), rmq.Encrypted(keys), or an object of your own with a
-                number from 4 to 7 (`rmq.kernel.core.codec.Codec`).
-                Reading goes by the record; your own has to be named where it is read, too.
-            settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
-                out keeps its value in Redis, or is the default when the topic is created.
+            codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
+                codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
+                4 to 7 (`rmq.kernel.core.codec.Codec`). The record names the codec for reading; your
+                own codec must also be passed where bodies are read.
+            settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
+                An omitted setting keeps its value in Redis, or has its default in a new topic.
 
         Raises:
-            InvalidValue, InvalidType: the name or a setting cannot work.
+            InvalidValue, InvalidType: The name or a setting is not valid.
         """
         return Topic(self._transport, self._context(name, codec, settings), self._handlers)
 
     def ping(self) -> float:
-        """Return the seconds of one round trip to the server."""
+        """Return the duration of one round trip to the server, in seconds."""
         started = time.perf_counter()
         self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     def can_wake(self) -> bool:
-        """Whether this Redis user may wake waiting consumers: publish to channels of the prefix.
+        """Return whether this Redis user may publish to channels of the prefix, to wake consumers.
 
-        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
-        waiting consumers notice new messages up to a second late.
+        A Redis 7 user has no channels unless its ACL names them. Without channels nothing is lost,
+        but waiting consumers notice new messages up to a second late.
         """
         try:
             self._transport.raw_command("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")

@@ -1,4 +1,4 @@
-"""A topic: send to it, look up, cancel, reschedule, consume. Its blocking twin is generated."""
+"""A topic: send to it, read, cancel, reschedule, consume. Its blocking twin is generated."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class TopicBase:
         self._handlers = handlers
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidType("a topic cannot be pickled: it has connections; pass its name instead")
+        raise InvalidType("a topic cannot be pickled, because it has connections; pass its name")
 
     @property
     def name(self) -> str:
-        """The topic's name, without the prefix of its keys."""
+        """Name of the topic, without the prefix of its keys."""
         return self._context.name
 
     @property
     def settings(self) -> Settings:
-        """The topic's settings in Redis; known after `open()` or the first call."""
+        """Settings of the topic in Redis; available after `open()` or the first call."""
         return self._context.settings
 
     @overload
@@ -86,32 +86,32 @@ class TopicBase:
         body: Any = None,
         type: str | Sequence[str] | None = None,
     ) -> Any:
-        """Register a function that a worker runs for messages; it stays a function.
+        """Register a function as a handler of messages, for workers; return the function.
 
-        `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic has a handler
-        for each type of message, and one without `type` for all others; or some of these.
+        Use `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic may have a
+        handler for each type of message, and a handler without `type` for all other messages.
 
         Args:
-            concurrency: how many run at a time: threads (default 8), or tasks (default 100) of an
-                async def.
-            prefetch: how many deliveries one worker holds, those that run among them; default
-                what runs and what can begin within 0.2 s, at most 1000 or two runs each.
-            batch: the function gets a list of up to so many deliveries, 1 to 1000.
-            linger: how long a batch that is not full waits for more, up to 60 s.
-            ordered: strictly in order inside a slot, across all workers.
-            lease: how long a silent worker keeps a message; None: the topic's setting.
-            max_runtime: how long one run may take before it counts as failed; None: for ever.
+            concurrency: Maximum number of runs at a time: threads (default 8), or tasks of an async
+                def (default 100).
+            prefetch: Maximum number of deliveries that a worker holds, including running
+                deliveries. Default: running deliveries and those that can start within 0.2 s, at
+                most 1000 or two runs for each thread or task.
+            batch: The function gets a list of up to this many deliveries, 1 to 1000.
+            linger: How long a batch that is not full waits for more messages, up to 60 s.
+            ordered: Strict order inside a slot, across all workers.
+            lease: How long a silent worker keeps a message; None: the topic's setting.
+            max_runtime: Time limit of a run, after which it counts as failed; None: no limit.
             retry: "immediate", rmq.Exponential, rmq.Levels, or a function of (delivery, error) that
                 returns seconds; None: the topic's setting.
-            on_error: by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
-            body: the type of the body, where an annotation cannot say it.
-            type: the messages that were sent with this `type`, or with one of these; None: those
-                that no other handler of the topic takes. `ordered` and `lease` are the same for all
-                handlers of a topic.
+            on_error: Rules by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
+            body: Type of the body, if an annotation cannot express it.
+            type: Type or types of the messages; None: messages that no other handler of the topic
+                takes. All handlers of a topic must have the same `ordered` and `lease`.
 
         Raises:
-            InvalidType, InvalidValue: the signature or an option cannot work, or the topic has such
-                a handler already.
+            InvalidType, InvalidValue: The signature or an option is not valid, or the topic already
+                has a handler for this type.
         """
 
         def register(function: F, depth: int = 2) -> F:
@@ -132,7 +132,7 @@ class TopicBase:
 
 
 class AsyncTopic(TopicBase, AsyncSchedules):
-    """A topic. Made by `AsyncClient.topic`; it reads Redis at its first call, or at `open`."""
+    """A topic, created by `AsyncClient.topic`; it reads Redis at its first call, or at `open`."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
@@ -142,18 +142,18 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         self._run = transport.run
 
     async def open(self, create: bool = True) -> bool:
-        """Create the topic, or compare the settings of the existing one; a first call does it, too.
+        """Create the topic, or compare the settings of an existing topic, as the first call does.
 
         Args:
-            create: False: a missing topic is an error.
+            create: Whether to create a missing topic. False: a missing topic is an error.
 
         Returns:
-            Whether this call created it.
+            Whether this call created the topic.
 
         Raises:
-            SettingsMismatch: it has other settings than were named.
-            FormatMismatch: another version of RMQ wrote it, in a format of its own.
-            TopicNotFound: it is missing and `create` is False.
+            SettingsMismatch: The topic has other settings than this program.
+            FormatMismatch: Another version of RMQ wrote the topic in another format.
+            TopicNotFound: The topic is missing and `create` is False.
         """
         return await self._run(opening.open(self._context, create))
 
@@ -190,23 +190,23 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...); None: the topic's setting.
-            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            Once this returns, the message is in Redis as durably as asked. After OutcomeUnknown it
-            may be: send again with the same `dedup_key`, or with `id=` of the same attempt (make
-            one with `new_id`), which adds nothing where the first attempt arrived. Where the call
-            is interrupted, by Ctrl-C or a cancellation, it may be, too.
+            After this returns, the message is in Redis with the requested durability. After
+            OutcomeUnknown, or if the call is interrupted by Ctrl-C or a cancellation, the message
+            may be stored. Then send it again with the same `dedup_key`, or with the `id` of the
+            first attempt (from `new_id`): if the first attempt has arrived, this adds nothing.
 
         Raises:
-            InvalidValue, InvalidType: an argument cannot work; nothing was sent.
-            EncodeError, PayloadTooLarge: the body cannot be written, or is too large; nothing was
-                sent.
-            QueueFull: the topic is at max_length, or Redis at maxmemory.
-            TopicPaused: sends are paused; nothing was stored.
-            NotDurable: stored, but not as durably as asked.
-            Unavailable: Redis was not reached.
-            OutcomeUnknown: its reply was not.
+            InvalidValue, InvalidType: An argument is not valid; nothing was sent.
+            EncodeError, PayloadTooLarge: The body cannot be encoded, or is too large; nothing
+                was sent.
+            QueueFull: The topic is at max_length, or Redis is at maxmemory.
+            TopicPaused: Sends are paused; nothing was stored.
+            NotDurable: The message is stored with less durability than requested.
+            Unavailable: Redis could not be reached; nothing was stored.
+            OutcomeUnknown: The reply of Redis was lost, so the message may be stored.
         """
         if unknown:
             refuse_unknown(unknown)
@@ -224,14 +224,14 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
-        """Send messages; one result for each, in order.
+        """Send messages; return one result for each, in order.
 
-        All are checked and encoded before the first is sent. What goes to one slot is stored all or
-        nothing, up to 1000 messages at a time; of those with a merge key up to 400.
+        All messages are checked and encoded before the first is sent. The messages of one slot are
+        stored all or nothing, up to 1000 at a time; with a merge key up to 400.
 
         Raises:
-            RMQError: what `send` raises; `results` of QueueFull and TopicPaused tell which messages
-                were stored.
+            RMQError: The errors of `send`; `results` of QueueFull and TopicPaused tell which
+                messages were stored.
         """
         return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
@@ -240,16 +240,16 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     ) -> MessageId:
         """Return an id for a send that may have to be repeated: pass it to every attempt.
 
-        Give the slot_basis or the group of the send, if it has one.
+        If the send has a slot_basis or a group, pass the same value here.
         """
         return await self._run(send_flow.new_id(self._context, slot_basis, group))
 
     async def get(self, id: Id) -> Message | None:
-        """Return one message, wherever it is; None if it is settled or never was."""
+        """Return a message from any queue, or None if it is settled or unknown."""
         return await self._run(reading.get(self._context, id))
 
     async def cancel(self, id: Id) -> CancelStatus:
-        """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
+        """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (unchanged)."""
         return await self._run(change.cancel(self._context, id))
 
     async def reschedule(
@@ -276,20 +276,20 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a consumer of this topic, for `async with`.
 
         Args:
-            lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
-                the topic's setting.
-            mode: "at_least_once": a delivery is settled by ack; "at_most_once": it is settled
-                before it is handed over. Then a message is lost where the process dies between
-                the two, or the answer to the settling stays away for more than a minute.
-            ordered: a slot gives out its next messages only when the ones before are settled,
-                by any consumer; a failed one comes again before those behind it. Either all
-                consumers of a topic should be ordered, or none.
+            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h; None: the
+                topic's setting.
+            mode: "at_least_once": you settle a delivery by ack. "at_most_once": a message is
+                settled before it is delivered; it is lost if the process dies in between, or if the
+                reply of Redis is missing for more than a minute.
+            ordered: A slot delivers its next messages only after the previous messages are settled,
+                by any consumer; a failed message is delivered again before the messages after it.
+                Either all consumers of a topic should be ordered, or none.
 
         Guarantee:
-            With `ordered`, messages of one slot_basis and one priority are handed over in the order
-            of sending, by any number of consumers: the next one only when the one before is settled
-            or in the same batch before it. A consumer that dies holds its slot until its lease
-            expires.
+            With `ordered`, messages with the same slot_basis and priority are delivered in the
+            order of sending, to any number of consumers: a message is delivered only after the
+            previous message is settled, or after it in the same batch. If a consumer dies, its slot
+            waits until the lease expires.
         """
         return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
 
@@ -302,16 +302,16 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> AsyncQuery:
-        """Return a reader for engines that replay batches, as Spark does; see `rmq.AsyncQuery`.
+        """Return a reader for engines that replay batches, such as Spark; see `rmq.AsyncQuery`.
 
         Args:
-            run: 32 hex digits: the name of the query for the life of its checkpoint.
-            owner: the process that runs it now; other owners are refused meanwhile.
-            lease: its messages go back to the queue when it is not renewed for so long, 1 s to
-                12 h.
-            owner_lease: how long other owners are refused after its last call.
-            exact: a batch is settled only when all its messages were handed out. Then messages
-                whose lease ran out before can still be settled, see `AsyncQuery.settle`.
+            run: Name of the query for the life of its checkpoint, 32 hex digits.
+            owner: Name of the process that runs the query now; other owners are refused.
+            lease: Time without a renewal after which the messages go back to the queue, 1 s
+                to 12 h.
+            owner_lease: Time after the owner's last call during which other owners are refused.
+            exact: Whether a batch is settled only if all its messages were handed out. Then
+                messages whose lease has expired can still be settled, see `AsyncQuery.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return AsyncQuery(self._transport, self._context, leased)
@@ -319,12 +319,12 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> AsyncStage:
-        """Return a place for messages that are published later, all together; see `rmq.AsyncStage`.
+        """Return a store for messages that are published together later; see `rmq.AsyncStage`.
 
         Args:
-            name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
-            keep: how long unpublished messages stay after the last push, 1 s to 30 days.
-            late: take messages whose time passed more than a year ago, too.
+            name: Name that is used once, 1 to 200 of A-Z a-z 0-9 . _ : -; None: a random name.
+            keep: How long unpublished messages are kept after the last push, 1 s to 30 days.
+            late: Whether to accept messages whose time passed more than a year ago.
         """
         return AsyncStage(self._transport, flows_of(self._context, name, keep, late))
 
@@ -336,31 +336,33 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         batch: int | None = None,
         timeout: Duration | None = None,
     ) -> PublishResult:
-        """Send staged messages, and drop their stages.
+        """Publish staged messages, and drop their stages.
 
         Args:
-            staged: of each stage, `AsyncStage.staged`; also of stages of other topics of this
-                Redis, which must exist.
-            query: the query that publishes its batches in turn; give `batch` too. Publish its
-                batches by one topic, where it is noted which stages of all topics are of a batch.
-            batch: its number. A batch is published once: when a call was interrupted, the next one
-                ends it with the stages of the first and drops its own; when it is published, or one
-                after it, the stages given are dropped.
-            timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
+            staged: `AsyncStage.staged` of each stage, also of stages of other topics in this Redis,
+                which must exist.
+            query: Name of a query that publishes its batches in turn; requires `batch`.
+                Publish all its batches through one topic, which records the stages of all
+                topics for each batch.
+            batch: Number of the batch. A batch is published once: after an interrupted call, the
+                next call publishes the stages of the first call and drops its own. If this or a
+                later batch is published already, the given stages are dropped.
+            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            Interrupted anywhere, and repeated, it continues: each staged message is accepted once.
-            Without `query` that holds for these very stages; a message is also known by its id
-            within the topic's dedup_window. Readers see messages as they are published, about 1000
-            of a slot at a time. A delay, and the time range of a merge, count from publishing.
+            Repeat an interrupted call, and it continues: each staged message is accepted once.
+            Without `query`, this holds if you pass the same stages; within the topic's
+            dedup_window, a message is also recognised by its id. Readers see messages as they are
+            published, about 1000 of a slot at a time. Delays and time ranges of merges count from
+            publishing.
 
         Raises:
-            StageLost: a stage is not as it was written; nothing, or nothing more, was published.
-            QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
-            NotDurable: not as durable as the topic asks; publish again.
+            StageLost: A stage is not complete; nothing more was published.
+            QueueFull: The topic is at max_length, or Redis is at maxmemory; publish again later.
+            NotDurable: The messages are less durable than the topic requires; publish again.
         """
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
-        """Drop stages unpublished, except those of a batch of `query` that has begun."""
+        """Drop unpublished stages, except the stages of a batch of `query` that has begun."""
         await self._run(discard_flow(self._context, staged, query))
