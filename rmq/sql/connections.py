@@ -1,4 +1,4 @@
-"""Connections: actions that use them, those of callers, checks, engines for a purpose.
+"""Connections: actions that use connections, checks, and engines for special purposes.
 
 An action takes an `Engine` in plain code, an `AsyncEngine` in async code; see
 `rmq.kernel.core.generators`.
@@ -34,8 +34,8 @@ log = logging.getLogger("rmq")
 T = TypeVar("T")
 
 AnyEngine = sa.Engine | AsyncEngine
-AnySource = AnyEngine | sa.Connection | AsyncConnection  # of a connection
-# A Connection or Session of the caller, in the caller's transaction.
+AnySource = AnyEngine | sa.Connection | AsyncConnection  # source of a connection
+# The caller's Connection or Session, with the caller's transaction.
 Here = sa.Connection | Session | scoped_session[Any]
 HereAsync = AsyncConnection | AsyncSession | async_scoped_session[Any]
 
@@ -60,12 +60,12 @@ class WithConnection:
         self._named = named
 
     def run(self) -> Any:
-        """As `Action.run`."""
+        """Like `Action.run`."""
         with getattr(self._source, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """As `Action.run_async`."""
+        """Like `Action.run_async`."""
         async with getattr(self._source, self._open)() as connection:
             return await connection.run_sync(self._function, *self._arguments, **self._named)
 
@@ -80,11 +80,11 @@ class OnConnection(WithConnection):
     """An action: call a function with a connection that is open already."""
 
     def run(self) -> Any:
-        """As `Action.run`."""
+        """Like `Action.run`."""
         return self._function(self._source, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """As `Action.run_async`."""
+        """Like `Action.run_async`."""
         return await self._source.run_sync(self._function, *self._arguments, **self._named)
 
 
@@ -103,12 +103,12 @@ def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None
     """Refuse an engine of another kind.
 
     Args:
-        engine: what the caller gave.
+        engine: Engine that the caller passed.
         kind: `Engine` or `AsyncEngine`.
-        other: the function that takes the other kind, or "".
+        other: Name of the function that takes the other kind, or "".
 
     Raises:
-        InvalidType: it is not of this kind.
+        InvalidType: The engine is of another kind.
     """
     if not isinstance(engine, kind):
         article = "an AsyncEngine" if kind is AsyncEngine else "an Engine"
@@ -153,7 +153,7 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 
 @sa.event.listens_for(sa.Engine, "savepoint")
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
-    """Note a savepoint of SQLite that no BEGIN came before; the driver cannot tell later."""
+    """Record a savepoint of SQLite without a BEGIN before it; the driver cannot tell later."""
     if connection.dialect.name != "sqlite":
         return
     raw: Any = connection.connection.driver_connection
@@ -164,14 +164,14 @@ def _note_missing_begin(connection: sa.Connection, name: str) -> None:
 
 
 def check_here(here: object, verb: str) -> None:
-    """Refuse an object that has no transaction, or is not of the kind that a method takes.
+    """Refuse an object without a transaction, or of a kind that a method does not take.
 
     Args:
-        here: what the caller gave.
-        verb: the method; if its name ends in `_async`, it takes async objects.
+        here: Object that the caller passed.
+        verb: Name of the method; a name that ends in `_async` takes async objects.
 
     Raises:
-        InvalidType: the object is of another type; the text says what takes it.
+        InvalidType: The object is of another type; the text names the method for it.
     """
     kinds, other_kinds, other_verb = _SYNC_KINDS, _ASYNC_KINDS, f"await {verb}_async"
     wanted = "a Connection or a Session"
@@ -187,21 +187,22 @@ def check_here(here: object, verb: str) -> None:
 
 
 def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
-    """Refuse a database without a table; one that does not answer is not refused.
+    """Refuse a database without a table; accept a database that does not answer.
 
     Args:
-        source: an engine, or a sessionmaker; one that chooses its engines itself is not asked.
-        table: the one to look for.
-        command: creates it.
+        source: Engine or sessionmaker; a sessionmaker that chooses its engines itself is not
+            checked.
+        table: Table to look for.
+        command: Command that creates the table.
 
     Raises:
-        ConfigurationError: the table does not exist.
+        ConfigurationError: The table does not exist.
     """
     if isinstance(source, sessionmaker | async_sessionmaker):
         source = source.kw.get("bind")
     if not isinstance(source, sa.Engine | AsyncEngine):
         return
-    own = with_own_pool(source)  # this event loop may end before that of the handlers begins
+    own = with_own_pool(source)  # this event loop may end before the loop of the handlers begins
     look = sa.select(sa.literal(1)).select_from(table).limit(0)
     try:
         with require_table(table, command):
@@ -265,7 +266,7 @@ class IdleLimit:
         self._last = time.monotonic()
 
     def before_call(self, wait_s: float) -> None:
-        """Begin the time again; it is longer by `wait_s`, for which the call may wait."""
+        """Start the time again, with `wait_s` more seconds, for which the call may wait."""
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":
                 _set_idle_limit(self._connection, self._limit_s + wait_s)
@@ -284,7 +285,7 @@ def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
 
 
 def _restore_idle_limit(connection: sa.Connection) -> None:
-    """Give a connection of MySQL or MariaDB back as it was: they have no limit of a transaction."""
+    """Restore a connection of MySQL or MariaDB, which have no limit per transaction."""
     with suppress(Exception):  # the connection has ended, and its settings with it
         cursor = connection.connection.cursor()
         cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")

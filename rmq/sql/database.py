@@ -174,7 +174,7 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
     dialect = connection.dialect.name
     if dialect in MYSQL:
         # Not INSERT IGNORE, which turns a truncated value or a missing parent row into a warning.
-        # A failed INSERT undoes only itself, and the transaction goes on.
+        # A failed INSERT undoes only itself, and the transaction continues.
         try:
             connection.execute(sa.insert(table).values(**values).inline())
         except IntegrityError as error:
@@ -197,15 +197,15 @@ def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
     timeout. A transaction whose first statement is a write waits for its turn.
 
     Args:
-        connection: in a transaction without a statement yet.
-        column: the primary key of the table; it is never null.
+        connection: Connection with a transaction without a statement yet.
+        column: Primary key of the table, which is never null.
     """
     if connection.dialect.name == "sqlite":
         no_rows = sa.update(column.table).where(column.is_(None))
         connection.execute(no_rows.values({column: column}))
 
 
-CONNECT_S = 5  # a person waits for the command line
+CONNECT_S = 5  # short, since the user is waiting
 
 # The command line is not async, and may be given the URL of an async program.
 _SYNC_DRIVERS = {
@@ -221,11 +221,11 @@ _DRIVERS_WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb")  # option 
 
 
 def parse(url: str) -> sa.URL:
-    """Read a database URL; an async driver is replaced by a plain one.
+    """Parse a database URL; an async driver is replaced by a plain driver.
 
     Raises:
-        InvalidType, InvalidValue: it is no URL, or of a database that RMQ does not support. The
-            message repeats nothing of it: a malformed URL may have a password anywhere.
+        InvalidType, InvalidValue: The text is not a URL, or its database is not supported. The
+            message does not repeat the text, because a malformed URL may have a password anywhere.
     """
     if not isinstance(url, str):
         raise InvalidType(f"database: {type(url).__name__}; give a URL")
@@ -233,7 +233,7 @@ def parse(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
         raise InvalidValue(
-            "database: that is not a URL; write postgresql+psycopg://user@host/name, "
+            "database: that is not a URL; use postgresql+psycopg://user@host/name, "
             "mysql+pymysql://user@host/name or sqlite:////path/to/file"
         ) from None
     if parsed.get_backend_name() not in SUPPORTED:
@@ -260,12 +260,12 @@ def shown(url: sa.URL) -> str:
 
 @contextmanager
 def opened(url: sa.URL) -> Iterator[sa.Engine]:
-    """Open an engine for the time of a command; its errors are readable and show no password.
+    """Open an engine for the duration of a command; its errors are readable and show no password.
 
     Raises:
-        ConfigurationError: the driver is not installed, or refuses an option.
-        Unavailable: the database cannot be reached, or refuses the login.
-        StorageError: the database refuses a statement.
+        ConfigurationError: The driver is not installed, or refuses an option.
+        Unavailable: The database cannot be reached, or refuses the login.
+        StorageError: The database refuses a statement.
     """
     try:
         driver = url.get_dialect().driver

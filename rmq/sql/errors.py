@@ -20,7 +20,7 @@ from rmq.errors import ConfigurationError, OutcomeUnknown, Unavailable
 from rmq.kernel.core.delivery import Snooze
 
 DUPLICATE_KEY = 1062  # MySQL and MariaDB
-_NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code of its own for it
+_NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code for it
 # A connection was lost or refused; the server shuts down, starts, or has no connection left, or it
 # has become a replica, which takes no writes; a statement, or its wait for a lock, took too long.
 _AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014")
@@ -56,18 +56,18 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_contention(error: BaseException) -> bool:
-    """Whether another transaction was in the way: a conflict, or a lock not released in time.
+    """Return whether another transaction interfered: a conflict, or a lock not released in time.
 
-    SQLite's lock is that of the whole database, and no sign of it: see `is_away`.
+    SQLite locks the whole database, so its lock is no sign of a conflict: see `is_away`.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the database could not be reached, ended the connection, or did not answer in time.
+    """Return whether the database was unreachable, ended the connection, or did not answer in time.
 
-    Includes a lock that was not released in time, and a pool without a free connection. Ask only
-    about errors of RMQ's own statements: an `OSError` of a handler may have any cause.
+    This includes a lock that was not released in time, and a pool without a free connection. Use it
+    only for errors of RMQ's own statements: an `OSError` of a handler may have any cause.
     """
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
@@ -110,20 +110,20 @@ def require_table(table: sa.Table, command: str) -> Iterator[None]:
 
 log = logging.getLogger("rmq")
 
-MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # until a delivery comes back
-CONFLICT_WAIT_S = 0.1  # after a conflict of two transactions
-QUIET_S = 2 * MAX_WAIT_S  # an error after so long begins another outage
-LOG_INTERVAL_S = 30.0  # between two log lines about one outage
+MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # wait until a delivery comes back
+CONFLICT_WAIT_S = 0.1  # wait after a conflict of two transactions
+QUIET_S = 2 * MAX_WAIT_S  # an error after this time begins another outage
+LOG_INTERVAL_S = 30.0  # time between two log lines about one outage
 
 _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """The store of a middleware cannot be reached: the delivery comes back, at no retry."""
+    """The store of a middleware is unreachable: the delivery comes back without losing a retry."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a store is away, or two transactions were in conflict. Ask as `is_away` says."""
+    """Return whether a store is away, or two transactions conflicted; see `is_away` for its use."""
     return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
 
 

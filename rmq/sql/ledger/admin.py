@@ -24,12 +24,12 @@ class Entry(NamedTuple):
     """The ledger's row of a business key.
 
     Attributes:
-        state: "consuming": a delivery works on it, or its process died; if `left_s` is None, a run
-            of `exactly_once` committed a part of its work; "consumed": the work is done.
-        message_id: of the message that claimed it, or did the work.
-        delivery: its delivery number (`d.fence`).
-        since: when it was claimed, by the database's clock.
-        left_s: seconds until the row expires, 0 if it has; None: it stays until it is purged.
+        state: "consumed": the work is done. "consuming": a delivery works on it, or its process
+            died; if `left_s` is None, a run of `exactly_once` has committed a part of its work.
+        message_id: Id of the message that claimed the key, or did the work.
+        delivery: Delivery number of that message (`d.fence`).
+        since: Time of the claim, by the database's clock.
+        left_s: Seconds until the row expires, 0 if it has; None: it stays until it is purged.
     """
 
     state: str
@@ -48,7 +48,7 @@ def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> 
 async def look_async(
     engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
 ) -> Entry | None:
-    """As `look`."""
+    """Like `look`."""
     check_engine(engine, AsyncEngine, "look")
     return await generators.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
@@ -63,7 +63,7 @@ def _look(engine: AnyEngine, row: Row) -> Procedure[Entry | None]:
     return Entry(stored.state, message_id, int(delivery), moment(stored.created_ms), left_s)
 
 
-BATCH = 1000  # rows in one transaction, so that it holds its locks for a moment only
+BATCH = 1000  # rows of one transaction, which therefore holds its locks only briefly
 
 
 def purge(engine: sa.Engine, older_than: Duration) -> int:
@@ -75,11 +75,13 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
     running handlers, and rows whose `ttl` has not passed, stay.
 
     Args:
-        engine: of the ledger's database.
-        older_than: since the row was claimed, seconds or timedelta, by the database's clock.
+        engine: Engine of the ledger's database.
+        older_than: Minimum time since the row was claimed, in seconds or as a timedelta, by the
+            database's clock.
 
     Guarantee:
-        It works in transactions of about 1000 rows. If it is stopped, the next call continues.
+        The purge works in transactions of about 1000 rows. If it is stopped, the next call
+        continues.
     """
     check_engine(engine, sa.Engine, "purge_async")
     return generators.run(_purge(engine, older_than))

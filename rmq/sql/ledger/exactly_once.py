@@ -28,9 +28,9 @@ from rmq.sql.ledger.store import check_kind, check_ttl
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED_TRANSACTION = "25P02"  # PostgreSQL: refuses statements after one has failed
-# Disturbances in a row of one message that cost no retry; the last one counts as a failure.
-MAX_LOSSES = 3  # of the connection
-MAX_CONFLICTS = 20  # with other transactions
+# Disturbances of a message that cost no retry; the next disturbance counts as a failure.
+MAX_LOSSES = 3  # lost connections
+MAX_CONFLICTS = 20  # conflicts with other transactions
 COUNTS_KEPT = 1000
 Source = sa.Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]
 
@@ -52,32 +52,34 @@ def exactly_once(
     call, as in a unit test, calls the plain function.
 
     Args:
-        source: an Engine, whose connection the handler gets, or a sessionmaker, whose session; an
-            AsyncEngine or async_sessionmaker for async handlers. The database needs the table
-            `rmq_ledger` (`rmq ledger create`).
-        key: what makes two messages the same, as in `rmq.idempotent`: None, the message's id;
-            "header:NAME"; or a function of the body.
-        consumer: the owner of the rows; each consumer of a topic has rows of its own.
-        ttl: how long a key is remembered, seconds or timedelta, not less than the lease; None:
+        source: An Engine, whose connection the handler gets, or a sessionmaker, whose session it
+            gets. Async handlers need an AsyncEngine or async_sessionmaker. The database needs the
+            table `rmq_ledger` (`rmq ledger create`).
+        key: Business key, as in `rmq.idempotent`: None (the message's id), "header:NAME", or a
+            function of the body. Messages with the same key count as copies.
+        consumer: Owner of the rows; each consumer of a topic has rows of its own.
+        ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease; None:
             until `rmq.ledger.purge`.
-        parameter: the handler's parameter for the connection or session, unless it is named
+        parameter: Name of the handler's parameter for the connection or session, unless it is
             `connection` or `session`.
 
     Guarantee:
-        Exactly once, for what the handler writes through its connection or session: while the row
-        exists, the writes of exactly one delivery commit. A crash, a lost lease or a lost Redis
-        leaves all of them or none. A copy of the message that comes meanwhile waits for the end of
-        the transaction, at the unique index, and is then run or acked. Other effects of the handler
-        (a mail, another database) are not covered. The row is inserted as "consuming", and says
-        "consumed" just before the commit: a handler that caught a database error after which
-        nothing is kept fails with `rmq.WorkRolledBack`, and a message of which only a part was
-        committed, because the handler ended the transaction itself, is neither run nor acked again
-        but becomes a dead letter that says so. If the database is away, or did not answer the
-        commit, or ended the transaction because another one was in the way, the delivery is put
-        off, at no retry. Any other error of the database is a failure.
+        The handler's writes through its connection or session take effect exactly once: while the
+        row exists, the writes of exactly one delivery commit. A crash, a lost lease or a lost Redis
+        leaves all of them or none. A copy of the message waits, at the unique index, for the end of
+        the transaction, and is then run or acked. Other effects of the handler (a mail, another
+        database) are not covered.
+
+        The row is "consuming" until just before the commit, and then "consumed". If a handler
+        catches a database error that rolled its transaction back, it fails with
+        `rmq.WorkRolledBack`. If a handler ends the transaction itself, and so commits only a part,
+        the message is neither run nor acked again: it becomes a dead letter that says so. If the
+        database is away, does not answer the commit, or ends the transaction because of a conflict,
+        the delivery is put off without losing a retry. Any other error of the database is a
+        failure.
 
     Raises:
-        InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
+        InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.
 
     Source:
         The transactional variant of https://github.com/Jaskey/RocketMQDedupListener,
@@ -124,13 +126,13 @@ def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested:
 
 
 class _Attempt:
-    """A run of the handler: what became of it decides whether its message is at fault.
+    """A run of the handler, which tells whether its message is at fault.
 
     Attributes:
-        has_begun: whether the handler was called.
-        handler_error: what it raised.
-        has_lost_connection: whether SQLAlchemy knows that its connection ended; it does not if the
-            handler used the driver's cursor. The next statement, or the rollback, then fails.
+        has_begun: Whether the handler was called.
+        handler_error: Error of the handler.
+        has_lost_connection: Whether SQLAlchemy knows that its connection ended. If the handler used
+            the driver's cursor, only the next statement or the rollback fails.
     """
 
     has_begun = False
@@ -149,7 +151,7 @@ class ExactlyOnce(Middleware):
         self._is_async = isinstance(source, AsyncEngine | async_sessionmaker)
         self.has_sessions = isinstance(source, sessionmaker | async_sessionmaker)
         self._outage = Outage(f"the database of @{_WORD}")
-        self._counts: dict[tuple[Any, int], int] = {}  # by message id and the most that is allowed
+        self._counts: dict[tuple[Any, int], int] = {}  # by message id and limit
 
     def check_handler(self, handler: HandlerInfo) -> None:
         """As `Middleware.check_handler`."""
@@ -230,14 +232,14 @@ class ExactlyOnce(Middleware):
 
     @contextmanager
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
-        """Put the delivery off if the database is at fault within this block, not the message.
+        """Put the delivery off if the database, not the message, is at fault within this block.
 
-        Nothing was committed then. But a message whose statement makes the server end the
-        connection, or that conflicts with others each time, would come back for ever; so after some
-        times in a row it fails like any other.
+        Nothing was committed then. A message whose statement always makes the server end the
+        connection, or always conflicts, would come back forever; so after a number of times it
+        fails like any other.
 
         Raises:
-            StoreAway: the database is away, or another transaction was in the way.
+            StoreAway: The database is away, or another transaction was in the way.
         """
         attempt = _Attempt()
         try:
@@ -254,7 +256,7 @@ class ExactlyOnce(Middleware):
                 most = MAX_LOSSES
             else:
                 raise
-            # Before the handler is called, its message cannot be at fault.
+            # Before the handler is called, the message cannot be at fault.
             times = self._count(delivery, most) if attempt.has_begun else 1
             if times == most:
                 raise
@@ -297,11 +299,11 @@ def _finish(
     """Mark the row as done at the end of the transaction.
 
     A handler may catch a database error and return. PostgreSQL then silently turns our COMMIT into
-    a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have rolled back already,
-    and what the handler did since is another transaction, without our row.
+    a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have rolled back already;
+    later writes of the handler belong to another transaction, without our row.
 
     Raises:
-        WorkRolledBack: the row is gone; the rest of the transaction is rolled back.
+        WorkRolledBack: The row is gone; the rest of the transaction is rolled back.
     """
     try:
         is_ours = rows.finish(connection, row, ttl_ms)

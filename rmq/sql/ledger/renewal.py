@@ -34,13 +34,13 @@ Batch = tuple[list[Row], int]
 
 
 class HeldClaim:
-    """A claim that a running handler has.
+    """A claim of a running handler.
 
     Attributes:
-        due: when to renew it next, by the monotonic clock.
-        ttl_ms: of done work that is not marked yet: how long its row is to live; else None.
-        mark_at: when to try to mark it, by the monotonic clock.
-        mark_until: when to give that up: a row marked in time would have expired by then.
+        due: Time of the next renewal, by the monotonic clock.
+        ttl_ms: Life of the row of done work that is not marked yet; None: not done.
+        mark_at: Time of the next attempt to mark the row, by the monotonic clock.
+        mark_until: Time at which to give up, because a marked row would have expired.
     """
 
     __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
@@ -68,9 +68,9 @@ class Renewal:
     """The claims that handlers have, and the rounds that renew them.
 
     Args:
-        transact: calls a function with a connection of `engine`.
-        engine: has connections for renewal alone.
-        dispose: whether to close them when no claim is left.
+        transact: Function that calls a function with a connection of `engine`.
+        engine: Engine with connections only for renewal.
+        dispose: Whether to close the connections when no claim is left.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from rmq.kernel.core.delivery import DeliveryData, Reject, Snooze
 from rmq.sql.database import ExactText, insert_new, now_ms
 
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0
-CLAIM_ATTEMPTS = 3  # while others insert and delete the row
+CLAIM_ATTEMPTS = 3  # attempts, while others insert and delete the row
 
 metadata = sa.MetaData()
 
@@ -221,7 +221,7 @@ def begin(connection: sa.Connection, row: Row) -> bool:
         Reject: as `StoredRow.check_done`.
     """
     if row.former is not None:
-        # A run that has lost its lease may still be open there: this waits for its end, too.
+        # A run that has lost its lease may still be open there; this also waits for its end.
         insert(connection, row._replace(topic=row.former[0]), CONSUMING, None)
         if _was_done_before_redrive(connection, row):
             return False

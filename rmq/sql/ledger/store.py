@@ -30,9 +30,9 @@ from rmq.sql.ledger.rows import COMMAND, Row, ledger
 log = logging.getLogger("rmq")
 
 R = TypeVar("R", ThreadRenewal, TaskRenewal)
-LEASE_MS = 30_000  # if the lease is not known
+LEASE_MS = 30_000  # assumed lease, if the lease is not known
 BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
-ATTEMPTS = 3  # of a transaction that conflicts with another one
+ATTEMPTS = 3  # attempts of a transaction that conflicts with another transaction
 
 
 class Ledger:
@@ -45,22 +45,23 @@ class Ledger:
     acked.
 
     Args:
-        engine: of SQLAlchemy: an Engine for plain handlers, an AsyncEngine for async ones. It needs
-            the table `rmq_ledger` (`rmq ledger create`), and a connection for each handler that
-            starts or ends, besides those that handlers use. Renewal has one of its own.
-        consumer: the owner of the rows; each consumer of a topic has rows of its own.
-        hold: how long a claim lives unless it is renewed, seconds or timedelta, at least 1 s; as a
-            rule the lease of the topic. After a crash, the message waits for the rest of it.
+        engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
+            database needs the table `rmq_ledger` (`rmq ledger create`). It needs a connection
+            for each handler that starts or ends, in addition to connections of the handlers
+            and one for renewal.
+        consumer: Owner of the rows; each consumer of a topic has rows of its own.
+        hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s;
+            usually the lease of the topic. After a crash, the message waits for the rest of it.
 
     Guarantee:
-        At most one run at a time for a key, and none after a success, for as long as the row
-        exists; Redis has no part in it. The row and what the handler does elsewhere are separate:
-        the work is repeated if the process dies between the two, is stopped for longer than `hold`,
-        or if an async handler blocks its event loop for so long. For effects in this same database,
-        `exactly_once` has no such gap. A claim lives as long as its run, even if the delivery's
-        lease is lost or its `max_runtime` over. If the database is away, the delivery is put off,
-        at no retry. If done work cannot be marked, this process keeps the claim, and tries to mark
-        it until it succeeds, or the `ttl` has passed since the work was done.
+        For a key, there is at most one run at a time, and none after a success, while the row
+        exists; this does not depend on Redis. The row and the handler's other effects are separate:
+        the work is repeated if the process dies between the two, or stops for longer than `hold`,
+        for example because an async handler blocks its event loop. For effects in the same
+        database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
+        delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
+        is put off without losing a retry. If done work cannot be marked, this process keeps the
+        claim and retries until it succeeds, or the `ttl` has passed since the work was done.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
@@ -120,15 +121,15 @@ class Ledger:
     def transact(
         self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
     ) -> Procedure[Any]:
-        """Call a function of a Connection, in transactions of its own; repeat it on a conflict.
+        """Call a function of a Connection, in transactions of its own; repeat it after a conflict.
 
         Args:
-            verb: the function.
-            arguments: what it takes beside the connection.
-            engine: the one to use instead of the ledger's.
+            verb: The function.
+            arguments: Arguments after the connection.
+            engine: Engine to use instead of the ledger's.
 
         Raises:
-            Snooze: the database is away.
+            Snooze: The database is away.
         """
         action = WithConnection(engine or self._engine, verb, *arguments)
         attempts = 0
@@ -144,7 +145,7 @@ class Ledger:
 
     @property
     def renewal(self) -> ThreadRenewal | TaskRenewal:
-        """The renewal of this engine's claims; for an async engine, that of the running loop."""
+        """The renewal of this engine's claims; an async engine has a renewal per event loop."""
         if not self.is_async:
             return self._thread_renewal
         loop = asyncio.get_running_loop()
@@ -244,13 +245,13 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
     """Refuse a handler of the other kind.
 
     Args:
-        handler: the one to be registered.
-        is_async: whether the engine is.
-        owner: the engine's owner, for the error.
+        handler: Handler to register.
+        is_async: Whether the engine is async.
+        owner: Owner of the engine, for the error.
 
     Raises:
-        InvalidType: a plain handler cannot await an async engine, and an async handler would block
-            its event loop in a plain one.
+        InvalidType: A plain handler cannot await an async engine, or an async handler would block
+            its event loop in a plain engine.
     """
     if handler.is_async == is_async:
         return

@@ -1,4 +1,4 @@
-"""Confirmation, for consumers: a log row while a handler runs, then the confirmed stub.
+"""Confirmation, for consumers: a log row while a handler runs, and finally the confirmed stub.
 
     on receipt      the log row is written, in a transaction of its own
     success         the stub is confirmed and the log row deleted, in one transaction
@@ -37,7 +37,7 @@ log = logging.getLogger("rmq")
 Check = Callable[[DeliveryData], bool] | Callable[[DeliveryData], Awaitable[bool]]
 ConfirmHandler = Callable[[Any], None] | Callable[[Any], Awaitable[None]]
 
-FIELD = "stub"  # of the body of a confirmation that is sent as a message
+FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
@@ -164,7 +164,7 @@ def _is_async(engine: object) -> bool:
 
 
 def _settled_itself(delivery: DeliveryData) -> bool:
-    """Whether the handler has settled its delivery; it cannot be known whether by an ack."""
+    """Return whether the handler has settled its delivery, possibly without an ack."""
     if not delivery.is_settled or delivery.lost:
         return False
     log.warning(
@@ -196,10 +196,10 @@ class Confirming:
         has no stub, is handled without any of this.
 
         Args:
-            engine: of the database with the stubs: an Engine for a plain handler, an AsyncEngine
-                for an async one. With `via`: of the consumer's own database, which has the table
-                rmq_log; every message is then confirmed, those without a stub too.
-            via: a topic back to the producer, where `confirm_handler` confirms.
+            engine: Engine of the database with the stubs; an AsyncEngine for an async handler. With
+                `via`: engine of the consumer's own database, which has the table rmq_log; then
+                every message is confirmed, even without a stub.
+            via: Topic back to the producer, on which `confirm_handler` confirms.
 
         Guarantee:
             A message is confirmed only after its handler has returned, or a middleware below has
@@ -207,12 +207,13 @@ class Confirming:
             confirmation, the message is delivered again: with a ledger it is then found done, and
             confirmed.
             If done work cannot be confirmed, its claim is marked as done and the delivery is put
-            off, at no retry: the next delivery confirms and runs nothing. A delivery that its
-            handler settles itself is not confirmed, because that may not have been an ack.
+            off without losing a retry: the next delivery confirms and runs nothing. If a handler
+            settles its delivery itself, the delivery is not confirmed, because it may not have been
+            acked.
 
         Raises:
-            InvalidType: engine, via and handler are not of one kind.
-            InvalidValue: another middleware stands above it. Both when the handler is registered.
+            InvalidType: engine, via and handler are not of the same kind.
+            InvalidValue: Another middleware is above this one. Both are raised at registration.
         """
         middleware = Confirms(engine, via)
 
@@ -230,7 +231,7 @@ class Confirming:
         body that is no confirmation becomes a dead letter at once.
 
         Args:
-            engine: of the database with the stubs.
+            engine: Engine of the database with the stubs.
         """
         outage = Outage("the database with the stubs")
 
@@ -257,7 +258,7 @@ class Confirming:
         error of the database counts as an error of the handler.
 
         Args:
-            engine: of the database with the stubs; an AsyncEngine for an async handler.
+            engine: Engine of the database with the stubs; an AsyncEngine for an async handler.
         """
         outage = Outage("the database with the stubs")
 

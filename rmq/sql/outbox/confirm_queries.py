@@ -16,14 +16,14 @@ def note_receipt(connection: Connection, id: str, delivery: DeliveryData, has_st
     """Write the log row of a delivery.
 
     Args:
-        connection: of the consumer's database.
-        id: of the stub.
-        delivery: the one that was received.
-        has_stubs: whether that database has the stubs too.
+        connection: Connection to the consumer's database.
+        id: Id of the stub.
+        delivery: Received delivery.
+        has_stubs: Whether that database also has the stubs.
 
     Returns:
-        False, and no log row is written, if the message was sent without a stub. This is only
-        known where the stubs are.
+        False, without a log row, if the message was sent without a stub. This can be known only in
+        the database with the stubs.
     """
     with require_table(logs, CREATE):
         write_first(connection, logs.c.id)

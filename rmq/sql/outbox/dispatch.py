@@ -1,8 +1,9 @@
-"""Send stubs to Redis: many in one call, and an outcome for each.
+"""Send stubs to Redis: many in one call, with an outcome for each.
 
-A stub can be refused for two kinds of reasons. Permanent ones are the stub's own fault: its body is
-too large for the topic, its row was edited. They must not hold up other stubs. Temporary ones are
-the topic's or the server's: a full topic, a refused login. They must not cost a message its life.
+A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault: its body
+is too large for the topic, or its row was edited. They must not hold up other stubs. Temporary
+reasons belong to the topic or the server: a full topic, a refused login. They must not use up the
+sends of a message.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from rmq.sql.outbox.tables import Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
-IDLE_S = 10.0  # how long a transaction may be idle besides the time that a call may take
+IDLE_S = 10.0  # how long a transaction may be idle, in addition to the duration of a call
 SAME_CLOCK_MS = 1000  # clocks that differ by less are equal, so that due times are kept exactly
 OWN_FAULT = (InvalidValue, InvalidType, PayloadTooLarge, EncodeError)
 
@@ -74,9 +75,9 @@ class Refused(NamedTuple):
     """A stub that was not sent.
 
     Attributes:
-        error: the reason.
-        is_permanent: whether it is the stub's own fault, so that no send of it can succeed.
-        is_slot_full: whether its slot has no room for all stubs of the call.
+        error: Reason of the refusal.
+        is_permanent: Whether the stub is at fault, so that no send can succeed.
+        is_slot_full: Whether its slot has no room for all stubs of the call.
     """
 
     error: Exception
@@ -86,7 +87,7 @@ class Refused(NamedTuple):
 
 Outcome = SendResult | Refused
 
-# By client: any of its dispatchers can create a topic again as another one has seen it.
+# By client: its dispatchers share the former settings of topics, to create lost topics again.
 _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = WeakKeyDictionary()
 
 
@@ -108,18 +109,18 @@ class Dispatcher:
     def send(
         self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
     ) -> list[Outcome]:
-        """Send stubs, those of one topic in their order; return an outcome for each.
+        """Send stubs, in their order within a topic; return an outcome for each.
 
         Args:
-            stubs: each of them once.
-            now_ms: by the database's clock.
-            connection: in the transaction that has locked the stubs, if one has.
+            stubs: Stubs without repetition.
+            now_ms: Time of the database's clock.
+            connection: Connection with the transaction that has locked the stubs, or None.
 
         Guarantee:
             After a stub that was refused temporarily, no other stub of its slot is sent.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away; some may have been sent.
+            Unavailable, OutcomeUnknown: Redis is away; some stubs may have been sent.
         """
         self._limit = None if connection is None else IdleLimit(connection, self.idle_limit_s)
         is_timed = any(stub.due_ms > now_ms for stub in stubs)
@@ -143,11 +144,11 @@ class Dispatcher:
     def context(self, topic: str, codec: int) -> TopicContext:
         """Open a topic for bodies that are encoded already.
 
-        A topic that does not exist is created: with its former settings, if a dispatcher of this
-        client has seen them, else with those that the program declared on this client.
+        A topic that does not exist is created with its former settings, if a dispatcher of this
+        client has seen them, else with the settings that the program declared on this client.
 
         Raises:
-            InvalidValue: it is no name of a topic. Other errors of opening a topic.
+            InvalidValue: The name is not valid. Other errors of opening a topic.
         """
         context = self._contexts.get((topic, codec))
         if context is None:
@@ -241,10 +242,10 @@ class Dispatcher:
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send; to a slot without room for all of its stubs, send the first ones that have room.
+        """Send; if a slot has no room for all of its stubs, send the first stubs that fit.
 
-        Redis stores all messages that a call has for a slot, or none of them. Without this, a slot
-        with room for 100 would refuse 500 stubs for ever, even an empty one.
+        Redis stores all messages of a call for a slot, or none of them. Without this, a slot with
+        room for 100 messages would refuse 500 stubs forever.
         """
         outcomes = self._call_once(context, pairs)
         refused: dict[int, list[int]] = {}  # by slot: the indexes of its stubs, in order
@@ -252,8 +253,9 @@ class Dispatcher:
             id = pairs[index][1].id
             assert isinstance(id, MessageId)  # the stub's, with the slot that it goes to
             refused.setdefault(id.slot, []).append(index)
-        # No slot has room for so many. Each pass tries half of the number: the next stubs of a slot
-        # that stored the last ones, fewer of one that did not. That is a binary search in each.
+        # No slot has room for so many stubs. Each pass halves the number: a slot that stored its
+        # stubs gets the next stubs, another slot gets fewer. So each slot is searched like a binary
+        # search.
         size = max(map(len, refused.values()), default=1)
         while refused and size > 1:
             size = (size + 1) // 2
@@ -262,7 +264,7 @@ class Dispatcher:
             for index, outcome in zip(tried, again, strict=True):
                 outcomes[index] = outcome
             if any(isinstance(o, Refused) and not o.is_slot_full for o in again):
-                break  # what follows them in their slots must not overtake
+                break  # stubs after them in the same slots must not overtake
             is_slow = any(_is_not_durable(outcome) for outcome in outcomes)
             if is_slow and len(_refused_as_full(outcomes, tried)) < len(tried):
                 break  # each pass waits for replicas, and rows are locked meanwhile
@@ -305,7 +307,7 @@ def _is_not_durable(outcome: Outcome) -> bool:
 
 
 def _refused_as_full(outcomes: Sequence[Outcome], indexes: Iterable[int]) -> list[int]:
-    """Return those of the indexes whose messages a full slot has refused."""
+    """Return the indexes whose messages a full slot has refused."""
     return [i for i in indexes if isinstance(o := outcomes[i], Refused) and o.is_slot_full]
 
 

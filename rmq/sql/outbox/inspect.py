@@ -34,17 +34,17 @@ class Counts(NamedTuple):
     """The numbers of stubs in an outbox, by status.
 
     Attributes:
-        unsent: stubs that are not sent yet.
-        unconfirmed: stubs that were sent, and that no consumer has confirmed.
-        in_log: unconfirmed stubs that a consumer has recorded in `rmq_log`; no resend of them is
-            due while that row is recent.
-        confirmed: stubs whose work is done.
-        void: stubs that were withdrawn.
-        exhausted: stubs that were given up.
-        oldest_unsent_ms: the age of the oldest unsent stub; None if all are sent.
-        next_resend: the next resend time of a stub that is not in the log, or None.
-        overdue_ms: how long ago that time passed; 0 if it has not passed. A running resender keeps
-            it below a few seconds.
+        unsent: Stubs that are not sent yet.
+        unconfirmed: Stubs that were sent, and that no consumer has confirmed.
+        in_log: Unconfirmed stubs that a consumer has recorded in `rmq_log`. They are not resent
+            while that row is recent.
+        confirmed: Stubs whose work is done.
+        void: Stubs that were withdrawn.
+        exhausted: Stubs that were given up.
+        oldest_unsent_ms: Age of the oldest unsent stub, or None.
+        next_resend: Next resend time of a stub that is not in the log, or None.
+        overdue_ms: Time since that resend time; 0 if it has not passed. A running resender keeps it
+            below a few seconds.
     """
 
     unsent: int
@@ -62,13 +62,13 @@ class Entry(NamedTuple):
     """A stub, decoded for people.
 
     Attributes:
-        id: of the stub; `rmq.outbox.stub_id` computes it from the id of the message.
+        id: Id of the stub; `rmq.outbox.stub_id` computes it from the id of the message.
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
-        body: decoded; the raw bytes if that fails.
-        due: the due time, or None.
-        resend_at: when its message counts as lost; None if it is settled or exhausted, or its
-            message was redriven to another topic.
-        error: why it is exhausted, or ''.
+        body: Decoded body; the raw bytes if decoding fails.
+        due: Due time, or None.
+        resend_at: Time at which its message counts as lost. None for a settled or exhausted stub,
+            and for a message that was redriven to another topic.
+        error: Reason why the stub is exhausted, or ''.
     """
 
     id: str
@@ -130,14 +130,14 @@ def entries(
     """List stubs, oldest first.
 
     Args:
-        engine: of the database that holds them.
-        statuses: values of `Entry.status`; empty: all.
-        topic: only stubs of this topic.
-        limit: the most stubs, 1 to 10 000.
+        engine: Engine of the outbox's database.
+        statuses: Values of `Entry.status`; empty: all.
+        topic: Topic of the stubs; None: all.
+        limit: Maximum number of stubs, 1 to 10 000.
 
     Raises:
-        InvalidValue: there is no such status.
-        ConfigurationError: the table is missing.
+        InvalidValue: A status is unknown.
+        ConfigurationError: The table is missing.
     """
     query = sa.select(stubs).order_by(stubs.c.seq).limit(check_int(limit, "limit", 1, MAX_LIMIT))
     if statuses:

@@ -34,7 +34,8 @@ from rmq.sql.outbox.resend_queries import DueStub
 from rmq.sql.outbox.tables import message_id
 
 PAGE = 1000  # ids in one call
-_PLACES: dict[str, QueueName] = {"s": "store", "p": "prepare", "d": "dead"}  # else in none
+# Other letters: no queue.
+_PLACES: dict[str, QueueName] = {"s": "store", "p": "prepare", "d": "dead"}
 
 Ids = Callable[[TopicContext], Sequence[MessageId]]
 
@@ -43,10 +44,10 @@ class Located(NamedTuple):
     """The queue of one message, and the state of its slot.
 
     Attributes:
-        queue: "store", "prepare", "dead"; None: in none of them.
-        newest: the acceptance number of its slot's newest message; 0: the slot never had one.
-        idle: whether its slot has no waiting message and none in flight.
-        is_moved: whether it was redriven to another topic, in the last 30 days.
+        queue: "store", "prepare", "dead", or None.
+        newest: Acceptance number of the slot's newest message; 0: the slot never had a message.
+        idle: Whether the slot has no waiting message and no message in flight.
+        is_moved: Whether the message was redriven to another topic in the last 30 days.
     """
 
     queue: QueueName | None
@@ -61,12 +62,12 @@ NOWHERE = Located(None, 0, True)
 def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
     """Locate messages of one topic; return one answer for each, in order.
 
-    A topic that is gone from Redis holds nothing. The next send notices that it is gone, and may
-    create it again as it was.
+    A topic that is gone from Redis has no messages. The next send notices this, and may create the
+    topic again with its former settings.
 
     Args:
-        context: of the topic, open.
-        ids: makes the ids for the slots that the topic has when it is called.
+        context: Opened context of the topic.
+        ids: Function that makes the ids for the present slots of the topic.
     """
     try:
         return (yield from _locate(context, ids(context)))
@@ -74,7 +75,7 @@ def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
         topic = yield scripts.topic(context, None)
         if topic.state < 0:
             return [NOWHERE] * len(ids(context))
-    # The topic exists, created anew or without this slot: open it again to read what it holds.
+    # The topic was created again, or lacks this slot: open it again to read its messages.
     context.forget()
     yield from opening.open(context)
     return (yield from _locate(context, ids(context)))
@@ -123,8 +124,8 @@ class LossDetector:
     """Find out which due stubs are lost.
 
     Args:
-        dispatcher: opens topics, and asks Redis.
-        engine: of the database with the stubs and log rows.
+        dispatcher: Dispatcher that opens topics and calls Redis.
+        engine: Engine of the database with the stubs and log rows.
     """
 
     def __init__(self, dispatcher: Dispatcher, engine: sa.Engine) -> None:
@@ -132,7 +133,7 @@ class LossDetector:
         self._engine = engine
 
     def sort(self, due: Sequence[DueStub]) -> Sorted:
-        """Sort due stubs into lost ones and others.
+        """Sort due stubs by the state of their messages.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away.
@@ -152,12 +153,12 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where the messages are in Redis, by seq; None if a topic cannot be asked."""
+        """Return the places of messages in Redis, by seq; None for an unreadable topic."""
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:
             located[stub.seq] = NOWHERE
-            # An invalid id was not written by RMQ. The send of such a stub reports the error.
+            # RMQ does not write invalid ids. The send of this stub reports the error.
             if _is_id(stub.id):
                 by_topic.setdefault(stub.topic, []).append(stub)
         for topic, stubs in by_topic.items():

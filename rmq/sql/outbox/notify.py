@@ -25,7 +25,7 @@ from rmq.sql.outbox import resend_queries
 
 log = logging.getLogger("rmq.outbox")
 
-REPORT_MS = 60_000  # a process has so long to report a stub; then it counts as dead
+REPORT_MS = 60_000  # limit for reporting a stub; after it, the reporting process counts as dead
 TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 
@@ -34,11 +34,11 @@ class Exhausted:
     """The argument of a hook. It has no body, which may be confidential.
 
     Attributes:
-        id: the stub id, as `Outbox.send` returned it.
-        topic: its topic.
-        sends: how often it was sent.
-        created: when the stub was written, by the database's clock, UTC.
-        error: why it is exhausted.
+        id: Stub id, as `Outbox.send` returned it.
+        topic: Name of the topic.
+        sends: Number of sends.
+        created: Time at which the stub was written, by the database's clock, UTC.
+        error: Reason why the stub is exhausted.
     """
 
     id: str
@@ -75,9 +75,9 @@ class Notifier:
     """Report exhausted stubs to a hook, each by one process at a time.
 
     Args:
-        engine: of the database with the stubs.
-        notify: the hook.
-        batch: the most stubs in a round.
+        engine: Engine of the database with the stubs.
+        notify: The hook.
+        batch: Maximum number of stubs in a round.
     """
 
     def __init__(self, engine: sa.Engine, notify: Notify, batch: int) -> None:
@@ -128,17 +128,17 @@ class Webhook:
     """Post JSON to a URL: id, topic, sends, created, error. For `Resender(notify=...)`.
 
     Args:
-        url: http:// or https://. It may hold a secret: it is never logged, only its host is.
-        headers: added to the request, as {"Authorization": "Bearer ..."}.
-        timeout: for the connection, and for each wait for an answer; seconds or timedelta, at most
-            30 s.
+        url: http:// or https://. The URL may contain a secret: only its host is logged.
+        headers: Headers to add to the request, for example {"Authorization": "Bearer ..."}.
+        timeout: Limit for the connection, and for each wait for an answer, in seconds or as a
+            timedelta, at most 30 s.
 
     Guarantee:
         A stub counts as reported after an answer with a status of 200 to 299. Redirects are not
         followed. If the answer is lost, a stub is posted twice, with the same `id`.
 
     Raises:
-        InvalidValue, InvalidType: an argument cannot work.
+        InvalidValue, InvalidType: An argument is not valid.
     """
 
     def __init__(

@@ -58,24 +58,24 @@ class _NewStub(NamedTuple):
 class Outbox(Confirming, Repair):
     """Write messages into the database of a business transaction; the policy of their resends.
 
-    Beside `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
+    In addition to `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
     `rmq.sql.outbox.confirm`; `resend`, `void`, `withdraw` and `purge` for stubs, in
     `rmq.sql.outbox.repair`.
 
-    A program needs one object: it has no connection, and threads and tasks may share it. Its tables
-    are those of `rmq.outbox.metadata`: create them by a migration, or by `rmq outbox create`.
+    A program needs one object: it has no connection, and threads and tasks may share it. Create its
+    tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
 
     Args:
-        max_sends: how often an unconfirmed message is sent, 1 to 1000; then its stub is
-            "exhausted", and a person is notified.
-        resend: how long after each send a message counts as lost: rmq.Exponential or rmq.Levels.
+        max_sends: Maximum number of sends of an unconfirmed message, 1 to 1000; after them its stub
+            is "exhausted", and the hook is called.
+        resend: Time after each send until a message counts as lost: rmq.Exponential or rmq.Levels.
             Their longest waits are used, without jitter.
-        max_body: the largest encoded body, bytes, up to 16 MiB. The topic may allow less; then the
-            send fails, and the stub is "exhausted" with the error.
-        log_for: how long a consumer's log row holds back a resend, seconds or timedelta.
+        max_body: Largest encoded body in bytes, up to 16 MiB. If the topic allows less, the send
+            fails, and the stub is "exhausted" with the error.
+        log_for: How long a consumer's log row prevents a resend, in seconds or as a timedelta.
 
     Raises:
-        InvalidValue, InvalidType: an argument cannot work.
+        InvalidValue, InvalidType: An argument is not valid.
     """
 
     def __init__(
@@ -127,29 +127,29 @@ class Outbox(Confirming, Repair):
         because each is confirmed separately.
 
         Args:
-            here: a Connection or a Session, in the caller's transaction. It is not committed here.
-            topic: the name of the topic.
-            body: a value that the codec can encode.
-            delay: counts from now, by the database's clock.
-            codec: as `codec` of `Client.topic`.
-            confirm: whether a consumer confirms it (see docs/outbox.md). If not, it counts as
-                confirmed once Redis has it.
+            here: Connection or Session with the caller's transaction, which is not committed here.
+            topic: Name of the topic.
+            body: Value that the codec can encode.
+            delay: Delay from now, by the database's clock.
+            codec: Codec, as in `Client.topic`.
+            confirm: Whether a consumer confirms the message (see docs/outbox.md). Otherwise it
+                counts as confirmed once Redis has stored it.
 
         Guarantee:
             If the transaction commits, the message is sent at least once, however often the relay,
-            Redis or this process dies; if it does not commit, never. Messages of one topic and
-            slot_basis, or group, are sent in the order in which they were written, if their
-            transactions did not overlap.
+            Redis or this process dies; if the transaction does not commit, never. Messages of one
+            topic and slot_basis, or group, are sent in the order in which they were written, if
+            their transactions did not overlap.
 
         Returns:
             The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
 
         Raises:
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: an argument cannot work;
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid;
                 nothing was written.
-            ConfigurationError: the table is missing, or the connection commits every statement
-                alone (AUTOCOMMIT), so that a rollback would keep the message. Errors of the
-                database.
+            ConfigurationError: The table is missing, or the connection commits every
+                statement by itself (AUTOCOMMIT), so that a rollback would keep the message.
+                Errors of the database.
         """
         check_here(here, "outbox.send")
         message = Outgoing(
@@ -182,7 +182,7 @@ class Outbox(Confirming, Repair):
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
-        """As `send`, on an AsyncConnection or an AsyncSession."""
+        """Like `send`, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
@@ -265,7 +265,7 @@ def _insert(is_delayed: bool) -> sa.Insert:
     due = now_ms() + wait if is_delayed else wait
     # The resend time counts from the due time, because the message cannot be confirmed before.
     begins = due if is_delayed else sa.case((wait > now_ms(), wait), else_=now_ms())
-    # The other columns are those of the values that it is executed with.
+    # Values for the other columns are passed at the execution.
     return sa.insert(stubs).values(
         due_ms=due, created=now_ms(), resend_at=begins + first, status=UNCONFIRMED, sends=0
     )

@@ -1,11 +1,11 @@
 """The relay: send the stubs of committed transactions.
 
 A turn is one transaction: lock the next stubs, send them to Redis, mark them as sent, commit. On
-SQLite, which has one lock for all, it is two, one before the send and one after. If a relay dies
-between sending and marking, the next one sends the stubs again under the same ids, which Redis
-answers with "duplicate" for as long as it knows them.
+SQLite, which locks the whole database, a turn is two transactions, before and after the send. If a
+relay dies between sending and marking, the next turn sends the stubs again under the same ids, and
+Redis answers "duplicate" while it remembers them.
 
-Any number of relays may run. Messages that get lost after they were sent are the resender's.
+Any number of relays may run. The resender handles messages that are lost after they were sent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from rmq.sql.outbox.tables import CONFIRMED, CREATE, UNCONFIRMED, Stub, stubs
 
 log = logging.getLogger("rmq.outbox")
 
-BUSY_POLL_S, IDLE_POLL_S = 0.05, 1.0  # between polls: the first, and the longest
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0  # between attempts, while Redis or the database is away
+BUSY_POLL_S, IDLE_POLL_S = 0.05, 1.0  # first and longest time between polls
+# Shortest and longest time between attempts, while Redis or the database is away.
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
 SKIP_MIN_S, SKIP_MAX_S = 0.25, 30.0  # how long a topic that refuses messages is skipped
 
 
@@ -56,14 +57,14 @@ class Relay:
     """Send stubs to Redis, in one thread.
 
     Args:
-        outbox: its policy decides when a sent message counts as lost.
-        engine: of the database with the stubs; a plain one, because the relay is not async.
-        client: its prefix and interceptors are used. Topics that do not exist are created with the
-            settings that were declared on it (`client.topic(name, slots=8)`), else the defaults.
-        batch: the most stubs in a turn, 1 to 1000.
+        outbox: Outbox whose policy decides when a sent message counts as lost.
+        engine: Plain engine of the database with the stubs; the relay is not async.
+        client: Client with the prefix and the interceptors. Topics that do not exist are created
+            with the settings declared on it (`client.topic(name, slots=8)`), else the defaults.
+        batch: Maximum number of stubs in a turn, 1 to 1000.
 
     Raises:
-        InvalidValue, InvalidType: an argument cannot work.
+        InvalidValue, InvalidType: An argument is not valid.
     """
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, client: Client, batch: int = 500) -> None:
@@ -138,7 +139,7 @@ class Relay:
             taken, locked, now_ms = relay_queries.take(connection, self._batch, skipped)
             held: sa.Connection | None = connection
             if connection.dialect.name == "sqlite":
-                connection.commit()  # its one lock would block producers while Redis is called
+                connection.commit()  # SQLite's lock would block producers during the call of Redis
                 held = None
             outcomes = self._dispatcher.send(taken, now_ms, held) if taken else []
             done = self._record(connection, taken, outcomes, now_ms)

@@ -1,8 +1,8 @@
 """SQL of the relay: lock the next stubs in order, and mark them as sent.
 
-A relay locks the stubs that it takes and skips those that another has locked, so several relays
-share the work. Of the stubs of one slot basis it sends only those with no earlier unsent stub: if
-another relay has locked the earlier stub, the later one waits for the next turn.
+A relay locks the stubs that it takes and skips stubs locked by other relays, so several relays
+share the work. A stub is sent only if no earlier stub of its slot basis is unsent: if another relay
+has locked the earlier stub, the later stub waits for the next turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from rmq.sql.database import MYSQL, now_ms
 from rmq.sql.outbox.tables import COLUMNS, EXHAUSTED, UNCONFIRMED, Stub, stubs, unsent
 
-TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that each slot is one call to Redis
+# Limit for bodies in one turn, so that each slot needs one call of Redis.
+TAKE_BYTES = 8 * 1024 * 1024
 SMALL_BYTES = 4096  # a larger body is not read with its row
 ERROR_CHARS = 1000
 
@@ -29,8 +30,8 @@ class Mark(NamedTuple):
     """The new columns of a stub that was sent.
 
     Attributes:
-        seq, slot, offset, resend_at, status: columns.
-        sends: the number of sends before this one.
+        seq, slot, offset, resend_at, status: Columns.
+        sends: Number of earlier sends.
     """
 
     seq: int
@@ -60,12 +61,12 @@ def take(
     `mark` skips stubs that another relay has sent meanwhile.
 
     Args:
-        connection: in a transaction that reads what is committed, not a snapshot.
-        most: the most rows to lock.
-        skipped: topics to skip.
+        connection: Connection with a transaction that reads committed data, not a snapshot.
+        most: Maximum number of rows to lock.
+        skipped: Topics to skip.
 
     Returns:
-        The stubs, in order; how many rows were locked; and the database's clock.
+        The stubs, in order; the number of locked rows; and the database's clock.
     """
     query = _TAKE.limit(most).with_for_update(**locks(connection.dialect))
     locked = connection.execute(_without(query, skipped)).all()
@@ -103,7 +104,7 @@ def _sendable(
     ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
         return list(locked)
-    # Read after the lock: earlier stubs are either sent and committed by now, or seen here.
+    # Read after the lock: earlier stubs are either sent and committed already, or seen here.
     last = {"last": max(ours)}
     if connection.execute(_without(_COUNT, skipped), last).scalar() == len(ours):
         return list(locked)

@@ -51,17 +51,17 @@ class Repair:
     def resend(self, here: Here, id: Id) -> None:
         """Send a stub again now, whatever its resend time and number of sends.
 
-        Its count begins again at 0, so an exhausted stub is watched again like a new one. The relay
-        sends it; a message that is still in Redis is not stored twice.
+        The count of sends starts again at 0, so an exhausted stub is watched again like a new stub.
+        The relay sends it; a message that is still in Redis is not stored twice.
 
         Args:
-            here: a Connection or a Session; its transaction decides. It is not committed here.
-            id: of the stub or of its message.
+            here: Connection or Session with the caller's transaction, which is not committed here.
+            id: Id of the stub or of its message.
 
         Raises:
-            StubSettled: it is confirmed, or void.
-            StubNotFound: no stub has this id.
-            InvalidValue, InvalidType: it is no id.
+            StubSettled: The stub is confirmed or void.
+            StubNotFound: No stub has this id.
+            InvalidValue, InvalidType: The value is not an id.
         """
         check_here(here, "outbox.resend")
         _resend(here, id)
@@ -74,16 +74,16 @@ class Repair:
     def void(self, here: Here, id: Id) -> None:
         """Withdraw a stub: it is never sent again. A void stub stays void.
 
-        Its message in Redis is not changed; `withdraw` cancels it, too.
+        Its message in Redis is not changed; use `withdraw` to cancel the message as well.
 
         Args:
-            here: a Connection or a Session; its transaction decides. It is not committed here.
-            id: of the stub or of its message.
+            here: Connection or Session with the caller's transaction, which is not committed here.
+            id: Id of the stub or of its message.
 
         Raises:
-            StubSettled: it is confirmed: its work is done.
-            StubNotFound: no stub has this id.
-            InvalidValue, InvalidType: it is no id.
+            StubSettled: The stub is confirmed: its work is done.
+            StubNotFound: No stub has this id.
+            InvalidValue, InvalidType: The value is not an id.
         """
         check_here(here, "outbox.void")
         _void(here, id)
@@ -99,16 +99,16 @@ class Repair:
         """Withdraw a stub, in a transaction of its own, and cancel its message if it still waits.
 
         Args:
-            engine: where the tables are.
-            client: with the prefix of the relay's.
-            id: of the stub or of its message.
+            engine: Engine of the database with the tables.
+            client: Client with the prefix of the relay.
+            id: Id of the stub or of its message.
 
         Returns:
-            What became of the message, as `Topic.cancel` says it; "gone": it is not in Redis;
-            "unknown": Redis was not reached, and it may still be delivered.
+            The result of `Topic.cancel`; "gone": the message is not in Redis; "unknown": Redis
+            could not be reached, and the message may still be delivered.
 
         Raises:
-            RMQError: as `void`.
+            RMQError: As in `void`.
         """
         with engine.begin() as connection:
             _void(connection, id)
@@ -133,21 +133,21 @@ class Repair:
     ) -> int:
         """Delete stubs that are confirmed or void, and log rows of consumers that died.
 
-        Each 1000 rows are a transaction. Keep stubs for as long as their messages may come back: to
-        a consumer, a message without a stub was sent without an outbox.
+        Each transaction deletes up to 1000 rows. Keep stubs as long as their messages may come
+        back: a consumer treats a message without a stub as sent without an outbox.
 
         Args:
-            engine: where the tables are.
-            older_than: since they were written, due and last sent, seconds or timedelta; log rows
-                not before `log_for` is over.
-            dry_run: only count the stubs.
-            progress: called with (done, all) as it goes.
+            engine: Engine of the database with the tables.
+            older_than: Minimum time since a stub was written, due and last sent, in seconds or as a
+                timedelta. Log rows are also kept until `log_for` is over.
+            dry_run: Only count the stubs.
+            progress: Function that is called with (done, all) during the work.
 
         Returns:
-            How many stubs were deleted, or would be.
+            The number of deleted stubs, also in a dry run.
 
         Raises:
-            InvalidType, InvalidValue: an argument cannot work.
+            InvalidType, InvalidValue: An argument is not valid.
         """
         check_engine(engine, sa.Engine)
         older_ms = duration_ms(older_than, "older_than", zero=True)

@@ -38,22 +38,23 @@ from rmq.sql.outbox.tables import CREATE, UNCONFIRMED, Stub, logs, stubs
 log = logging.getLogger("rmq.outbox")
 
 BATCH = 1000  # stubs of one round
-CHUNK = 100  # of them, sent in one transaction
+CHUNK = 100  # stubs that are sent in one transaction
 ROUND_INTERVAL_S = 1.0
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0  # between attempts, while Redis or the database is away
-SENDING_MS = 60_000  # on SQLite a resender has so long to send a stub; then it counts as dead
+# Shortest and longest time between attempts, while Redis or the database is away.
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
+SENDING_MS = 60_000  # limit for a send on SQLite; after it, the sending resender counts as dead
 
 
 class Round(NamedTuple):
     """The result of a round.
 
     Attributes:
-        sent: stubs sent again; each counts as a send of its stub.
-        waiting: put off, because their messages are in a queue (waiting, in flight or dead), or in
-            another topic, to which they were redriven.
-        held: put off, because consumers have not got past them, or Redis refused them for now.
-        exhausted: given up in this round.
-        reported: exhausted stubs, of this round or of earlier ones, that the hook was called for.
+        sent: Stubs sent again; each counts as a send of its stub.
+        waiting: Stubs put off because their messages are in a queue (waiting, in flight or dead),
+            or were redriven to another topic.
+        held: Stubs put off because consumers have not got past them, or Redis refused them for now.
+        exhausted: Stubs given up in this round.
+        reported: Exhausted stubs, of this round or earlier rounds, for which the hook was called.
     """
 
     sent: int = 0
@@ -73,16 +74,18 @@ def _sum(*rounds: Round) -> Round:
 
 
 class Resender:
-    """Send lost stubs again, and report exhausted ones.
+    """Send lost stubs again, and report exhausted stubs.
 
-    Any number may run, in any number of processes; a stub is handled by one of them at a time.
+    Any number of resenders may run, in any number of processes; each stub is handled by one at a
+    time.
 
     Args:
-        outbox: its limits and intervals.
-        engine: of the database with the tables; a plain one.
-        client: sends with its prefix and its interceptors.
-        notify: called for every exhausted stub, at least once; None: an error on the logger "rmq".
-        batch: how many stubs one round looks at, 1 to 1000.
+        outbox: Outbox with the limits and intervals.
+        engine: Plain engine of the database with the tables.
+        client: Client with the prefix and the interceptors.
+        notify: Hook that is called at least once for every exhausted stub; None: log an error on
+            the logger "rmq".
+        batch: Maximum number of stubs in a round, 1 to 1000.
 
     Guarantee:
         The stub of a lost message is sent again, under the same id, and each send is counted in the
@@ -90,7 +93,7 @@ class Resender:
         message is then in the queue, and is not sent once more.
 
     Raises:
-        InvalidType, InvalidValue: an argument cannot work.
+        InvalidType, InvalidValue: An argument is not valid.
     """
 
     def __init__(
@@ -179,8 +182,8 @@ class Resender:
             due = resend_queries.due(connection, self._batch, self._outbox.log_for_ms)
         if not due:
             return Round()
-        # Redis is asked before the rows are locked. A consumer confirms before it acks, so if a
-        # message is gone, and its stub is found unconfirmed after that, it was not confirmed.
+        # Redis is read before the rows are locked. A consumer confirms before it acks. So if a
+        # message is gone, and its stub is unconfirmed after that, the message was not confirmed.
         lost, in_queue, moved = self._detector.sort(due)
         spent = {stub.seq for stub in lost if stub.sends >= self._outbox.max_sends}
         to_send = [stub for stub in lost if stub.seq not in spent]

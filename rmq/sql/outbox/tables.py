@@ -58,11 +58,11 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
     """Return the id of a stub's message, for a topic that is open.
 
-    Without a slot basis, the stub's id chooses the slot. Where a topic was resized, the slots with
-    which it was created count, so that the id of a stub never changes.
+    Without a slot basis, the stub's id chooses the slot. The topic's first slot count is used, so
+    that a resize does not change the id of a stub's message.
 
     Raises:
-        InvalidValue: it is no id.
+        InvalidValue: The value is not an id.
     """
     id = MessageId.parse(stub, "rmq_stub.id")
     basis = bytes(id) if slot_basis is None else bytes(slot_basis)
@@ -136,17 +136,17 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
-    A due time that has passed is left out. An expiry counts from the due time, or else from when
-    the stub was written; if it has passed too, the message expires when it is about to be leased.
+    A due time in the past is omitted. An expiry counts from the due time, or else from the time at
+    which the stub was written; a message with a past expiry expires when it is about to be leased.
 
     Args:
-        stub: the one to send.
-        context: of its topic.
-        now_ms: by the database's clock, which due times and expiries are of.
-        ahead_ms: how far the clock of Redis is ahead of it.
+        stub: Stub to send.
+        context: Context of its topic.
+        now_ms: Time of the database's clock, to which due times and expiries refer.
+        ahead_ms: Lead of Redis' clock over the database's clock, in ms.
 
     Raises:
-        InvalidValue, InvalidType: the row was not written by RMQ.
+        InvalidValue, InvalidType: RMQ did not write the row.
     """
     try:
         options = json.loads(stub.options)
