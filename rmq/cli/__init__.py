@@ -1,7 +1,7 @@
 """The command line; `commands` has the table of its commands.
 
-Each command is in the `cli` of its feature (`rmq/features`), the frame in `rmq/terminal`: options,
-output, errors and exit codes. Here stand those that belong to no feature:
+Each command is in the `cli` of its feature (`rmq/features`). The frame is in `rmq/terminal`:
+options, output, errors and exit codes. This folder contains the other commands:
 
 root            `rmq ping`, `rmq config`, `rmq completion`
 acl             `rmq acl`

@@ -18,7 +18,7 @@ _USER = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 
 @click.group(cls=CommandGroup)
 def acl() -> None:
-    """Print what a Redis user needs, and no more."""
+    """Print the minimal rights of a Redis user."""
 
 
 def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str | None:
@@ -44,8 +44,8 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
 )  # fmt: skip
 @click.option(
     "--server-version", type=click.Choice(SERVER_VERSIONS),
-    help="7.2: Redis 7.2 and later, and Valkey. Default: rules that 7.0 takes, and a second line "
-    "with what 7.2 has besides.",
+    help="7.2: Redis 7.2 and later, and Valkey. Default: rules for 7.0, and a second line "
+    "with the additional rules of 7.2.",
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(("command", "file")), default="command",
@@ -61,8 +61,8 @@ def generate(
     """Print the ACL rules of a Redis user with ROLE.
 
     ROLE: producer, consumer, worker, operator, viewer, server, admin.
-    Nothing is changed, and no connection to Redis is made. Rules of several roles are added up.
-    They contain no password: notes on stderr say how to give the user one.
+    Nothing is changed, and no connection to Redis is made. The rules of several roles are combined.
+    The rules contain no password: notes on stderr say how to set it.
     """
     common = common_options()
     rules_for = partial(rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix)

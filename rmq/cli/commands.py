@@ -1,4 +1,4 @@
-"""The commands of `rmq`, by name: where each is, and the sentence that `rmq --help` has for it."""
+"""The commands of `rmq` by name: their modules, and their sentences in `rmq --help`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ COMMANDS = {
         "rmq.features.tokens.cli:token",
         "Create, list and revoke tokens for the HTTP API and the console of rmq server.",
     ),
-    "acl": Place("rmq.cli.acl:acl", "Print what a Redis user needs, and no more."),
+    "acl": Place("rmq.cli.acl:acl", "Print the minimal rights of a Redis user."),
     "doctor": Place(
         "rmq.features.doctor.cli:doctor", "Check Redis and all topics; nothing is changed."
     ),

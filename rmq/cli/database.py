@@ -66,7 +66,7 @@ def opened(given: str | None) -> Iterator[sa.Engine]:
 
 
 def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
-    """Create the missing tables and list them, or print the SQL that would."""
+    """Create the missing tables and list them, or print the SQL that would create them."""
     common = common_options()
     if sql:
         statements = _statements(given, metadata)

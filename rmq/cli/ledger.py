@@ -37,10 +37,10 @@ def create(database: str | None, sql: bool) -> None:
 @DATABASE
 @click.option("--older-than", type=DURATION, required=True, help="Time since the row was claimed.")
 def purge(database: str | None, older_than: float) -> int:
-    """Remove old rows: those that have expired, and those of exactly_once without ttl.
+    """Remove old rows: expired rows, and rows of exactly_once without ttl.
 
-    A copy of a message whose row is gone is handled again: give a time longer than any message
-    may wait or stay a dead letter. Exit code 3: there was nothing to remove.
+    If the row of a message is removed, a copy of the message is handled again. So choose a time
+    longer than a message may wait or stay a dead letter. Exit code 3: there was nothing to remove.
     """
     from rmq import ledger as library
 

@@ -1,4 +1,4 @@
-"""Interceptors that come with RMQ: logs, metrics, traces.
+"""Interceptors of RMQ: logs, metrics, traces.
 
     from rmq.interceptors import Logging, OpenTelemetry, Prometheus
 
@@ -6,11 +6,11 @@
 
 logs         structured events, and the message's id in every record that a handler logs
 prometheus   the metrics of the catalogue (`rmq.kernel.core.telemetry`); the extra `prometheus`
-otel         spans, and the trace that goes with the message; the extra `otel`
+otel         spans, and the trace in the headers of a message; the extra `otel`
 active_runs  the deliveries that the current thread or task runs a handler for
 
-`import rmq` loads none of them. An optional package is loaded when an object needs it; without it,
-the constructor raises ConfigurationError and names the extra.
+`import rmq` loads none of them. An optional package is loaded when an object needs it. If the
+package is missing, the constructor raises ConfigurationError and names the extra.
 """
 
 from rmq.interceptors.logs import JsonFormatter, Logging, MessageFilter

@@ -24,10 +24,10 @@ class Run:
     """A run of a handler, for one delivery or a batch.
 
     Attributes:
-        first: the delivery; of a batch, the first one.
-        topic: its name.
-        size: how many deliveries.
-        note: for the interceptor.
+        first: Delivery, or the first delivery of a batch.
+        topic: Name of the topic.
+        size: Number of deliveries.
+        note: State of the interceptor.
     """
 
     __slots__ = ("first", "note", "open", "size", "token", "topic", "where")

@@ -1,6 +1,6 @@
 """Structured logs: an event for each message, and the message's id in the records of handlers.
 
-The events go to the logger `rmq.messages` of `logging`. Nothing here configures a logger.
+The events go to the logger `rmq.messages` of `logging`. This module configures no logger.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class MessageFilter(logging.Filter):
     `Logging`.
 
     Sets `message_id`, `topic`, `attempt` and `batch` (the number of deliveries that the handler
-    got). In a batch the first three are those of the first delivery. Outside of a handler the texts
-    are '' and the numbers 0.
+    got). For a batch, `message_id`, `topic` and `attempt` belong to the first delivery. Outside of
+    a handler the texts are '' and the numbers 0.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the message's fields to the record, except those that it already has."""
+        """Add the message's fields to the record, unless the record already has them."""
         # RMQ's events name their own message, for example one that a handler sends.
         run = None if record.name == log.name else _runs.now
         fields: tuple[Any, ...] = ("", "", 0, 0)

@@ -26,19 +26,20 @@ MARKS_BYTES = 256  # room left for the headers that RMQ itself adds
 class OpenTelemetry(Interceptor):
     """A producer span around each send; a consumer span, linked to it, around each handler.
 
-    The trace goes with the message in the headers that the program's propagator names (traceparent,
-    tracestate, perhaps baggage), beside the sender's own. A message is left as it is if it has one
-    of these headers already, or if its headers have no room.
+    A message carries the trace in the headers of the program's propagator (traceparent, tracestate,
+    possibly baggage), in addition to the sender's headers. If a message already has one of these
+    headers, or has no room for them, it is not changed.
 
-    Inside a handler the consumer span is the current one; in a batch, that of the first delivery.
+    Inside a handler, the consumer span is the current span; in a batch, it is the span of the first
+    delivery.
 
     Args:
-        tracer_provider: of the SDK; None: the global one.
-        parent: the consumer span is a child of the producer's as well, in one trace. False: each
-            run begins a trace of its own, linked to the sender's.
+        tracer_provider: Tracer provider of the SDK; None: the global provider.
+        parent: Whether the consumer span is also a child of the producer's span, in one trace.
+            False: each run begins a trace of its own, linked to the sender's trace.
 
     Raises:
-        ConfigurationError: the package is missing.
+        ConfigurationError: The package is missing.
     """
 
     def __init__(self, tracer_provider: Any = None, *, parent: bool = False) -> None:
@@ -146,7 +147,7 @@ def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
-    """Return whether the trace fits beside these headers; a trace must not make a send fail."""
+    """Return whether the trace fits into these headers; a trace must not make a send fail."""
     if not isinstance(headers, Mapping):
         return False  # the send itself will say so
     if any(name in headers for name in trace_headers):

@@ -102,9 +102,9 @@ class _ReaderGone(Exception):
 # --- commands and groups --------------------------------------------------------------------------
 
 
-WATCHED = ("ls", "show", "groups")  # names of commands that take --watch
-# Commands that stand in the audit trail when they have ended, with the option that makes them
-# change something; jobs and tokens note themselves.
+WATCHED = ("ls", "show", "groups")  # names of commands with --watch
+# Commands that are recorded in the audit trail when they have ended, with the option that makes
+# them change something; jobs and tokens record themselves.
 ACTS = dict.fromkeys((
     "purge", "cancel", "reschedule", "priority", "dlq purge", "dlq restore", "dlq import",
     "dlq export",
@@ -112,14 +112,14 @@ ACTS = dict.fromkeys((
     "schedule run", "topic apply", "topic create", "topic delete", "topic pause", "topic resize",
     "topic resume", "topic set", "groups pause", "groups resume", "groups release", "groups purge",
 ), "") | {"claim": "delete", "audit": "forget"}  # fmt: skip
-ACT_TEXT_MAX = 500  # characters of what a command was given
+ACT_TEXT_MAX = 500  # characters of a command's arguments
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command; its help has them in this order."""
+    """Return a decorator that adds options to a command; its help lists them in this order."""
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -130,7 +130,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 class _HelpSections:
-    """Help that lists a command's own options first and the common ones after them."""
+    """Help that lists a command's own options first and the common options after them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -151,8 +151,8 @@ class Command(_HelpSections, click.Command):
     """A command with the common options, and with examples in its help.
 
     Args:
-        examples: lines for its help.
-        watch: whether it takes --watch; by default those do that are called ls, show or groups.
+        examples: Lines for its help.
+        watch: Whether it takes --watch; default: commands named ls, show or groups do.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Command(_HelpSections, click.Command):
         complete_names(self.params)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it once, or again and again."""
+        """Run the command once, or repeatedly with --watch."""
         options = ctx.find_root().obj
         options.settle()
         try:
@@ -186,7 +186,7 @@ class Command(_HelpSections, click.Command):
 
 
 def _note_act(ctx: click.Context, client: rmq.Client, result: str) -> None:
-    """Add a line to the audit trail about a command, if it changes something."""
+    """Record a command in the audit trail, if it changes something."""
     words = ctx.command_path.split()[1:]
     wanted = ACTS.get(" ".join(words))
     if wanted is None or (wanted and not ctx.params.get(wanted)) or ctx.params.get("dry_run"):
@@ -218,13 +218,13 @@ class CommandGroup(_HelpSections, click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, each with its first sentence in full."""
+        """Write the list of commands, each with the whole first sentence of its help."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
             formatter.write_dl([(name, c.get_short_help_str(500)) for name, c in commands if c])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command that the arguments name, or say which name is near."""
+        """Find the command in the arguments, or suggest a similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -236,7 +236,7 @@ class CommandGroup(_HelpSections, click.Group):
 
 
 def secrets(url: str | None) -> list[str]:
-    """Return the passwords in a URL, quoted and unquoted, also where the URL is malformed."""
+    """Return the passwords in a URL, quoted and unquoted, also from a malformed URL."""
     if not url:
         return []
     after_scheme = url.partition("://")[2] or url
@@ -258,13 +258,13 @@ def redact(text: str, url: str | None) -> str:
         if len(secret) >= 4 and not secret.isalpha():
             text = text.replace(secret, "***")
         else:
-            # A password that is a common word, such as "redis", is hidden only where it stands as
-            # a password. Hiding it in every sentence would give it away.
+            # A password that is a common word, such as "redis", is hidden only in the place of a
+            # password. Hiding it in every sentence would reveal it.
             text = text.replace(f":{secret}@", ":***@").replace(repr(secret), "'***'")
     return text
 
 
-# The first row that fits counts; any other error is ERROR.
+# The first matching row counts; any other error is ERROR.
 _EXIT_CODES: tuple[tuple[Any, int], ...] = (
     (click.UsageError, USAGE),
     (rmq.TopicNotFound | rmq.ScheduleNotFound, NOTHING),
@@ -296,8 +296,8 @@ def _error_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         if _is_output_full(error):
             return (
-                f"the output cannot be written: {error.strerror}; what the command did in Redis "
-                "stays done"
+                f"the output cannot be written: {error.strerror}; changes that the command made "
+                "in Redis are kept"
             )
         return str(error)
     return (
@@ -312,7 +312,7 @@ def _described(error: BaseException) -> str:
 
 
 def _is_said_in_full(error: rmq.RMQError) -> bool:
-    """Return whether the text of an error says all there is: that of a wrong argument or option."""
+    """Return whether the text of an error is complete, as for a wrong argument or option."""
     return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
 
 
@@ -320,7 +320,8 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     """Print an error and return its exit code."""
     code = _exit_code(error)
     text = _error_text(error)
-    with_caret = text.rpartition("\n")[2].strip() == "^"  # of a filter; its columns matter
+    # The error of a filter, in which columns matter.
+    with_caret = text.rpartition("\n")[2].strip() == "^"
     message = redact(text if with_caret else " ".join(text.split()), url)
     if as_json:
         kind = error.kind if isinstance(error, Failed) else type(error).__name__
@@ -338,14 +339,14 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     return code
 
 
-# click 8.2 and later; before, a group without arguments prints its help and exits with 0.
+# click 8.2 and later; earlier versions print the help of a group and exit with 0.
 _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def _open_closed_streams() -> None:
     """Open the null device for each standard stream that the caller has closed (`>&-`).
 
-    Python has None in place of such a stream. The command has to do its work all the same.
+    Python represents a closed stream by None, and the command must work nevertheless.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -353,7 +354,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Let the interpreter flush into /dev/null at its end what stdout cannot take any more."""
+    """Let the interpreter flush the rest of stdout into /dev/null at its end."""
     with open(os.devnull, "w") as sink:
         os.dup2(sink.fileno(), sys.stdout.fileno())
 
@@ -379,7 +380,7 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
 
 
 class LazyCommands(click.Group):
-    """The part of a group that knows where its commands are."""
+    """The part of a group that finds its commands in a table."""
 
     places: ClassVar[dict[str, Place]] = {}
 
@@ -463,12 +464,12 @@ def cli() -> None:
 
 
 class Place(NamedTuple):
-    """Where a command is.
+    """The module of a command, and its summary.
 
     Attributes:
-        command: module:attribute.
-        summary: the first sentence of its help.
-        more: modules that add commands to it.
+        command: Module and attribute, as module:attribute.
+        summary: First sentence of its help.
+        more: Modules that add commands to it.
     """
 
     command: str

@@ -1,4 +1,4 @@
-"""The configuration file of the command line and the server: where it is, and what is in it."""
+"""The configuration file of the command line and the server: its path and its content."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from rmq.kernel.core.environment import variable
 from rmq.kernel.core.keys import check_name
 
 VARIABLE = "RMQ_CONFIG"
-FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")  # the first one that exists
+# The first existing file is used.
+FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")
 
 
 def read_file(
     named: str | None, passes_over_denied: bool = False
 ) -> tuple[str | None, dict[str, Any]]:
-    """Read the file that was named, or the first of FILES that exists; return path and table.
+    """Read the named file, or the first of FILES that exists; return its path and its table.
 
     Args:
-        named: its path; None: look for it.
-        passes_over_denied: do not count one of FILES that this user may not read.
+        named: Path of the file; None: search FILES.
+        passes_over_denied: Whether to skip a file of FILES that this user may not read.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: The file cannot be read.
     """
     for candidate in [named] if named else FILES:
         path = os.path.normpath(os.path.expanduser(candidate))
@@ -48,21 +49,21 @@ def read_file(
 
 
 def read_where(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return where the file says that Redis is: its `url` and `prefix`, those that it has.
+    """Return the `url` and `prefix` of Redis from the file, if the file has them.
 
     Raises:
-        ConfigurationError: the file cannot be read, or has another key beside them that is no
-            table: a slip of the pen would go unnoticed, and the command to another Redis.
+        ConfigurationError: The file cannot be read, or has an unknown top-level key. A typing
+            mistake must not send the command to another Redis.
     """
     path, table = read_file(variable(VARIABLE, environ), passes_over_denied=True)
     found: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            continue  # of the server
+            continue  # a table of the server
         if key not in ("url", "prefix"):
-            raise ConfigurationError(f"{path}: {key}: no such setting; there are prefix, url")
+            raise ConfigurationError(f"{path}: {key}: unknown setting; use prefix or url")
         if not isinstance(value, str):
-            raise ConfigurationError(f"{path}: {key}: {value!r} is no text; put it in quotes")
+            raise ConfigurationError(f"{path}: {key}: {value!r} is not text; put it in quotes")
         found[key] = value
     if "prefix" in found:
         try:

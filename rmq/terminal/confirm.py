@@ -1,4 +1,4 @@
-"""Before a command that cannot be undone: a dry run, a question; progress bars."""
+"""Confirmation of commands that cannot be undone: dry run, question; progress bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmq.terminal.options import common_options
 from rmq.terminal.text import neutral, number
 
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 
 
 def confirm(
@@ -28,15 +28,15 @@ def confirm(
     """Ask the user to type a name, unless --yes was given.
 
     Args:
-        name: the text to type.
-        action: what will be done; it follows "This will".
-        yes: --yes was given.
-        name_of: the kind of thing that `name` names.
-        means: a sentence about the consequences.
-        look: how to see beforehand what would be done.
+        name: Text that the user must type.
+        action: Description of the action; it follows "This will".
+        yes: Whether --yes was given.
+        name_of: Kind of object that `name` names.
+        means: Sentence about the consequences.
+        look: How the user can see the effect before the action.
 
     Raises:
-        Refused: stdin is no terminal, or another name was typed; nothing was done.
+        Refused: stdin is not a terminal, or another name was typed; nothing was done.
     """
     if yes:
         return
@@ -48,18 +48,18 @@ def confirm(
     click.echo(f"This will {neutral(action)}.", err=True)
     if means:
         click.echo(neutral(means), err=True)
-    click.echo(f"Type the name of the {name_of} to go on: ", err=True, nl=False)
+    click.echo(f"Type the name of the {name_of} to continue: ", err=True, nl=False)
     if sys.stdin.readline().strip() != name:
         raise Refused(f"that is not the name of the {name_of}; nothing was done")
 
 
 @contextmanager
 def progress(
-    label: str, again: str = "run it again to go on"
+    label: str, again: str = "run it again to continue"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if that is a terminal; yields a callback (done, total).
+    """Show a progress bar on stderr if stderr is a terminal; yields a callback (done, total).
 
-    After Ctrl-C it prints how far the command came, and `again`.
+    After Ctrl-C it prints the progress of the command, and `again`.
     """
     reached = (0, 0)
 
@@ -81,11 +81,11 @@ def progress(
 
 @contextmanager
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar, and no more; yields a callback (done, total; None: not known)."""
+    """Show a progress bar only; yields a callback (done, total; None: total unknown)."""
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console  # they take long to import, and pipes need none of them
+    from rich.console import Console  # a slow import that pipes do not need
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

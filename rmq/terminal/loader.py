@@ -26,12 +26,12 @@ def find(text: str) -> Target:
     """Return the client or worker that MODULE[:ATTR] names.
 
     Raises:
-        Failed: there is none; the message lists what there is. If the module itself fails, its
-            traceback is printed on stderr.
+        Failed: The name matches no client or worker; the message lists the existing ones. If the
+            module itself fails, its traceback is printed on stderr.
     """
     name, colon, path = text.partition(":")
     if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):
-        raise _no_such_target(f"{text!r} is no module; {_suggest_module(name)}")
+        raise _no_such_target(f"{text!r} is not a module; {_suggest_module(name)}")
     module = _import_module(name)
     if not colon:
         return _single_target(module)
@@ -55,7 +55,7 @@ def declared(text: str) -> dict[str, dict[str, Any]]:
     """Return the settings that MODULE[:ATTR] declares, by topic.
 
     Raises:
-        Failed: as `find`.
+        Failed: As in `find`.
     """
     target = find(text)
     client = target._client if isinstance(target, rmq.Worker) else target
@@ -67,7 +67,7 @@ def _no_such_target(message: str) -> Failed:
 
 
 def _suggest_module(name: str) -> str:
-    """Suggest a spelling for a name that no module can have."""
+    """Suggest a spelling for a name that cannot be a module."""
     stem = name.removesuffix(".py").replace(os.sep, ".").strip(".")
     if stem and all(part.isidentifier() for part in stem.split(".")):
         return f"write it as import does: rmq worker {stem}"
@@ -115,7 +115,7 @@ def _describe_module(module: ModuleType) -> str:
 
 
 def _targets(module: ModuleType) -> dict[str, Target]:
-    """Return the clients and workers of a module by their first name in it."""
+    """Return the clients and workers of a module, by their first name in the module."""
     first_names: dict[int, tuple[str, Target]] = {}
     for name, value in vars(module).items():
         if isinstance(value, TARGET_TYPES):
@@ -124,7 +124,7 @@ def _targets(module: ModuleType) -> dict[str, Target]:
 
 
 def _single_target(module: ModuleType) -> Target:
-    """Return the only possible target of a module, where no ATTR is given."""
+    """Return the only possible target of a module, if the user named no ATTR."""
     targets = _targets(module)
     if not targets:
         raise _no_such_target(

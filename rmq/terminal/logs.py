@@ -1,6 +1,6 @@
-"""The log of a command on stderr, as lines or JSON: all loggers, unless the program set up its own.
+"""The log of a command on stderr, as lines or JSON, for all loggers without handlers of their own.
 
-A record is one line, so that no text in it can pass for another record. Tracebacks are indented.
+A record is one line, so that no text in it can look like another record. Tracebacks are indented.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lines(logging.Formatter):
 
 
 class JSONLines(JsonFormatter):
-    """Write log records as JSON, one object a line."""
+    """Format log records as JSON, one object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as an object, with its process id."""
@@ -57,11 +57,11 @@ def _moment(record: logging.LogRecord) -> str:
 def start(level: str | None, as_json: bool | None) -> None:
     """Log to stderr, unless the user's module has set up its own logging.
 
-    The lines of other libraries, such as uvicorn and asyncio, have the same form.
+    Log lines of other libraries, such as uvicorn and asyncio, get the same format.
 
     Args:
-        level: the level asked for; None: info.
-        as_json: log JSON; then only our handler is used, even if the user's module set up others.
+        level: Requested level; None: info.
+        as_json: Whether to log JSON; if so, handlers of the user's module are not used.
     """
     log = logging.getLogger("rmq")
     if level is not None or log.level == logging.NOTSET:
@@ -71,9 +71,9 @@ def start(level: str | None, as_json: bool | None) -> None:
     log.addHandler(_handler(as_json))
     log.propagate = False
     root = logging.getLogger()
-    if not root.handlers:  # else the user's module has set it up
+    if not root.handlers:  # otherwise the user's module has set up logging
         others = _handler(as_json)
-        others.setLevel(logging.WARNING)  # as without any handler
+        others.setLevel(logging.WARNING)  # as without a handler
         root.addHandler(others)
         logging.captureWarnings(True)
 

@@ -1,4 +1,4 @@
-"""`rmq peek`, `rmq get`: show messages without receiving them."""
+"""Tables and details of messages, for commands such as `rmq peek` and `rmq get`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rmq.terminal.tables import WINDOW, Column
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
-IN_GROUP = "after its group"  # of a message that waits behind others of it
-PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
+IN_GROUP = "after its group"  # for a message that waits behind others of its group
+PATIENCE_S = 0.3  # how long a table collects rows before it decides on its columns
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 INDENT = 2  # of a block
@@ -28,7 +28,7 @@ ERROR = Column("ERROR", cut=True, style="red")
 
 
 def age(since: datetime | None) -> str:
-    """Return how long ago, by this machine's clock; `dlq show` has the exact time."""
+    """Return the age by this machine's clock; `dlq show` has the exact time."""
     if since is None:
         return "-"
     return terminal_text.span(max(0, (datetime.now(UTC) - since) / timedelta(milliseconds=1)))
@@ -78,9 +78,9 @@ _COLUMNS = {
 
 
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
-    """Print messages of one queue as a table, page by page as they are read.
+    """Print messages of one queue as a table, page by page while they are read.
 
-    The pages that were read by PATIENCE_S decide which columns there are, and how wide.
+    The pages that were read within PATIENCE_S decide on the columns and their widths.
     """
     left, first = iter(pages), list[rmq.Message]()
     until = time.monotonic() + PATIENCE_S
@@ -100,10 +100,10 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
 
 
 def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
-    """Return a message, in whichever queue it is.
+    """Return a message from any queue.
 
     Raises:
-        NotFound: the topic does not have it.
+        NotFound: The topic does not have the message.
     """
     with common_options().client() as client:
         message = client.admin.get(topic, id)
@@ -113,7 +113,7 @@ def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
 
 
 def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
-    """Print one message in full, with what it waits for in its group."""
+    """Print one message in full, and why it waits in its group."""
     if as_json:
         fields = terminal_text.message_fields(message)
         output.document(fields | {"attempts": terminal_text.attempt_fields(message)})
@@ -163,7 +163,7 @@ def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
-    """Print attempts, each on a line; below it its error, unless it is that of the line above."""
+    """Print attempts, each with its error below, unless the error repeats the line above."""
     lines: list[str] = []
     error, last, width = "", 1, tables.terminal_width() - INDENT
     for attempt in attempts:
@@ -195,11 +195,11 @@ def _whole(body: Any) -> str:
     try:
         return terminal_text.dumps(body, 2)
     except RecursionError:
-        return "(it nests too deeply to be shown)"
+        return "(too deeply nested to be shown)"
 
 
 def held_text(figures: dict[str, int]) -> str:
-    """Return what holds messages of a topic back, and how many."""
+    """Return how many messages of a topic are held back, and by what."""
     held = f"{terminal_text.plural(figures['held'], 'message')} held"
     if figures["paused_ms"]:
         return f"paused since {terminal_text.clock(moment(figures['paused_ms']))}, {held}"

@@ -1,6 +1,6 @@
 """Types of arguments that the shell completes: topics, schedules, workers, ids of messages.
 
-Completion is silent: where Redis is away or slow, or denies it, there is nothing to choose from.
+Completion is silent: if Redis is unreachable, slow, or denies access, there are no suggestions.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 else:  # generic from click 8.2 on, and for type checkers only
     ParamType = click.ParamType
 
-ANSWER_S = 0.15  # of one command; a person presses Tab and waits
-MOST = 100  # names to choose from
-READ = 50  # messages of which the ids are offered
+ANSWER_S = 0.15  # limit for one command, since the user is waiting
+MOST = 100  # maximum number of suggestions
+READ = 50  # messages that are read for ids
 
 Read = Callable[[CommonOptions, click.Context], Iterable[tuple[str, str]]]
 
 
 def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionItem]:
-    """Return the names that begin with what was typed.
+    """Return the names that begin with the typed text.
 
     Args:
-        ctx: of the command that is typed.
-        incomplete: what was typed of the name.
-        read: returns names, each with a help text.
+        ctx: Context of the command that is being typed.
+        incomplete: Typed beginning of the name.
+        read: Function that returns names, each with a help text.
     """
     options = ctx.find_root().obj or CommonOptions()
     try:
         url = options.url_asked
-        if url is not None and url.startswith("embedded:"):  # it would start a server
+        if url is not None and url.startswith("embedded:"):  # would start a server
             return []
         found = [
             CompletionItem(name, help=about)
             for name, about in read(options, ctx)
             if name.startswith(incomplete)
         ]
-    except Exception:  # a half-typed --url, too; whatever it is, this is no place to say it
+    except Exception:  # any error, even of a half-typed --url: completion must stay silent
         return []
     return found[:MOST]
 
@@ -74,7 +74,7 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Names of what the group of the command is about."""
+    """Return names of the objects that the command's group manages."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)
@@ -82,7 +82,7 @@ def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, st
 
 
 def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Ids of a topic's first messages: dead letters for rmq dlq, else those that wait, too."""
+    """Return ids of a topic's first messages: for rmq dlq of dead letters, else of all."""
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
     with _client(options) as client:
         found = client.admin.peek(ctx.params["topic"], READ, "dead")
@@ -92,7 +92,7 @@ def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[st
 
 
 class Name(ParamType):
-    """A text that the shell completes from what Redis has."""
+    """A text that the shell completes with names from Redis."""
 
     name = "text"
 
@@ -102,11 +102,11 @@ class Name(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin with what was typed."""
+        """Return the names that begin with the typed text."""
         return choices(ctx, incomplete, self._read)
 
 
-# By the name of the parameter; every command has them without doing anything.
+# By parameter name, so that commands get completion automatically.
 _TYPES = {
     "topic": Name(_topics), "topics": Name(_topics), "of_topic": Name(_topics),
     "worker": Name(_workers), "name": Name(_named),
@@ -114,7 +114,7 @@ _TYPES = {
 
 
 def complete_names(params: Iterable[click.Parameter]) -> None:
-    """Let the shell complete the parameters whose names say what they are."""
+    """Set the type of parameters whose names tell which objects they name."""
     for param in params:
         if param.type is click.STRING and param.name in _TYPES:
             param.type = _TYPES[param.name]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 RETRY_FOR_S = 2.0  # short: a person waits for the answer
-REPLY_S = 5.0  # the time to connect included; RMQ's commands themselves take milliseconds
+REPLY_S = 5.0  # includes the time to connect; RMQ's commands themselves take milliseconds
 
 
 @dataclass
@@ -29,16 +29,16 @@ class CommonOptions:
     """The options that every command takes.
 
     Attributes:
-        url, prefix: as given, or None.
-        as_json: whether --json was given.
-        output: the format that -o names, or None.
-        columns: those of --columns, or None.
-        watch: the seconds of --watch, or None.
-        writer: writes the records.
-        seen: what a repeated command keeps for its next turn.
-        open_client: the client of a repeated command.
-        file: what the configuration file says of Redis; None: it was not read.
-        note_act: notes in the audit trail what the command has done, and how it ended.
+        url, prefix: Values of the options, or None.
+        as_json: Whether --json was given.
+        output: Format given by -o, or None.
+        columns: Columns given by --columns, or None.
+        watch: Seconds given by --watch, or None.
+        writer: Writer of the records.
+        seen: State that a repeated command keeps for its next turn.
+        open_client: Client of a repeated command.
+        file: Settings of Redis in the configuration file; None: the file was not read.
+        note_act: Function that records the command and its result in the audit trail.
     """
 
     url: str | None = None
@@ -55,17 +55,17 @@ class CommonOptions:
 
     @property
     def json(self) -> bool:
-        """Whether records are printed, for programs, instead of tables."""
+        """Whether to print records for programs instead of tables."""
         return self.as_json or self.output not in (None, "table")
 
     @property
     def url_asked(self) -> str | None:
-        """The URL given by --url, RMQ_URL or the configuration file; None for RMQ's default."""
+        """The URL from --url, RMQ_URL or the configuration file, or None."""
         return self.url or variable("RMQ_URL") or self._in_file("url")
 
     @property
     def url_known(self) -> str | None:
-        """As `url_asked`, for messages about errors: the file is not read for it."""
+        """The same URL for error messages: the configuration file is not read for it."""
         return self.url or variable("RMQ_URL") or (self.file or {}).get("url")
 
     @property
@@ -74,7 +74,7 @@ class CommonOptions:
         return self.prefix or variable("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
 
     def _in_file(self, name: str) -> str | None:
-        """Return what the configuration file says. It is read if it is needed, and once."""
+        """Return a setting of the configuration file, which is read once, when needed."""
         if self.file is None:
             from rmq.terminal import config_file
 
@@ -83,7 +83,7 @@ class CommonOptions:
 
     @contextmanager
     def client(self) -> Iterator[rmq.Client]:
-        """Open a client for the time of a command."""
+        """Open a client for the duration of a command."""
         import rmq
 
         if self.open_client is not None:
@@ -110,7 +110,7 @@ class CommonOptions:
             click.echo(neutral(text), err=True)
 
     def report(self, record: Any, text: str) -> None:
-        """Print what was done: a record for programs, or a line for people."""
+        """Print the result: a record for programs, or a line for people."""
         if self.json:
             output.document(record)
         else:
@@ -123,7 +123,7 @@ class CommonOptions:
         rows: Sequence[Sequence[str]],
         none: str | None = None,
     ) -> None:
-        """Print a list: records for programs, else a table, or the note `none` of an empty one."""
+        """Print a list: records for programs, else a table, or the note `none` if it is empty."""
         if self.json:
             output.document(records)
         elif rows or none is None:
@@ -132,18 +132,18 @@ class CommonOptions:
             self.note(none)
 
     def details(self, record: Any, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print one thing: a record for programs, or names and values for people."""
+        """Print an object: a record for programs, or names and values for people."""
         if self.json:
             output.document(record)
         else:
             output.details(pairs)
 
     def settle(self) -> None:
-        """Check the options with each other, and hand them to the writer."""
+        """Check the options against each other, and configure the writer."""
         if self.as_json and self.output is not None:
-            raise click.UsageError("--json and -o: give one of them")
+            raise click.UsageError("--json and -o: use only one of them")
         if self.columns is not None and (self.as_json or self.output in ("json", "ndjson")):
-            raise click.UsageError("--columns: it is for tables and -o csv")
+            raise click.UsageError("--columns: only for tables and -o csv")
         self.writer.format = self.output
         self.writer.columns = self.columns
         self.writer.repeating = self.watch is not None
@@ -181,7 +181,7 @@ def common_params() -> list[click.Parameter]:
     url_help = "Where Redis is. Env RMQ_URL; default redis://localhost:6379/0."
     prefix_help = "First part of every key. Env RMQ_PREFIX; default rmq."
     output_help = "Print data as table, json, ndjson or csv."
-    columns_help = "Only these columns of tables and csv, in this order."
+    columns_help = "Columns of tables and csv to print, in this order."
     return [
         common("--url", metavar="URL", help=url_help),
         common("--prefix", metavar="WORD", help=prefix_help),
@@ -197,7 +197,7 @@ COMMON_NAMES = frozenset(
 
 
 def json_errors(words: Sequence[str]) -> bool:
-    """Return whether these arguments ask for JSON; they may be wrong in another way."""
+    """Return whether these arguments request JSON; they may be wrong in another way."""
     for position, word in enumerate(words):
         if word in ("-o", "--output"):
             word = f"-o{''.join(words[position + 1 : position + 2])}"

@@ -42,17 +42,17 @@ def _writer() -> RecordWriter:
 
 
 def document(value: Any, rows: Iterable[Mapping[str, Any]] | None = None) -> None:
-    """Print one JSON document; in -o ndjson and csv its `rows`: a list's items, else the value."""
+    """Print one JSON document; -o ndjson and csv print its `rows`: list items, or the value."""
     _writer().document(value, rows)
 
 
 def line(record: Any) -> None:
-    """Print one of many records: a line of NDJSON."""
+    """Print a record of many: a line of NDJSON."""
     _writer().line(record)
 
 
 def lines(records: Iterable[Any]) -> None:
-    """Print records, as NDJSON; with -o json they are one array, empty or not."""
+    """Print records as NDJSON; with -o json as an array, even if it is empty."""
     _writer().lines(records)
 
 
@@ -60,7 +60,7 @@ def lines(records: Iterable[Any]) -> None:
 
 
 def _chosen(columns: Sequence[Column]) -> list[int]:
-    """Return the indices of the columns that --columns names, or of those for this width."""
+    """Return the indices of the columns in --columns, or of the columns that fit this width."""
     names = _writer().columns
     if names is None:
         wide = terminal_width() >= WIDE
@@ -69,17 +69,17 @@ def _chosen(columns: Sequence[Column]) -> list[int]:
     for name in names:
         if field_name(name) not in indices:
             heads = ", ".join(column.title for column in columns)
-            raise click.UsageError(f"--columns: there is no {name}; there are {heads}")
+            raise click.UsageError(f"--columns: unknown column {name}; known columns are {heads}")
     return [indices[field_name(name)] for name in names]
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW) -> None:
-    """Print a table; columns are aligned in a pipe too, and ids are never shortened.
+    """Print a table; columns are aligned even in a pipe, and ids are never shortened.
 
     Args:
-        columns: their heads.
-        rows: their cells; a generator is printed while it is read.
-        window: the number of rows of a generator whose cells decide on the widths.
+        columns: Columns of the table.
+        rows: Cells of the rows; a generator is printed while it is read.
+        window: Number of rows of a generator whose cells decide on the widths.
     """
     chosen = _chosen(columns)
     is_short = _writer().columns is None
@@ -138,12 +138,13 @@ def _write(text: str, end: str = "\n") -> None:
 
 
 class RecordWriter:
-    """Writes the records of one command.
+    """Write the records of one command.
 
     Attributes:
-        format: None: as --json prints, one document or NDJSON, whichever the command gives.
-        columns: those of CSV, in their order; None: all.
-        repeating: the command prints again and again, a document on a line.
+        format: Format of the records; None: as for --json, a document or NDJSON, as the
+            command chooses.
+        columns: Columns of CSV, in order; None: all.
+        repeating: Whether the command prints repeatedly, each time a document on one line.
     """
 
     def __init__(self) -> None:
@@ -158,8 +159,8 @@ class RecordWriter:
         """Write one document.
 
         Args:
-            value: any JSON value.
-            rows: its records, for NDJSON and CSV; by default those of a list, else the value.
+            value: Any JSON value.
+            rows: Records for NDJSON and CSV; default: the items of a list, else the value.
         """
         if self.format in ("ndjson", "csv"):
             records = list(rows) if rows is not None else _records(value)
@@ -209,7 +210,7 @@ class RecordWriter:
             unknown = [name for name in self._header if name.partition(".")[0] not in fields]
             if unknown:
                 raise click.UsageError(
-                    f"--columns: there is no {unknown[0]}; there are {', '.join(fields)}"
+                    f"--columns: unknown column {unknown[0]}; known columns are {', '.join(fields)}"
                 )
         self._write_row(self._header)
 

@@ -107,9 +107,9 @@ def table_lines(
     """Yield the lines of a table, its head first.
 
     Args:
-        columns: their heads.
-        rows: their cells. Widths come from all rows of a list or tuple, else from the first.
-        window: so many of them.
+        columns: Columns of the table.
+        rows: Cells of the rows. All rows of a list or tuple decide on the widths, else the first.
+        window: Number of first rows that decide on the widths.
     """
     safe = ([neutral(cell) for cell in row] for row in rows)
     first = list(safe if isinstance(rows, Sequence) else islice(safe, window))

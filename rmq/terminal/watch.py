@@ -1,4 +1,4 @@
-"""--watch: run a command again and again; on a terminal, each output replaces the one before."""
+"""The option --watch: run a command repeatedly; on a terminal, each output replaces the last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TO_LINE_END, TO_SCREEN_END = "\x1b[K", "\x1b[J"
 
 
 class _Terminal(io.TextIOWrapper):
-    """Keeps what is printed for a terminal."""
+    """Store the text that is printed for a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -39,10 +39,10 @@ def repeat(run: Callable[[], Any], options: CommonOptions, describe: Callable[..
     """Run a command until Ctrl-C.
 
     Args:
-        run: runs it once.
-        options: --watch has the seconds between two runs.
-        describe: an error as a line. One is raised in the first run, and shown in later ones:
-            Redis may come back, and messages that match may arrive.
+        run: Function that runs the command once.
+        options: Common options; `watch` has the seconds between two runs.
+        describe: Function that formats an error as a line. An error of the first run is raised. An
+            error of a later run is printed, because Redis may come back, or messages may arrive.
     """
     assert options.watch is not None
     in_place = sys.stdout.isatty() and not options.json

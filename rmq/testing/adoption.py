@@ -25,11 +25,11 @@ class Adoption:
     """A client that is pointed at a broker, for `with` (`async with` inside an event loop).
 
     Attributes:
-        transport: of the client; inside the block it is the broker's.
-        prefix: the first part of its keys.
-        handlers: those that are registered on it.
-        hooks: its interceptors.
-        contexts: its topics.
+        transport: Transport of the client, which uses the broker inside the block.
+        prefix: First part of the client's keys.
+        handlers: Handlers that are registered on the client.
+        hooks: Hooks of its interceptors.
+        contexts: Contexts of its topics.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Adoption:
     ) -> None:
         if not isinstance(client, Client | AsyncClient):
             raise InvalidType(
-                f"adopting: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
+                f"adopting: {type(client).__name__}; pass rmq.Client or rmq.AsyncClient"
             )
         self._client = client
         parts = parts_of(client)
@@ -70,7 +70,7 @@ class Adoption:
         self._adoptions[client] = self
 
     def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
-        """Point the client back; return the broker's transport, which is to be closed."""
+        """Point the client back to its Redis; return the broker's transport, to be closed."""
         client, parked = self._client, self._parked_transport
         if parked is None:
             return None

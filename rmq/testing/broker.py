@@ -39,19 +39,19 @@ class Broker:
     """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
 
     Args:
-        backend: "embedded": a real redis-server, started once for each process (rmq[embedded] if
-            PATH has none); "fakeredis": inside this process (rmq[testing]); "auto": the real one
-            if there is one.
-        now: the first time of the clock, an aware datetime or epoch ms; None: the real time.
-        clock: "manual": time stands still until `clock.advance`; "server": the server's clock.
+        backend: "embedded": a real redis-server, started once per process (needs rmq[embedded] if
+            PATH has no redis-server). "fakeredis": a fake server inside this process (needs
+            rmq[testing]). "auto": the real server if it is available.
+        now: First time of the clock, an aware datetime or epoch ms; None: the real time.
+        clock: "manual": time moves only by `clock.advance`. "server": the server's clock.
 
     Attributes:
-        backend: the server in use, "embedded" or "fakeredis".
-        client: an rmq.Client of this broker.
-        faults: makes faults: lost replies, failures, delays.
+        backend: Server in use, "embedded" or "fakeredis".
+        client: An rmq.Client of this broker.
+        faults: Maker of faults: lost replies, failures, delays.
 
     Raises:
-        ConfigurationError: there is nothing to run on, or 16 brokers are open in this process.
+        ConfigurationError: No server is available, or 16 brokers are open in this process.
     """
 
     def __init__(
@@ -62,14 +62,15 @@ class Broker:
         clock: Literal["manual", "server"] = "manual",
     ) -> None:
         if clock not in ("manual", "server"):
-            raise InvalidValue(f"clock: {clock!r}; give 'manual' or 'server'")
+            raise InvalidValue(f"clock: {clock!r}; use 'manual' or 'server'")
         self._backend_asked: Backend = backend
         self._now = now
         self._is_manual = clock == "manual"
         self._clock: Clock | None = None
         self._database: Database | None = None
         self._adoptions: Adoptions = {}
-        self._unhandled: dict[TopicContext, Unhandled] = {}  # when drains first met each type
+        # Time at which drains first met each type.
+        self._unhandled: dict[TopicContext, Unhandled] = {}
         self.faults = Faults()
 
     # --- life ------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class Broker:
 
     @property
     def clock(self) -> Clock:
-        """The clock of every script in this process. Raises InvalidValue: the server's is used."""
+        """The clock of every script in this process; InvalidValue if the server's is used."""
         if self._clock is None:
             raise InvalidValue("clock: this broker has none; it is closed, or clock='server'")
         return self._clock
@@ -147,12 +148,12 @@ class Broker:
     def adopting(self, client: Client | AsyncClient) -> Adoption:
         """Point a client of the program at this broker, for `with` or, in a loop, `async with`.
 
-        Its topics, consumers and handlers use the broker, which is empty: each topic is created
-        again, with the settings in the program. After the block all is as before. No other thread
-        may use the client meanwhile; open consumers inside the block.
+        The client's topics, consumers and handlers use the broker, which is empty: each topic is
+        created again, with the settings in the program. The block restores everything at its end.
+        No other thread may use the client inside the block; open consumers inside the block.
 
         Raises:
-            InvalidValue: it is adopted already.
+            InvalidValue: The client is adopted already.
         """
         return Adoption(client, self._open().address, self.faults, self._adoptions)
 
@@ -170,18 +171,18 @@ class Broker:
         Failures become retries or dead letters by the rules of the worker.
 
         Args:
-            topics: only the handlers of these; none named: all.
-            advance: True: move the clock to the next due time until no message waits; seconds or a
-                timedelta: let so much time pass, and run the messages that become due in it.
-            raises: raise the first error of a handler, after it was settled.
-            limit: how many runs at most.
+            topics: Topics whose handlers run; empty: all topics.
+            advance: True: move the clock to the next due time until no message waits. Seconds or a
+                timedelta: let this time pass, and run the messages that become due.
+            raises: Whether to raise the first error of a handler, after it was settled.
+            limit: Maximum number of runs.
 
         Returns:
             The results of the runs, in order.
 
         Raises:
-            Endless: `limit` is reached, and more messages are due.
-            ConfigurationError: no handler is registered, or an event loop runs: use `adrain`.
+            Endless: The limit is reached, and more messages are due.
+            ConfigurationError: No handler is registered, or an event loop is running: use `adrain`.
         """
         drain, drained = self._drain(topics, advance, raises, limit)
         try:
@@ -229,7 +230,7 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """Drain inside an event loop: async handlers run in it, plain ones in its thread."""
+        """Drain inside an event loop: async handlers run in it, plain handlers in its thread."""
         drain, drained = self._drain(topics, advance, raises, limit)
         try:
             await drain.scope.open_async()
@@ -282,15 +283,15 @@ class Broker:
     # --- inspect ---------------------------------------------------------------------------------
 
     def sent(self, topic: AnyTopic) -> list[Message]:
-        """Return the waiting messages, due or not, in the order of their delivery.
+        """Return the waiting messages, including delayed messages, in delivery order.
 
         Raises:
-            TopicNotFound: no client of this broker knows such a topic.
+            TopicNotFound: No client of this broker has this topic.
         """
         return self._peek(topic, "store")
 
     def dead(self, topic: AnyTopic) -> list[Message]:
-        """Return the dead letters, oldest first; `failure` has the reason of each."""
+        """Return the dead letters, oldest first; `failure` contains the reason."""
         return self._peek(topic, "dead")
 
     def assert_sent(
@@ -307,22 +308,22 @@ class Broker:
         type: str | None = None,
         group: str | None = None,
     ) -> list[Message]:
-        """Assert that such a message waits; return all that fit.
+        """Assert that a matching message waits; return all matching messages.
 
         Args:
-            topic: a name or a topic.
-            body: the expected body, or a function that returns whether a body fits.
-            count: exactly so many; None: at least one.
-            priority: its priority.
-            due_in: how long until it is due, by the clock; 0: it may be taken now.
-            within: how far `due_in` may be off, seconds or timedelta.
-            headers: these are among its headers.
-            merge_key: its merge key.
-            type: its type.
-            group: its group.
+            topic: Topic, or its name.
+            body: Expected body, or a function that returns whether a body matches.
+            count: Expected number of matching messages; None: at least one.
+            priority: Expected priority.
+            due_in: Expected time until the message is due, by the clock; 0: due now.
+            within: Tolerance of `due_in`, in seconds or as a timedelta.
+            headers: Headers that the message must contain.
+            merge_key: Expected merge key.
+            type: Expected type.
+            group: Expected group.
 
         Raises:
-            AssertionError: there is none, or another count; the text lists the messages.
+            AssertionError: No message matches, or another number; the text lists the messages.
         """
         wanted = MessageCriteria(
             body, body is ANY, priority, due_in, within, headers, merge_key, type, group
@@ -336,10 +337,10 @@ class Broker:
         return fitting
 
     def assert_empty(self, topic: AnyTopic | None = None) -> None:
-        """Assert that nothing waits, is in flight or is dead, in a topic or in all of them.
+        """Assert that a topic, or every topic, has no waiting, in-flight or dead message.
 
         Raises:
-            AssertionError: there are messages; the text lists them.
+            AssertionError: There are messages; the text lists them.
         """
         self._open()
         for each_topic in [topic] if topic is not None else self._topics():
@@ -379,7 +380,7 @@ class Broker:
         return Admin(self._plain, prefix, ReplaySessions())
 
     def _admins(self, topic: AnyTopic) -> list[Admin]:
-        """Return an admin for each prefix with this topic; none if it was not used yet."""
+        """Return an admin for each prefix with this topic; empty if no prefix has used it yet."""
         self._open()
         name, prefixes = _name(topic), self._prefixes()
         if not isinstance(topic, str):
@@ -398,9 +399,9 @@ class Broker:
 
 
 class _ScheduledSends:
-    """The scheduler of a broker. It works when it is asked: before and after the clock moves.
+    """The scheduler of a broker, which works before and after the clock moves.
 
-    Schedules that adopted clients declare are written then.
+    It also writes the schedules that adopted clients declare.
     """
 
     def __init__(self, transport: Transport, adoptions: Adoptions) -> None:
@@ -409,7 +410,7 @@ class _ScheduledSends:
         self._dispatches: dict[Client | AsyncClient, Dispatch] = {}
 
     def send_due(self) -> float | None:
-        """Declare what was declared since, send what is due; return the seconds until the next."""
+        """Write new declarations, send due messages; return the seconds until the next due time."""
         waits: list[float] = []
         for client, adoption in list(self._adoptions.items()):
             if not adoption.handlers.schedules:

@@ -1,4 +1,4 @@
-"""Dependencies in tests: others in their place, and lifespans around a drain."""
+"""Dependencies in tests: replacements, and lifespans around a drain."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rmq.worker.process_scope import ProcessScope, TaskHolder
 
 @contextmanager
 def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-    """Call another function wherever handlers and lifespans depend on one, for `with`.
+    """Replace a function that handlers and lifespans depend on, for `with`.
 
-    It is called with its own dependencies; a plain one may replace an async one. It holds for
-    drains, and for workers that are started, inside the block.
+    The replacement is called with its own dependencies; a plain function may replace an async
+    function. The replacement applies to drains, and to workers started inside the block.
 
     Args:
-        function: the one that `rmq.Depends` or `client.lifespan` was given.
-        replacement: a function of the same kinds.
+        function: Function that was passed to `rmq.Depends` or `client.lifespan`.
+        replacement: Function of the same kind.
 
     Raises:
-        InvalidType: one of them is not a function.
+        InvalidType: One of the arguments is not a function.
     """
     for given in (function, replacement):
         if not callable(given):
-            raise InvalidType(f"overriding: {given!r} is not a function; give `lambda: value`")
+            raise InvalidType(f"overriding: {given!r} is not a function; use `lambda: value`")
     before = dict(dependencies.overrides)
     dependencies.overrides[function] = replacement
     try:
@@ -53,10 +53,10 @@ class DrainedScope:
         self.needs_loop = self._scope.needs_loop
 
     def open(self) -> None:
-        """Open the plain ones.
+        """Open the plain lifespans and dependencies.
 
         Raises:
-            LifespanFailed: one has raised.
+            LifespanFailed: A lifespan or dependency has raised an error.
         """
         for node in self._scope.plain_nodes:
             try:
@@ -65,7 +65,7 @@ class DrainedScope:
                 raise LifespanFailed(f"{node.name} raised {error!r}; nothing was run") from error
 
     async def open_async(self) -> None:
-        """Open all, the async ones in this event loop."""
+        """Open all lifespans and dependencies; async functions run in this event loop."""
         self.open()
         if self.needs_loop:
             loop = asyncio.get_running_loop()
@@ -74,11 +74,11 @@ class DrainedScope:
             await asyncio.wrap_future(self._holder.opened)
 
     def close(self) -> None:
-        """Close the plain ones; raises what they raise."""
+        """Close the plain lifespans and dependencies; their errors are raised."""
         self._stack.close()
 
     async def close_async(self) -> None:
-        """Close all; errors of plain ones are raised, and those of async ones are logged."""
+        """Close all; errors of plain functions are raised, errors of async functions are logged."""
         holder, self._holder = self._holder, None
         try:
             if holder is not None:

@@ -37,7 +37,7 @@ from rmq.worker.settling.disposition import Disposition, runtime_exceeded
 from rmq.worker.settling.unhandled import Unhandled
 
 T = TypeVar("T")
-TRIES_MAX = 10  # a worker retries without end; a drain has to end
+TRIES_MAX = 10  # a drain must end, although a worker retries forever
 STEP_US = 1000  # the smallest step of the clock
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
@@ -45,22 +45,22 @@ Dispositions = list[tuple[HeldDelivery, Disposition]]
 
 
 class Endless(AssertionError):
-    """A drain has no end: messages come back, or handlers send more, as fast as they are run."""
+    """A drain does not end: messages come back, or handlers send more, as fast as they run."""
 
 
 class Result(NamedTuple):
     """The result of one run of a handler.
 
     Attributes:
-        topic: its name.
-        id: of the message.
-        body: as the handler got it; raw if it did not fit.
+        topic: Name of the topic.
+        id: Id of the message.
+        body: Body that the handler got; the raw body if it did not fit.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: "ack", "nack" (a retry, or dead if none was left), "reject", "release" (snoozed),
             "lost" (its lease was lost), "own" (the handler settled it itself).
-        error: the exception that the handler raised; DecodeError if the body did not fit.
-        type: of the message. If no handler takes it, it is not run: the verb is "release", or
-            "reject" once it has waited for the topic's `unhandled`.
+        error: Exception that the handler raised; DecodeError if the body did not fit.
+        type: Type of the message. A type without a handler is not run: the verb is "release", or
+            "reject" once the message has waited for the topic's `unhandled`.
     """
 
     topic: str
@@ -133,7 +133,7 @@ class DrainedHandler:
     def _in_time(
         self, delivery: HeldDelivery, disposition: Disposition, took: float
     ) -> Disposition:
-        """Return the disposition; that of an overrun if the run exceeded its max_runtime."""
+        """Return the disposition; if the run exceeded its max_runtime, an overrun's."""
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
@@ -208,11 +208,11 @@ class DrainedTopic:
         return deliveries
 
     def close(self) -> None:
-        """Hand back what is not settled."""
+        """Release the messages that are not settled."""
         close_flows(self._flows, self._transport)
 
     def dispositions_unhandled(self, deliveries: list[HeldDelivery]) -> Dispositions:
-        """Decide about deliveries whose type no handler has."""
+        """Return the dispositions of deliveries whose type has no handler."""
         return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
 
     def release(self, deliveries: list[HeldDelivery]) -> None:
@@ -223,7 +223,7 @@ class DrainedTopic:
     def settle(
         self, delivery: HeldDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
-        """Settle a delivery by its disposition; `raised`: what its handler raised."""
+        """Settle a delivery by its disposition; `raised` is the error of its handler."""
         verb: Verb = disposition.verb
         mine, error = [delivery], raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
@@ -252,7 +252,7 @@ class DrainedTopic:
 
 
 def most_taken(handlers: TopicHandlers) -> int:
-    """Return how many deliveries of a topic are taken at once."""
+    """Return the number of deliveries of a topic that are received at once."""
     return max(1, *(handler.batch for handler in handlers))
 
 
@@ -274,7 +274,7 @@ def _waits_flow(context: TopicContext) -> Flow[list[int]]:
 
 @dataclass(eq=False)
 class Drain:
-    """A drain: its handlers, how far the clock may go, and when to give up."""
+    """A drain: its handlers, the limit of its clock, and the limit of its runs."""
 
     topics: Sequence[DrainedTopic]
     transport: Transport
@@ -331,8 +331,8 @@ class Drain:
         )
         raise Endless(
             f"drain: {len(self.results)} runs, and there is more in {topic.name!r}; a handler "
-            f"sends to itself, or a message comes back for ever. The last runs: {last or 'none'}. "
-            "Where that many are meant, give drain(limit=...)"
+            f"sends to itself, or a message comes back forever. The last runs: {last or 'none'}. "
+            "If you expect so many runs, use drain(limit=...)"
         )
 
     def _raise(self, raised: BaseException | None, done: list[Result]) -> None:

@@ -1,11 +1,12 @@
 """The fake server: fakeredis behind a TCP port of this process. The scripts of RMQ run unchanged.
 
-Added here, because fakeredis lacks it:
+This module adds functions that fakeredis lacks:
 
-* `struct` and `cmsgpack` in Lua: modules beside this file, for the formats that the scripts use.
-* A connection stays open after an error reply, an error reply is one line, a long reply is written
-  to its end, and a long body is not read line by line.
-* All scripts are loaded beforehand.
+* `struct` and `cmsgpack` in Lua: modules in `rmq/testing/lua`, for the formats that the scripts
+use. * A connection stays open after an error reply, and an error reply is a single line. Long
+replies are
+  written completely. Long bodies are not read line by line.
+* All scripts are loaded at the start.
 
 docs/testing.md lists the differences from a real server, and a test compares the two
 (`tests/testing/test_alike.py`).
@@ -42,7 +43,7 @@ class FakeServer:
             raise ImportError(
                 f"fakeredis {version} is too old; {VERSION_MIN[0]}.{VERSION_MIN[1]} will do"
             )
-        importlib.import_module("lupa")  # without it fakeredis has no EVAL, and reports that late
+        importlib.import_module("lupa")  # without lupa fakeredis has no EVAL, and reports that late
         self._server: Any = fakeredis.TcpFakeServer(("127.0.0.1", 0))
         self._server.rmq_down = False
         self._server.daemon_threads = True
@@ -104,20 +105,20 @@ def _with_open_connections(handler: Any) -> Any:
 
 
 class _NonBlockingFile:
-    """A non-blocking socket as a file: a read returns what has arrived, a write writes all."""
+    """A non-blocking socket as a file: a read returns received bytes, a write sends all bytes."""
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_
 
     def readline(self) -> bytes:
-        """Return the data that has arrived, complete lines or not; b'' if none has."""
+        """Return the received bytes, complete lines or not; b'' if there are none."""
         try:
             return self._socket.recv(1 << 20)
         except BlockingIOError:
             return b""
 
     def write(self, data: bytes) -> None:
-        """Write all of it."""
+        """Send all bytes."""
         left = memoryview(data)
         while left:
             try:

@@ -1,7 +1,7 @@
 """Faults for tests: lost replies, failures and delays, at the calls that a test names.
 
-A fault acts before a call leaves the client, or after its reply has arrived, above the retries of
-the transport: the caller gets at once the error that it would get after all retries.
+A fault acts before a call leaves the client, or after its reply has arrived. The transport does not
+retry: the caller immediately gets the error that it would get after all retries.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TIMES_MAX = 1_000_000
 class Fault:
     """A fault, for `with`: it strikes inside the block.
 
-    Leaving the block raises AssertionError if it struck less often than asked for: a test whose
-    fault never struck has shown nothing.
+    Leaving the block raises AssertionError if the fault struck less often than requested: a test
+    whose fault never struck has shown nothing.
 
     Attributes:
-        fired: how often it has struck.
+        fired: Number of times that the fault has struck.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Fault:
         return f"<{self.kind} of {self.verb!r}, struck {self.fired} of {self.times} times>"
 
     def strikes(self, names: Sequence[str]) -> bool:
-        """Return whether a call of these scripts is struck, and count it."""
+        """Return whether a call of these scripts is struck, and count the call."""
         if self.fired >= self.times or not any(name in self.scripts for name in names):
             return False
         if self.passed < self.skip:
@@ -92,10 +92,11 @@ class Fault:
 
 
 class Faults:
-    """The faults of a broker. Each method makes one, for `with`.
+    """The faults of a broker. Each method makes a fault, for `with`.
 
-    A verb is "send", "receive", "open", or the name of any script: ack, nack, reject, release,
-    extend, get, cancel, ... `times`: how often it strikes; `skip`: how many calls pass before.
+    A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
+    extend, get, cancel, ... `times`: number of calls that are struck; `skip`: number of calls
+    before them.
     """
 
     def __init__(self) -> None:
@@ -135,13 +136,13 @@ def _scripts(verb: str) -> tuple[str, ...]:
     if verb in VERBS:
         return VERBS[verb]
     if verb not in known:
-        raise InvalidValue(f"verb: {verb!r}; give one of {', '.join([*VERBS, *known])}")
+        raise InvalidValue(f"verb: {verb!r}; use one of {', '.join([*VERBS, *known])}")
     return (verb,)
 
 
 @contextmanager
 def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[float]:
-    """Let a fault, if any, strike the call in the block; yield the seconds to wait before it."""
+    """Let a fault, if any, strike the call in the block; yield the seconds to wait before."""
     fault = faults.next([command.script.name for command in commands])
     if fault is not None and (error := fault.before()):
         raise error

@@ -2,8 +2,7 @@
 
 There are two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory
 that is removed with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto"
-takes the real one if there is a redis-server to start: it is several times faster for each call,
-and is the program that users run.
+uses the real server if a redis-server is installed: it is several times faster, and users run it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Server = _RealServer | FakeServer
 
 
 class _Databases:
-    """The server of one kind, and which of its databases are in use."""
+    """The server of a kind, and its databases in use."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -65,11 +64,11 @@ _lock = threading.Lock()
 
 
 class Database:
-    """An empty database of a private server; `close` gives it back."""
+    """An empty database of a private server; `close` frees it."""
 
     def __init__(self, backend: Backend) -> None:
         if backend not in ("auto", "fakeredis", "embedded"):
-            raise InvalidValue(f"backend: {backend!r}; give 'auto', 'fakeredis' or 'embedded'")
+            raise InvalidValue(f"backend: {backend!r}; use 'auto', 'fakeredis' or 'embedded'")
         with _lock:
             self.backend, self._pool = _pool(backend)
             free = set(range(DATABASES)) - self._pool.in_use
@@ -77,7 +76,8 @@ class Database:
                 raise ConfigurationError(
                     f"testing: {DATABASES} brokers are open at once in this process; close some"
                 )
-            # In turn, so that code left running by an earlier test does not find our topics.
+            # In turn, so that code left running by an earlier test does not find the topics of this
+            # test.
             after = [number for number in free if number > self._pool.last]
             self.number = self._pool.last = min(after or free)
             self._pool.in_use.add(self.number)
@@ -85,7 +85,7 @@ class Database:
         self.flush()
 
     def flush(self) -> None:
-        """Delete everything in it."""
+        """Delete all keys of the database."""
         transport = Transport(self.address, 5.0, 10.0)
         try:
             transport.raw_command("flush", "FLUSHDB")
@@ -93,7 +93,7 @@ class Database:
             transport.close()
 
     def close(self) -> None:
-        """Empty it, and give it back."""
+        """Empty and free the database."""
         try:
             self.flush()
         finally:

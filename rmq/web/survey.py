@@ -116,8 +116,8 @@ class Survey:
         """Return the names of all topics; add topics that another program removed from the list.
 
         Args:
-            is_whole: Also look for topics that this survey has not seen, by a walk over all keys of
-                Redis.
+            is_whole: Also look for topics that this survey has not seen, by a walk over all
+                keys of Redis.
         """
         if is_whole:
             self._transport.run(overview.drop_wrong_lists(self._prefix))

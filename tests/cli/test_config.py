@@ -138,7 +138,7 @@ def test_a_file_that_is_wrong_is_told_once_and_not_where_it_is_not_needed(anywhe
 
     done = anywhere("ping")
 
-    assert (done.exit_code, done.stderr.count("ulr: no such setting")) == (2, 1)
+    assert (done.exit_code, done.stderr.count("ulr: unknown setting")) == (2, 1)
     for words in (("--help",), ("--version",), ("topic", "ls", "--help")):
         assert anywhere(*words).exit_code == 0
     flags = ("--url", "redis://127.0.0.1:1", "--prefix", "x")

@@ -24,7 +24,7 @@ def test_a_slip_in_the_name_of_the_module_is_answered_with_where_it_was_looked_f
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["shop.py"], "'shop.py' is no module; write it as import does: rmq worker shop"),
+        (["shop.py"], "'shop.py' is not a module; write it as import does: rmq worker shop"),
         (["shop:clinet"], "has no 'clinet', did you mean 'client'?; there: client (Client)"),
         (["shop:orders"], "shop:orders is a Topic, not an rmq.Client, rmq.AsyncClient or"),
         (["shop", "--topic", "mail"], "no handler is registered for 'mail'; there are"),

@@ -104,7 +104,7 @@ def test_columns_of_a_table(run, listing, topic):
     assert all(line.startswith("failed") for line in shown[1:])
     unknown = run("dlq", "ls", topic.name, "--columns", "reason,color")
     assert (unknown.exit_code, unknown.stdout) == (2, "")
-    assert "there is no color; there are ID, DEAD-FOR" in unknown.stderr
+    assert "unknown column color; known columns are ID, DEAD-FOR" in unknown.stderr
 
 
 def test_columns_of_csv_reach_inside(run, listing, topic):
@@ -113,7 +113,7 @@ def test_columns_of_csv_reach_inside(run, listing, topic):
     assert shown.stdout.splitlines() == ["headers.tenant,body.n,merge_key", "7,1,", ",,"]
     unknown = run("peek", topic.name, "-o", "csv", "--columns", "color")
     assert unknown.exit_code == 2
-    assert "there is no color; there are id, queue" in unknown.stderr
+    assert "unknown column color; known columns are id, queue" in unknown.stderr
 
 
 def test_csv_holds_no_formula_and_one_record_on_a_line(run, listing, topic):

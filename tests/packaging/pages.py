@@ -43,7 +43,7 @@ import psutil
 from tests.servers import die_with_parent
 
 PATIENCE_S = 240.0
-ASKS = re.compile(r"(Type the name of the \w+ to go on: )(\S+)$")
+ASKS = re.compile(r"(Type the name of the \w+ to continue: )(\S+)$")
 ASKED = Path(__file__).with_name("asked.py")
 DONE = "(the command has ended:"
 NAME = re.compile(r"\b[0-9a-v]{26}\b|\b(?=\w*\d)[0-9a-f]{10}\b|(?<=pid )\d+|(?<=\[)\d+(?=\])")

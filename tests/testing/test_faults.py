@@ -64,7 +64,7 @@ def test_verbs_mean_what_the_methods_are_called(broker: Broker) -> None:
             consumer.receive()
     with broker.faults.fail("open"), pytest.raises(rmq.Unavailable):
         broker.client.topic("other").send(1)
-    with pytest.raises(InvalidValue, match="give one of send, receive"):
+    with pytest.raises(InvalidValue, match="use one of send, receive"):
         broker.faults.fail("sned")
 
 

@@ -27,11 +27,11 @@ class AuditAdmin(AdminPart):
 
         Args:
             topic: Name of the topic.
-            older_than: Minimum time since a message was reported as accepted, in seconds or as a
-                timedelta.
+            older_than: Minimum time since a message was reported as accepted, in seconds or
+                as a timedelta.
             forget: Account for missing messages, so that they are not reported again.
-            progress: Function that is called with (messages examined, messages in all) during the
-                work.
+            progress: Function that is called with (messages examined, messages in all) during
+                the work.
 
         Guarantee:
             A reported message is in no queue, and RMQ has neither settled nor removed it.

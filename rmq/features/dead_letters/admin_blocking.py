@@ -40,8 +40,8 @@ class DeadLetterAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             ids: Ids of the dead letters; None: all that meet the other conditions.
-            reason: Reason of the failure: failed, lease ran out, rejected, undecodable, expired or
-                unhandled.
+            reason: Reason of the failure: failed, lease ran out, rejected, undecodable,
+                expired or unhandled.
             error: Text that the error must contain; case-insensitive.
             older_than: Minimum time since the message died, in seconds or as a timedelta.
             type: Type of the messages.

@@ -56,8 +56,8 @@ class Known:
         newest: By slot, the number of the newest message taken; None: not known.
         ready_at: By slot, the time at which it has messages to take, by the monotonic clock. NEVER:
             a signal will tell. None: not known.
-        look_at: Time at which the next slots are checked without a signal, since signals can be
-            lost.
+        look_at: Time at which the next slots are checked without a signal, since signals can
+            be lost.
     """
 
     __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
@@ -382,8 +382,7 @@ class QueryFlows:
             upto: By slot, the last number of the batch.
             batch: By slot, the number of messages in the batch; absent: 0. Messages whose lease
                 expired are settled as well if they have been waiting since then. None: unknown;
-                    then only held
-                messages are settled.
+                then only held messages are settled.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}

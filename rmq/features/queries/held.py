@@ -28,8 +28,8 @@ class HeldQuery:
     Attributes:
         run: Name of the query, 32 hex digits.
         owner: Driver that runs the query, or ran it last; None: unknown.
-        owner_left_s: Seconds for which no other driver may run the query; negative: seconds since
-            then.
+        owner_left_s: Seconds for which no other driver may run the query; negative: seconds
+            since then.
         messages: Number of held messages over all slots.
         lease_left_s: Seconds until the lease expires without a renewal; negative: it has expired,
             and the next receiving consumer rolls it back.

@@ -127,8 +127,8 @@ class TopicAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             slots: New number of slots, a multiple or a divisor of the present number, 1 to 1024.
-            dry_run: Only check the request, and count the messages that newer messages would wait
-                for.
+            dry_run: Only check the request, and count the messages that newer messages would
+                wait for.
             wait: False: return immediately, and leave the rest to a server or a later call.
             progress: Function that is called with (slots done, all slots) during the work.
 

@@ -63,8 +63,8 @@ def test_a_file_of_others_is_passed_over_by_commands_and_stops_a_server(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('ulr = "redis://x"', "ulr: no such setting"),
-        ("url = 7", "url: 7 is no text; put it in quotes"),
+        ('ulr = "redis://x"', "ulr: unknown setting"),
+        ("url = 7", "url: 7 is not text; put it in quotes"),
         ('prefix = "a b"', "prefix"),
         ("url", "is not TOML"),
     ],

@@ -38,8 +38,8 @@ class AsyncJobAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            verb: "redrive": send the dead letters back, like `redrive`. "purge": put them into the
-                trash.
+            verb: "redrive": send the dead letters back, like `redrive`. "purge": put them
+                into the trash.
             conditions: Conditions for the dead letters, with the names of `redrive`: ids, reason,
                 error, older_than, type; None: all. And `died`: time of death of each of the ids, in
                 epoch ms; a letter that was sent back and died again is not touched.
