@@ -228,7 +228,7 @@ def test_what_cannot_work_is_refused_before_a_task(
 def test_a_stream_and_an_overwrite_are_refused(server: Server, topic: rmq.Topic) -> None:
     given = {"url": server.url, "topic": topic.name, "action": "purge"}
 
-    with pytest.raises(InvalidValue, match=r"action: it is for df\.write; call that in foreachBatch"):
+    with pytest.raises(InvalidValue, match=r"action: it is for df\.write; call that in foreach"):
         stream_writer(given, IDS, overwrite=False)
     with pytest.raises(InvalidValue, match="mode: overwrite; a queue cannot be overwritten"):
         batch_writer(given, IDS, overwrite=True)
