@@ -1,22 +1,22 @@
 --[[
 The numbers of audited messages, and which of them are open.
 
-The numbers that are not accounted for, of every producer, stand in one zset as ranges. All scores
-are 0, so the members are in the order of their text:
+One zset has the numbers of all producers that are not accounted for, as ranges. All scores are 0,
+so the members are in the order of their text:
 
   <producer>:<last>:<first>:<since>      numbers first .. last; since when they are known, epoch ms
   <producer>:~:<first>:<heard>:<sent>    all numbers from first on; when the producer was last heard
                                          of, and up to which number it reported its messages as
                                          accepted
 
-The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait
-in a row, so the zset grows with disorder, not with the length of the queue.
+The lowest `first` less one is the low-water mark of a producer. Numbers that follow each other are
+one range, so the zset grows with disorder, not with the length of the queue.
 ]]
 --- @needs slot records audit
 --- @include "lib/records/envelope"
 
--- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has
--- another form.
+-- Split a text `<producer, 10 hex digits>.<number>` into producer and number. Return nothing if the
+-- text has another form.
 local function parse_number(text)
   local producer, number = string.match(text, '^(%x+)%.(%d+)$')
   if producer and #producer == 10 and #number < 16 then
@@ -24,10 +24,10 @@ local function parse_number(text)
   end
 end
 
-local NUMBER_HEADER = '\169rmq-audit' -- as msgpack has it
+local NUMBER_HEADER = '\169rmq-audit' -- in msgpack
 
--- The (producer, number) that rmq.Audit put on a message: the first header of its record. The
--- headers are not unpacked.
+-- Return producer and number that rmq.Audit put on a message, in the first header of its record.
+-- The headers are not unpacked.
 local function number_of(record)
   local at
   if record then
@@ -45,17 +45,17 @@ local function number_of(record)
   return parse_number(string.sub(record, at + 11, at + 10 + size))
 end
 
--- The member for the open numbers first .. last.
+-- Format the member for the open numbers first .. last.
 local function range_member(producer, first, last, since)
   return string.format('%s:%015.0f:%015.0f:%013.0f', producer, last, first, since)
 end
 
--- The member for all numbers from `first` on.
+-- Format the member for all numbers from `first` on.
 local function future_member(producer, first, heard, sent)
   return string.format('%s:~:%015.0f:%013.0f:%015.0f', producer, first, heard, sent)
 end
 
--- The (producer, first, last or nil, since or heard, sent or nil) of a member.
+-- Split a member into producer, first, last or nil, since or heard, and sent or nil.
 local function parse_member(member)
   local producer, last, first, since, sent =
     string.match(member, '^(%x+):([%d~]+):(%d+):(%d+):?(%d*)$')
@@ -65,8 +65,8 @@ local function parse_member(member)
   return producer, tonumber(first), tonumber(last), tonumber(since), tonumber(sent)
 end
 
--- Take first .. last out of a producer's open numbers, and return how many of them were open. A
--- producer that is not there has none. Touches at most as many ranges as there are numbers.
+-- Remove first .. last from the open numbers of a producer, and return how many of them were open.
+-- An unknown producer has no open numbers. At most as many ranges are read as there are numbers.
 local function close_range(producer, first, last, now)
   local low_end = '[' .. producer .. ':' .. string.format('%015.0f', first)
   local high_end = '[' .. producer .. ':~~'
@@ -91,8 +91,8 @@ local function close_range(producer, first, last, now)
   return closed
 end
 
--- The numbers in a list of records (`read` is number_of) or of texts (parse_number), added to
--- `numbers`: the producers in a list, and under each producer its numbers.
+-- Add the numbers of a list to `numbers`, which lists the producers and has the numbers of each
+-- under its name. `read`: number_of for a list of records, parse_number for a list of texts.
 local function add_numbers(list, read, numbers)
   for i = 1, #list do
     local producer, number = read(list[i])
@@ -107,7 +107,8 @@ local function add_numbers(list, read, numbers)
   return numbers
 end
 
--- The numbers of messages whose records are read here, `chunk` at a time: as many as 4 MiB hold.
+-- Return the numbers of messages, whose records are read here, `chunk` at a time: as many as 4 MiB
+-- hold.
 local function read_numbers(ids, chunk)
   local numbers = {}
   for from = 1, #ids, chunk do
@@ -117,8 +118,9 @@ local function read_numbers(ids, chunk)
   return numbers
 end
 
--- Account for the numbers of messages that leave the slot for good, and add how many to a counter
--- of the slot. The first write needs no memory, so it may come before the messages are removed.
+-- Account for the numbers of messages that leave the slot for good, and add how many were open to a
+-- counter of the slot. The first write needs no memory, so it may come before the messages are
+-- removed.
 local function account_for(counter, numbers, now)
   local closed = 0
   redis.call('ZCARD', audit) -- notices a wrong type, whether anything is numbered or not

@@ -2,7 +2,7 @@
 --- @needs all_keys
 --- @include "lib/check"
 
--- The value of each claim, false where a key is missing. A claim that is no string stops the
+-- Read the value of each claim, false if the key is missing. A claim of a wrong type stops the
 -- script.
 local function read_claims()
   local values, absent = redis.call('MGET', unpack(all_keys)), {}
@@ -19,7 +19,7 @@ local function read_claims()
   return values
 end
 
--- The (state, owner, time) of the i-th value.
+-- Split the i-th value into state, owner and time.
 local function parse_claim(value, i)
   local state, owner, since = string.match(value, '^(%l+) (%S+) (%d+)$')
   if state ~= 'consuming' and state ~= 'consumed' then
@@ -28,16 +28,16 @@ local function parse_claim(value, i)
   return state, owner, tonumber(since)
 end
 
--- Whether the i-th value is a claim that this owner holds and has not finished.
+-- Return whether the i-th value is a claim that this owner holds and has not finished.
 local function is_consuming(value, owner, i)
   local held = 'consuming ' .. owner .. ' '
   if not value or string.sub(value, 1, #held) == held then
     return value
   end
-  parse_claim(value, i) -- stops the script where it is no claim
+  parse_claim(value, i) -- stops the script if the value is no claim
 end
 
--- Check the owners, which begin at ARGV[first], and return how many claims the call is about. The
+-- Check the owners, which begin at ARGV[first], and return the number of claims in the call. The
 -- call has `each` arguments for each claim.
 local function count_claims(first, each)
   local n = #all_keys

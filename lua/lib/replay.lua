@@ -1,19 +1,19 @@
 --[[
-Answering a command that is sent twice.
+Answer a command that is sent twice.
 
-A client sends a command again when its reply was lost. Each caller has a session, sends one command
-at a time, and gives each a sequence number. The slot's hash keeps the last number of each session
-and the answer to it, and answers a number that it has seen instead of running the command again. A
-copy that was delayed in the network until its caller had gone on to a later number is refused.
+A client sends a command again if its reply was lost. Each caller has a session, sends one command
+at a time, and gives each command a sequence number. The slot's hash keeps the last number of each
+session and the answer to it. A script gives that answer again instead of running the command a
+second time. A copy that arrives after a later command of its caller is refused.
 
-The field is the session's name, which begins with @; its value is `<number>:<when, epoch
-s>:<answer>`. It lives in the slot's hash because a script reads and writes that anyway: a key of
-its own would cost two commands more. The first command of each new session looks at some fields of
-the hash and removes sessions that were silent for five minutes, so there are never many more
+The field is the session's name, which begins with @. Its value is `<number>:<time, epoch
+s>:<answer>`. It is in the slot's hash because a script reads and writes that hash anyway: a key of
+its own would cost two more commands. The first command of each new session looks at some fields of
+the hash and removes sessions that have been silent for five minutes. So there are never many more
 sessions than callers.
 
 An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a
-take, which prepare therefore remembers when it is a repetition.
+take: if it was a repetition, prepare keeps its answer.
 ]]
 --- @needs slot
 --- @include "lib/check"
@@ -23,7 +23,7 @@ local KEPT_S = 300
 -- and is read as a whole.
 local SWEPT = 5
 
--- The (session, number) of a call: the argument is `<session> <number>`.
+-- Split a call into its session and number, and check both.
 local function session_of(call)
   local session, number = string.match(call, '^(@[^ ]+) (%d+)$')
   if not session then
@@ -32,7 +32,8 @@ local function session_of(call)
   return session, number
 end
 
--- The answer that was given to this number, or nil; `kept` is the value of the session's field.
+-- Return the answer to the call of this number, or nil if it is new. `kept`: the value of the
+-- session's field.
 local function answer_in(kept, number)
   if kept then
     local colon = string.find(kept, ':', 1, true)
@@ -47,14 +48,14 @@ local function answer_in(kept, number)
   return nil
 end
 
--- The value of a session's field: when, in 10 digits, and the answer.
+-- Format the value of a session's field.
 local function kept_answer(number, now, answer)
   local seconds = string.format('%010d', now / 1000)
   local value = session_answer(number, seconds, answer)
   return value
 end
 
--- Look at some fields of the slot, and remove sessions that were silent for long.
+-- Look at `count` fields of the slot, and remove sessions that have been silent for long.
 local function sweep_sessions(now, count)
   local swept = redis.call('HGET', slot, 'swept') or '0'
   local page = redis.call('HSCAN', slot, swept, 'COUNT', count)
@@ -73,13 +74,13 @@ local function sweep_sessions(now, count)
   end
 end
 
--- For scripts that make only one such call: the answer that was given to it, or nil.
+-- Return the answer to a call, or nil if it is new.
 local function replayed(call)
   local session, number = session_of(call)
   return answer_in(redis.call('HGET', slot, session), number)
 end
 
--- Keep the answer to a call. A session that is new removes others that are silent.
+-- Keep the answer to a call. A new session removes other sessions that are silent.
 local function remember(call, now, answer)
   local session, number = session_of(call)
   if redis.call('HSET', slot, session, kept_answer(number, now, answer)) == 1 then

@@ -1,15 +1,15 @@
 -- Writes that avoid a limit or a slow path of Redis.
 
--- Let the script write while Redis is at maxmemory: Redis stops checking memory once a script has
--- made a write that needs none. Removing a member that is not there is such a write.
+-- Let the script write while Redis is at maxmemory. Redis stops checking memory after a write that
+-- needs none. Removing a member that is missing is such a write.
 --- @inline
 local function allow_oom(zset)
   redis.call('ZREM', zset, '')
 end
 
--- Write a field of a hash that has this value already, also at maxmemory. A call that is repeated
--- must write: WAIT covers the writes of its connection alone, and passes at once if the repetition
--- wrote nothing.
+-- Write a field of a hash that has this value already, also at maxmemory. A repeated call must
+-- write: WAIT covers only the writes of its connection, and passes at once if the repetition wrote
+-- nothing.
 --- @inline
 local function write_again(hash, field, value)
   redis.call('HDEL', hash, '')
@@ -21,10 +21,10 @@ local LONG_NAME = '-------------------------------------------------------------
 local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 
 -- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed
--- list, where every insert and every look-up reads score texts one by one: a batch of 100 costs
--- four times what it costs in the form for large sets. A member that is too long for the packed
--- list makes Redis change the form at once, for as long as the key lives. `count`: how many members
--- it has, where the caller knows.
+-- list. There every insert and every look-up reads score texts one by one: a batch of 100 costs
+-- four times as much as in the form for large sets. A member that is too long for the packed list
+-- makes Redis change the form at once, for as long as the key lives. `count`: number of members of
+-- the set, if the caller knows it.
 --- @inline
 local function add_many(zset, scores_and_members, count)
   local packed = (count or redis.call('ZCARD', zset)) <= 128
@@ -40,7 +40,7 @@ local function add_many(zset, scores_and_members, count)
   end
 end
 
--- Set many fields of a hash that may be small: for the same reason, as with add_many.
+-- Set many fields of a hash that may be small, for the same reason as add_many.
 --- @inline
 local function set_many(hash, fields_and_values)
   local packed = redis.call('HLEN', hash) <= 512
@@ -53,8 +53,8 @@ local function set_many(hash, fields_and_values)
   end
 end
 
--- Have Redis keep a hash that is not empty in the form for large ones: for look-ups of many fields,
--- most of which are not there.
+-- Make Redis keep a hash that is not empty in the form for large hashes. Then look-ups of many
+-- missing fields are fast.
 --- @inline
 local function widen(hash)
   if redis.call('HLEN', hash) <= 512 then

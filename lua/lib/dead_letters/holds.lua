@@ -2,19 +2,19 @@
 Dead letters that are on their way to another topic.
 
 Two slots cannot change in one step. So a dead letter is held first: it stays in the DeadQueue, and
-a field of the slot's hash, `>` and its member, says where it goes: 8 bytes of a token, then `<time
-of death> <index of the slot there> <topic>`. A letter that is held is not sent back here, and goes
-to no other topic. The field `holds` counts them, and what deletes dead letters for good removes
-theirs (lib/records/drop_for_good). A hold that names another time of death holds nothing.
+a field of the slot's hash says where it goes. The field is `>` and its member. The value is a token
+of 8 bytes, then `<time of death> <index of the slot there> <topic>`. A letter that is held cannot
+be sent back to this topic or to a third topic. The field `holds` counts the held letters.
+lib/records/drop_for_good removes their fields. A hold with another time of death has no effect.
 ]]
 --- @needs slot
 
--- The field of a dead letter that is held.
+-- Return the field for the hold of a dead letter.
 local function hold_field(id)
   return '>' .. id
 end
 
--- The (token, slot index, topic) of a dead letter that is held; nothing where it is not. `died`:
+-- Return token, slot index and topic of a dead letter that is held; nothing if it is not. `died`:
 -- its score, as Redis returned it.
 local function hold_of(id, died)
   local value = redis.call('HGET', slot, hold_field(id))
@@ -26,7 +26,7 @@ local function hold_of(id, died)
   end
 end
 
--- Remove the holds of these dead letters, held or not.
+-- Remove the holds of dead letters. Letters that are not held are ignored.
 local function drop_holds(ids)
   local fields = {}
   for i = 1, #ids do

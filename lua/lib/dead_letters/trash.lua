@@ -1,13 +1,13 @@
 --[[
 The trash: purged dead letters that can be restored for a time. Their records and failure entries
-stay; the hash `deaths` keeps their time of death, since the score in the trash is when they go for
-good. The field `trashed` of the slot counts them, so that a take knows which failure entries are
-theirs (lib/settle/count_failed).
+stay. Their score in the trash is when they are deleted, so the hash `deaths` keeps their time of
+death. The field `trashed` of the slot counts them: a take subtracts their failure entries
+(lib/settle/count_failed).
 ]]
 --- @needs slot trash deaths
 --- @include "lib/records/drop_for_good"
 
--- Count the letters in the trash, after some came or went.
+-- Store the number of letters in the trash, after it has changed.
 local function count_trash()
   local count = redis.call('ZCARD', trash)
   if count > 0 then
@@ -18,7 +18,7 @@ local function count_trash()
 end
 
 -- Delete up to `limit` letters of the trash whose time has come, count them as purged, and return
--- how many. The first write frees memory. `audited`: whether the slot is.
+-- how many were deleted. The first write frees memory. `audited`: the field of the slot.
 local function empty_trash(audited, page, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', trash, '-inf', now, 'LIMIT', 0, limit)
   if #ids > 0 then

@@ -6,7 +6,7 @@
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 
--- The range of scores of a lane, or of one of its priorities.
+-- Return the range of scores of a lane, or of one of its priorities.
 local function lane_range(lane, priority)
   local low, high
   low = lane_score(lane, priority or PRIORITY_END - 1, 0)
@@ -14,7 +14,7 @@ local function lane_range(lane, priority)
   return low, high
 end
 
--- The lane, the priority and the place that a score below 0 stands for.
+-- Split a score below 0 into lane, priority and place.
 local function held_place(score)
   local part, exponent = math.frexp(-score)
   local lane = (2 * part - 1) * 2048
@@ -23,13 +23,13 @@ local function held_place(score)
   return (exponent - 1) * 2048 + math.floor(lane), math.floor(priority), place
 end
 
--- Whether nothing is in a lane.
+-- Return whether a lane has no message.
 local function is_empty(lane)
   local low, high = lane_range(lane)
   return #redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, 1) == 0
 end
 
--- A lane that nothing is in.
+-- Return the number of an empty lane, and take it.
 local function free_lane(groups)
   local lane = (groups.lane + 1) % NEAR_LANES
   for _ = 1, LANE_TRIES do
@@ -42,7 +42,7 @@ local function free_lane(groups)
   fail('LANES', slot)
 end
 
--- The numbers of the lanes of an entry, the oldest first.
+-- Return the numbers of the lanes of an entry, the oldest first.
 local function lanes_of(entry)
   local lanes = {}
   for at = 1, #entry.others, LANE_BYTES do
@@ -103,7 +103,7 @@ local function first_held(groups, entry, most)
   return sorted_ids, sorted_priorities
 end
 
--- Say in an entry that nothing is held.
+-- Note in an entry that no message is held.
 local function clear_lane(entry)
   entry.lane_priority, entry.lane, entry.place, entry.others = 0, 0, 0, ''
   entry.front, entry.flags = '', entry.flags % MORE

@@ -2,7 +2,7 @@
 --- @needs slot store prepare
 --- @include "lib/groups/groups"
 
--- Compare an entry with the queues and correct it; return whether it was wrong. `most`: largest
+-- Compare an entry with the queues and correct it. Return whether it was wrong. `most`: largest
 -- number of messages of the slot that can be out.
 local function correct_entry(groups, entry, most)
   local member, is_wrong = entry.member, false
@@ -21,7 +21,8 @@ local function correct_entry(groups, entry, most)
   return is_wrong
 end
 
--- Check some entries of the slot. If a message that was out is lost, let the group's next one out.
+-- Check some entries of the slot. If a message that was out is lost, let the group's next message
+-- out.
 local function free_groups(setting)
   local GROUPS_LOOKED = 100
   local cursor = redis.call('HGET', slot, 'groups_looked') or '0'

@@ -2,10 +2,9 @@
 --- @needs prepare
 --- @include "lib/check"
 
--- The deliveries that the caller still holds: of the n ids from ARGV[from] on, those whose
--- PrepareQueue score equals the receipt at the same position behind the ids. Returns the ids held
--- (each once), a letter for every id (1 held, 0 not), the positions of the ids held, and the scores
--- at all positions.
+-- Find the deliveries that the caller still holds, among the n ids from ARGV[from] on. The receipts
+-- are at the same positions behind the ids. Returns the ids held, each once; a letter for every id,
+-- 1 held or 0; the positions of the ids held; and the scores at all positions.
 local function verify_receipts(from, n)
   if n < 1 or n > 1000 or n % 1 ~= 0 then
     fail('ARG', 'count')

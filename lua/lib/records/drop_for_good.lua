@@ -3,9 +3,10 @@
 --- @include "lib/records/envelope"
 --- @include "lib/records/large_bodies"
 
--- Delete all that there is of messages that are in no queue any more. `audited`: whether the slot
--- is; `page`: how many records are read at once for that; `moved`: they are stored in another slot.
--- The first write needs no memory.
+-- Delete everything that belongs to messages which are in no queue any more. The first write needs
+-- no memory.
+--   audited: the field of the slot; page: number of records that are read at once for that
+--   moved: true if the messages are stored in another slot
 local function drop_for_good(audited, page, ids, now, moved)
   if audited then
     --- @include "lib/audit"

@@ -2,7 +2,7 @@
 -- lib/records/record describes them.
 --- @include "lib/records/record_bytes"
 
--- Where the headers of a record begin, with their size; nil where it has none.
+-- Return where the headers of a record begin, with their size; nil if it has no headers.
 --- @inline
 local function headers_at(record)
   local head = #record > FIXED and string.byte(record, 1) or 0
@@ -18,7 +18,7 @@ local function headers_at(record)
   return at
 end
 
--- The (due or nil, expiry or nil, merge key or nil) of a record; nothing where it is cut short.
+-- Return due, expiry and merge key of a record, each or nil; nothing if the record is cut short.
 local function envelope(record)
   local head, size = string.byte(record, 1), #record
   if size < FIXED then

@@ -5,11 +5,11 @@
 --- @include "lib/scores/score_ranges"
 --- @include "lib/member"
 
--- A function that drops messages of the lowest priorities that wait to be taken at once, all below
--- those of the new messages: `added` has ids and records, or their heads, in turn. nil where that
--- makes no room for them. A slot that holds more than its share (leases came back, or the topic has
--- another max_length) shrinks by 1000 at a time. Everything is read and checked here; the function
--- only writes.
+-- Return a function that drops waiting messages of the lowest priorities, all below the priorities
+-- of the new messages; nil if that does not make enough room. Everything is read and checked here,
+-- and the function only writes. If a slot holds more than its share, because leases came back or
+-- the topic has another max_length, it shrinks by 1000 at a time. `added`: ids and records, or
+-- their heads, in turn.
 local function plan_drop_lowest(excess, added, now)
   local least = PRIORITY_END
   local timed_priority = tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)

@@ -2,23 +2,23 @@
 Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin
 is rmq/kernel/core/failure.py.
 
-The failures hash has an entry for each message that has failed, beside its record:
+The failures hash has an entry for each message that has failed:
 
-  byte 1      deliveries left; 0 when dead
+  byte 1      deliveries left; 0 if the message is dead
   byte 2      deliveries made since the message was sent, or redriven
   byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired,
               n no handler, d redriven
-  byte 4      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
+  byte 4      flags: 1 earlier attempts follow; 8 the details belong to an earlier attempt
   bytes 5-10  when, epoch ms
   flag 1      2 bytes: attempts since the message was sent; 1 byte: number of items; 2: their
               bytes; the items
   rest        details: the consumer's error, msgpack of [error, traceback, worker]
 
-Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes
-of its time, and then error, traceback and worker, each with 2 bytes of length before it and without
-what a flag leaves out: 1, 2, 4: it is that of the item before, or of the entry; 16: so is the
-traceback but for its last lines, which are the error; 8 as above. Expired and redriven are no
-attempts: they have no number.
+Items are earlier attempts, the newest first. An item has a byte of reason, a byte of flags, 6 bytes
+of time, and then error, traceback and worker, each after 2 bytes of length. A flag leaves a text
+out: 1, 2 or 4 if error, traceback or worker is the same as in the item before, or in the entry; 16
+if the traceback is the same without its last lines, which are the error. Flag 8 is as above. A
+lease that expired and a redrive are no attempts and have no number.
 
 A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]
@@ -50,7 +50,8 @@ local function read_entry(entry)
   return at, flags, string.sub(entry, 16 + bytes), earlier
 end
 
--- Error, traceback and worker. Details that are not as consumers write them are all error.
+-- Return error, traceback and worker of details. Details that consumers do not write so are all
+-- error.
 local function texts_of(details)
   local readable, texts = pcall(cmsgpack.unpack, details)
   if not readable or type(texts) ~= 'table' then
@@ -64,7 +65,7 @@ local function texts_of(details)
   return texts
 end
 
--- A traceback without its last lines, where those are the error; else nil.
+-- Return a traceback without its last lines if these are the error, else nil.
 local function frames_of(texts)
   local text, traceback = texts[1], texts[2]
   if #text > 0 and #text <= TEXT_BYTES[1] and string.sub(traceback, -#text - 1) == text .. '\n' then
@@ -72,8 +73,7 @@ local function frames_of(texts)
   end
 end
 
--- The flags and texts of an attempt that becomes an item before which an attempt with `newer`
--- details stands.
+-- Return the flags and the texts of an item. `newer`: the details of the attempt after it.
 local function item_texts(newer, details)
   if newer == details then
     return 7, ''
@@ -94,7 +94,7 @@ local function item_texts(newer, details)
   return flags, kept
 end
 
--- The newest items that are within the limits, and how many.
+-- Return the newest items that are within the limits, and their number.
 local function newest_items(items)
   local kept, at = 0, 1
   while kept < KEPT_MOST and at <= #items do
@@ -113,8 +113,8 @@ local function newest_items(items)
   return string.sub(items, 1, at - 1), kept
 end
 
--- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`:
--- false: those of the attempt before, for want of others.
+-- Return the entry of a message after another attempt. `entry`: its entry before, or false.
+-- `details`: false keeps the details of the attempt before.
 local function failure_entry(entry, left, made, reason, details, now)
   local own, head = details and 0 or 8, string.char(left, made) .. reason
   if not entry then
@@ -160,7 +160,7 @@ local function failure_entry(entry, left, made, reason, details, now)
   return head .. string.char(own + 1) .. at .. counts .. items .. details
 end
 
--- Note for several deliveries or messages that they have failed in the same way. `lefts`: the
+-- Write the failure entries of several messages that have failed in the same way. `lefts`: the
 -- deliveries left of each.
 local function note_failures(ids, lefts, max_retries, reason, details, now)
   for first = 1, #ids, ENTRIES_AT_ONCE do

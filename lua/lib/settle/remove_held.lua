@@ -1,10 +1,11 @@
 -- Removing deliveries that are settled.
 --- @needs prepare records failures
 
--- Remove deliveries that the caller holds, one at least, with their records; return how many were
--- removed. `has_bodies`: whether the slot has large bodies, or has had offloaded ones; `failed`:
--- how many messages of the slot have failed; `low`, `high`: a range of receipts that has these and
--- no others, or nil. The first write frees memory.
+-- Remove deliveries that the caller holds, at least one, with their records. Return how many were
+-- removed. The first write frees memory.
+--   has_bodies: true if the slot has large bodies, or has had offloaded bodies
+--   failed: number of messages of the slot that have failed
+--   low, high: a range of receipts that has exactly these deliveries, or nil
 --- @inline
 local function remove_held(has_bodies, held_ids, failed, low, high)
   -- Removing the records also notices a wrong type there, before anything else is removed.

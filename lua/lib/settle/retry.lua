@@ -3,9 +3,9 @@
 --- @include "lib/scores/score"
 --- @include "lib/scores/timed_score"
 
--- How long retry number `attempt` waits, in ms. A topic's policy is a ladder: for each retry the
--- longest wait, separated by commas; `jitter` is the share of it that is left to chance (0 none,
--- 100 all of it). rmq/kernel/core/retry.py builds it, so other policies need no code here.
+-- Return how long retry number `attempt` waits, in ms. The topic's policy is a ladder: the longest
+-- wait of each retry, separated by commas. `jitter`: the part of the wait that is random, 0 to 100
+-- %. rmq/kernel/core/retry.py builds the ladder, so other policies need no code here.
 local function retry_wait(ladder, jitter, attempt)
   local n = 0
   local last = 0
@@ -23,15 +23,15 @@ local function retry_wait(ladder, jitter, attempt)
   return math.floor(last - share + share * math.random() + 0.5)
 end
 
--- Add a delivery that failed to the StoreQueue again: timed, or at `score`, its old place in a slot
--- in order, else nil. Its record is asked for its priority only when the time has come. The caller
--- notes the failure.
+-- Add a failed delivery to the StoreQueue: at `score`, its old place in a slot in order, or by its
+-- due time. Its record is asked for its priority when it is due. The caller writes the failure
+-- entry.
 local function add_waiting_retry(id, now, wait, score)
   redis.call('ZADD', store, score or next_timed_score(now + wait, 1), id)
 end
 
--- Add deliveries that failed to the StoreQueue again, to be taken at once. `left`: the deliveries
--- left of each.
+-- Add failed deliveries to the StoreQueue, to be taken at once. `left`: the deliveries left of
+-- each.
 local function add_retries(ids, left)
   local order, members = redis.call('HINCRBY', slot, 'returned', #ids) - #ids, {}
   for i = 1, #ids do
