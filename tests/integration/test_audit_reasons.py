@@ -163,7 +163,7 @@ REASONS: dict[str, Reason] = {
         {"expires": 0.05, "on_expire": "drop"},
         _leave_out(
             "prepare",
-            "account_for('accounted', add_numbers(dropped, number_of, {}), now)",
+            "account_for('accounted', add_numbers(gone.records, number_of, {}), now)",
         ),
     ),
     "dropped as overflow": Reason(

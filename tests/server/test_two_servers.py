@@ -213,10 +213,10 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
     # It sends under ids of its own; that one id is stored once is another guard.
     own_id = (
         "ARGV[11] = string.sub(ARGV[11], 1, 8) .. "
-        "string.format('%05d', redis.call('INCR', 'careless'))\n  "
+        "string.format('%05d', redis.call('INCR', 'careless'))\n"
     )
     careless = text.replace(guard, "if false").replace(
-        "local given = {", own_id + "local given = {"
+        "local batch = { given", own_id + "local batch = { given"
     )
     assert careless.count(own_id) == 1
     changed = Script("schedule_send", careless)
