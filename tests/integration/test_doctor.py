@@ -43,7 +43,8 @@ def test_unknown_check_is_refused(client: rmq.Client) -> None:
 
 def test_async_client_finds_the_same(client: rmq.Client, api: Any, server: Server) -> None:
     checks = [finding.check for finding in api.admin.doctor(["clock", "topics"])]
-    assert list(dict.fromkeys(checks)) == ["clock", "topics"]  # others' topics may be broken here
+    # The worst comes first, and topics of other tests may be broken here.
+    assert set(checks) == {"clock", "topics"}
 
 
 def test_server_is_named_by_its_port_or_as_a_socket_which_embedded_ones_have() -> None:
