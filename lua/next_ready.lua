@@ -32,6 +32,7 @@ Atomic    Changes only the time until which a consumer may be asleep (`waiting`,
 --- @include "lib/take/in_order"
 --- @include "lib/take/key_limits"
 --- @include "lib/take/room_in"
+--- @include "lib/wake/next_ready_in"
 --- @include "lib/wake/wake"
 local now, now_us = clock(ARGV[1])
 local slots, waits, offers = #all_keys / 3, ARGV[2] ~= '0', #ARGV[2] > 1
@@ -51,7 +52,7 @@ if offers then
   --- @include "lib/wake/credits"
   local ends = credit_end(nil, now)
   if string.byte(ARGV[2], 1) == RENEWS then
-    local _, _, channel = read_offer(ARGV[2])
+    local channel = offered_channel(ARGV[2])
     local listeners = count_listeners(channel)
     offer = { renews = true, channel = channel, ends = ends, listeners = listeners }
     local stamp, credits = unpack(redis.call('HMGET', slot, 'created', 'credits'))
@@ -69,14 +70,14 @@ if offers then
       words[#words + 1] = word
     end
     local text = words[1] .. ' ' .. (words[2] or '')
-    read_offer(text)
+    local channel = offered_channel(text)
     whole_number(words[3] or '', 1, MOST, 'limit')
     whole_number(words[4] or '', LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
     if #words ~= 4 + 2 * slots then
       fail('ARG', 'calls')
     end
     offer = {
-      text = text, channel = words[2], limit = words[3], lease = words[4],
+      text = text, channel = channel, limit = words[3], lease = words[4],
       words = words, ends = ends,
     }
   end

@@ -66,6 +66,7 @@ local now, now_us, none_due = nil, nil, false
 --- @include "lib/leases/receipt"
 --- @include "lib/records/record"
 --- @include "lib/replay"
+--- @include "lib/wake/next_ready_in"
 
 if not now then
   now, now_us = clock(ARGV[1])
@@ -73,17 +74,18 @@ end
 limit = whole_number(ARGV[3], 1, MOST, 'limit')
 lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local again, bits = ARGV[9] == '1', 0
-local channel -- of the credit that the caller offers or has
+local channel, credit_verbs -- of the credit that the caller offers or has
 if #waits > 1 then
+  --- @include "lib/wake/credit_functions"
   --- @include "lib/wake/credits"
-  local _
-  _, _, channel = read_offer(waits)
+  channel = offered_channel(waits)
+  credit_verbs = credit_functions
 end
 session, number = session_of(call)
 local before = answer_in(known, number)
 if again and channel then -- an earlier copy may have left the credit, and its caller does not know
-  --- @include "lib/wake/credits"
-  bits, waits = 16 + 32 * remove_credit(channel), '1'
+  local _, remove = credit_verbs()
+  bits, waits = 16 + 32 * remove(channel), '1'
 end
 local accepted = tonumber(fields[ACCEPTED] or 0)
 
@@ -145,9 +147,11 @@ local function offer_credit()
   if string.byte(waits, 1) == RENEWS then
     local credits = redis.call('HGET', slot, 'credits') or ''
     local listeners = count_listeners(channel)
-    good = renew_credit(credits, channel, listeners, credit_ends, now)
+    local _, _, renew = credit_verbs()
+    good = renew(credits, channel, listeners, credit_ends, now)
   else
-    good = keep_credit(waits, credit_ends, limit, credit_lease, call, now)
+    local keep = credit_verbs()
+    good = keep(waits, credit_ends, limit, credit_lease, call, now)
   end
   local good_bits = good > 0 and 8 + 32 * good or 0
   return good_bits
@@ -218,14 +222,13 @@ if not known then
   sweep_sessions(now, SWEPT)
 end
 if string.byte(waits, 1) == RENEWS then
-  --- @include "lib/wake/credits"
-  bits = bits + 32 * remove_credit(channel)
+  local _, remove = credit_verbs()
+  bits = bits + 32 * remove(channel)
 end
 local wait, marks = 0, ''
 if ordered then
   wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif batch.gate or not batch.more then
-  --- @include "lib/wake/wake"
   wait = next_ready_in(now_us, until_ms, nil, batch.gate)
 end
 if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then

@@ -59,13 +59,22 @@ repeat
     lease_end = tonumber(redis.call('ZSCORE', leases, shared) or 0)
   end
 
+  if not id and #waits == 1 then
+    break -- the caller offers no credit
+  end
+  local ready_in = nil -- next_ready_in, if it may be needed
+  if not id or limit > 1 then
+    --- @include "lib/wake/next_ready_in"
+    ready_in = next_ready_in
+  end
   if not id then
-    if #waits == 1 then
-      break -- the caller offers no credit
-    end
     --- @include "lib/wake/credits"
     --- @include "lib/wake/wake"
-    local wait = next_ready_in(now_us, fields[LEASES_UNTIL])
+    local way = parse_offer(waits)
+    if not way then
+      break -- the long form names the argument that is wrong
+    end
+    local wait = ready_in(now_us, fields[LEASES_UNTIL])
     if wait == 0 then
       break -- a lease has expired
     end
@@ -115,8 +124,7 @@ repeat
   end
   local wait, bits = 0, expired > 0 and 1 or 0
   if limit > 1 then
-    --- @include "lib/wake/wake"
-    wait = next_ready_in(now_us, fields[LEASES_UNTIL])
+    wait = ready_in(now_us, fields[LEASES_UNTIL])
   end
   return { wait, bits, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id }, { record } }
 until true

@@ -18,13 +18,7 @@ local function ordered_score(integer, order)
     step = score_step(integer)
     steps[integer] = step
   end
-  local score = integer + 0.5 - order * step
-  if score < integer then
-    return integer -- more arrivals than the fraction can order: these tie and go by id, see pick_tied
-  end
-  if score >= integer + 1 then
-    return integer + 1 - step
-  end
+  local score = score_at(integer, step, order)
   return score
 end
 

@@ -13,20 +13,21 @@
 -- messages join. At most MOST messages join in one call, or GROUPED_MOST. `page`: the first due
 -- messages with their scores; `past`: the end of their range.
 --- @inline
-local function due_messages(fields, page, past, limit)
+local function due_messages(take, page, past, limit)
   --- @include "lib/records/record_bytes"
-  --- @include "lib/scores/score"
+  --- @include "lib/scores/score_text"
   --- @include "lib/scores/timed_score"
   --- @include "lib/writes"
+  local fields = take.fields
   local DUE_PAGE = 100 -- of further pages: if many join, a page of the missing ones would be tiny
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
   local most = fields[GROUPED] and GROUPED_MOST or MOST -- that join
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
-  local enter, write_heads
+  local enter, write_heads, last_priority, step
   if fields[GROUPED] then
-    --- @include "lib/groups/enter_groups"
-    enter, write_heads = returning_groups(fields[GROUPED])
+    local returning = take.group_functions()
+    enter, write_heads = returning(fields[GROUPED])
   end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
@@ -45,7 +46,12 @@ local function due_messages(fields, page, past, limit)
         ids[#ids + 1] = id
       else
         order = order + 1
-        joining[#joining + 1], joining[#joining + 2] = ordered_score(priority, order), id
+        if priority ~= last_priority then
+          last_priority = priority
+          step = score_step(priority)
+        end
+        local new_score = score_at(priority, step, order)
+        joining[#joining + 1], joining[#joining + 2] = new_score, id
       end
       full = #ids >= limit or #joining >= 2 * most or bytes >= READ_BYTES
       if full then
@@ -207,7 +213,7 @@ local function pick_messages(take, limit, any_failed)
       'LIMIT', 0, room)
     if #page > 0 then
       local promoted
-      due, promoted = due_messages(fields, page, past, room)
+      due, promoted = due_messages(take, page, past, room)
       batch.promoted = promoted
     end
   end

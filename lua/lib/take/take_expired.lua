@@ -1,20 +1,23 @@
 -- The expired messages of a take.
 --- @needs slot failures
+--- @include "lib/audit"
 --- @include "lib/dead_letters/dead_letters"
---- @include "lib/groups/leave_groups"
 --- @include "lib/slot_fields"
 
 -- Drop the expired messages of a batch, or add them to the DeadQueue, as the topic says.
 local function end_expired(take, gone)
   local fields, now, ids = take.fields, take.now, gone.ids
   local on_expire, retention = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
-  local bring_up = leaving_groups(ids, on_expire ~= 'drop')
+  local bring_up
+  if fields[GROUPED] then
+    local _, leaving = take.group_functions()
+    bring_up = leaving(ids, on_expire ~= 'drop')
+  end
   if on_expire == 'drop' then
     drop_records(ids)
     redis.call('HDEL', failures, unpack(ids))
     redis.call('HINCRBY', slot, 'expired', #ids)
     if fields[AUDITED] then
-      --- @include "lib/audit"
       account_for('accounted', add_numbers(gone.records, number_of, {}), now)
     end
   else

@@ -176,8 +176,7 @@ local function finish_take(take, batch, removed, above)
     batch.records = { unpack(batch.records, 1, batch.count) }
   end
   if fields[LIMIT] then
-    --- @include "lib/take/take_limits"
-    batch.gate = take_tokens(take, batch)
+    batch.gate = take.take_tokens(take, batch)
   end
   batch.more = removed >= take.limit or removed < picked or batch.promoted > 0
 end
@@ -212,8 +211,14 @@ local function take_messages(take)
   if fields[PAUSED] then
     return { count = 0, gate = { at = math.huge } }
   end
+  if fields[GROUPED] then
+    --- @include "lib/take/group_functions"
+    take.group_functions = group_functions
+  end
   if fields[LIMIT] then
     --- @include "lib/take/take_limits"
+    --- @include "lib/take/skip_held"
+    take.skip_held, take.take_tokens = skip_held, take_tokens
     local gate = open_limits(take)
     if gate then
       return { count = 0, gate = gate }
@@ -240,8 +245,7 @@ local function take_messages(take)
   local batch = pick_messages(take, take.key_limit and MOST or take.limit, failed > 0)
   batch.hold = hold
   if take.key_limit and #batch.ids > 0 then
-    --- @include "lib/take/skip_held"
-    skip_held(take, batch)
+    take.skip_held(take, batch)
   end
   if take.ordered and batch.retries_left then
     stop_before_failed(take, batch)

@@ -71,19 +71,29 @@ local function count_listeners(channel)
   return count[2] or 0
 end
 
--- Return the way of an offer (its first character), number, channel, and further calls as text. An
--- offer that renews has no number and no calls.
+-- Return the way of an offer (its first character), number, channel, and further calls as text; nil
+-- if it is no offer. An offer that renews has no number and no calls.
 --- @inline
-local function read_offer(waits)
+local function parse_offer(waits)
   local way, number, channel, calls = string.match(waits, '^([+*])(%d+) ([^ ;]+)(.*)$')
   if not way then
     way, channel, calls = string.match(waits, '^(=)([^ ;]+)(.*)$')
   end
   local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
-  if not way or others ~= '' or count >= CALLS_MAX then
-    fail('ARG', 'waits')
+  if others ~= '' or count >= CALLS_MAX then
+    way = nil
   end
   return way, number, channel, calls
+end
+
+-- Return the channel of an offer, which is checked.
+--- @inline
+local function offered_channel(waits)
+  local way, _, channel = parse_offer(waits)
+  if not way then
+    fail('ARG', 'waits')
+  end
+  return channel
 end
 
 -- Return when a credit ends that is kept or renewed now, epoch ms; nil if that would be too soon.
@@ -182,9 +192,10 @@ end
 -- subscription, and no other client listens. To find out, a number is published, the probe. If the
 -- subscription has heard a probe, the subscribers are counted instead: a probe would wake the
 -- consumer once more for each message. `limit` messages are divided among the calls; `call` is the
--- first. Return for how many hand-overs the credit is good, 0: it is not kept.
+-- first. Return for how many hand-overs the credit is good, 0: it is not kept. `waits`: an offer
+-- that was checked.
 local function keep_credit(waits, ends, limit, lease, call, now)
-  local way, number, channel, calls = read_offer(waits)
+  local way, number, channel, calls = parse_offer(waits)
   local listeners
   if way == '*' then
     listeners = count_listeners(channel)
@@ -235,6 +246,7 @@ end
 
 -- Return whether to renew a credit: it ends within CREDIT_LEFT_MS and may now last longer, or the
 -- clock was set back.
+--- @inline
 local function is_to_renew(till, ends, now)
   return till < now + CREDIT_LEFT_MS and till < ends or till > now + CREDIT_MS
 end
@@ -254,7 +266,8 @@ local function renew_credit(credits, channel, listeners, ends, now)
   end
   local entry = string.sub(credits, from, to)
   local first, till, rest = string.match(entry, '^(%S+ %d+ )(%d+)(.*)$')
-  if is_to_renew(tonumber(till), ends, now) then
+  local is_due = is_to_renew(tonumber(till), ends, now)
+  if is_due then
     entry = first .. string.format('%.0f', ends) .. rest
     write_credits(string.sub(credits, 1, from - 1) .. entry .. string.sub(credits, to + 1), now)
   end
@@ -267,7 +280,11 @@ end
 local function are_untouched(keys, credits, channel, ends, now)
   local from, to = find_credit(credits, channel)
   local till = from and string.match(string.sub(credits, from, to), '^%S+ %d+ (%d+)')
-  if not till or is_to_renew(tonumber(till), ends, now) then
+  if not till then
+    return false
+  end
+  local is_due = is_to_renew(tonumber(till), ends, now)
+  if is_due then
     return false
   end
   local queues = {}

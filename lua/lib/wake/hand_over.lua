@@ -22,6 +22,7 @@ when none has failed), members, records.
 --- @include "lib/records/record_bytes"
 --- @include "lib/session"
 --- @include "lib/take/turns"
+--- @include "lib/scores/score_ranges"
 --- @include "lib/wake/wake"
 
 -- Most that the hand-overs of one script cost together, in bytes of records. A message costs

@@ -171,7 +171,7 @@ def _paths() -> dict[str, str]:
     folders += [
         (entry, f"{entry.name}/")
         for entry in lua.iterdir()
-        if entry.is_dir() and entry.name not in ("alone", "lib", COMPOSED)
+        if entry.is_dir() and entry.name not in (ALONE, "lib", COMPOSED)
     ]
     for folder, prefix in folders:
         for entry in folder.iterdir():
@@ -259,12 +259,22 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 def _check_once(name: str, text: str, sites: Sites) -> None:
     """Check that no function of a library is twice in the text of a script.
 
+    A short form, in `alone/`, may have a function that the long form has: a function that both
+    share would be made at each run.
+
     Raises:
         ValueError: names the script, the library and two lines that put it in.
     """
-    made = Counter(_FUNCTION.findall(text))
+    made = long_form = Counter(_FUNCTION.findall(text))
+    if f"{ALONE}/{name}" in sites:
+        rest = composed(name, lambda part, body: "" if part.startswith(f"{ALONE}/") else body)
+        long_form = Counter(_FUNCTION.findall(pruned(inlined(rest))))
     for part, places in sites.items():
-        twice = [function for function in _FUNCTION.findall(_body(part)) if made[function] > 1]
+        twice = [
+            function
+            for function in _FUNCTION.findall(_body(part))
+            if long_form[function] > 1 or made[function] - long_form[function] > 1
+        ]
         if twice and name not in _TWICE:
             second = places[1] if len(places) > 1 else "again, in an inline function"
             raise ValueError(
@@ -275,7 +285,7 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
 
 # Scripts that still have a library twice.
 _TWICE = frozenset((
-    "next_ready", "prepare", "publish", "query_take",
+    "publish",
     "send",
 ))  # fmt: skip
 
@@ -361,6 +371,7 @@ def load(name: str) -> Script:
     return Script(name, final_text(name))
 
 
+ALONE = "alone"  # the folder of the short forms
 COMPOSED = "composed"  # the folder of a wheel's lua/ with one text for each script
 
 

@@ -147,6 +147,19 @@ def test_a_library_in_an_inline_function_that_is_called_twice_is_refused(checkou
         script_loader.final_text("extend")
 
 
+def test_a_short_form_may_have_a_function_of_the_long_form(checkout: Path) -> None:
+    include = '  --- @include "lib/send/run_members"\n'
+    call = f"if known then\n{include}  run_members('', 1)\nend\n"
+    edit(checkout, "alone/ack", "repeat\n", f"{call}repeat\n")
+    edit(checkout, "ack", "local before = ", f"{call}local before = ")
+
+    assert script_loader.final_text("ack").count("local function run_members(") == 2
+
+    edit(checkout, "ack", "local before = ", f"{call}local before = ")
+    with pytest.raises(ValueError, match="ack has lib/send/run_members twice"):
+        script_loader.final_text("ack")
+
+
 def test_constants_and_inline_functions_of_a_library_may_be_included_twice(checkout: Path) -> None:
     sites: script_loader.Sites = {}
 
