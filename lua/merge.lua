@@ -57,7 +57,8 @@ if fields[PAUSED_SEND] then
   return { 0, 'P', '' }
 end
 local now = clock(ARGV[1])
-local reply, is_changed, is_stored = merge_messages(fields, ARGV, BEFORE, count, now, ARGV[3], ARGV[4])
+local messages = read_messages(ARGV, BEFORE, count, fields[SESSION])
+local reply, is_changed, is_stored = merge_messages(messages, fields, now, ARGV[3], ARGV[4])
 if is_changed then
   local answer = kept_answer(number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
   if is_stored then

@@ -55,7 +55,8 @@ if entry[1] == 'm' then
   end
   local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
   local given = { head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id, rest, body }
-  local merging, _, is_stored = merge_messages(fields, given, 0, 1, now, ARGV[2], ARGV[3])
+  local messages = read_messages(given, 0, 1, fields[SESSION])
+  local merging, _, is_stored = merge_messages(messages, fields, now, ARGV[2], ARGV[3])
   local letter = merging[2]
   if is_stored then
     redis.call('HSET', slot, 'accepted', merging[1])

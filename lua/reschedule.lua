@@ -57,7 +57,8 @@ local has_priority = priority_of(record) > 0 and 1 or 0
 local place, had_priority = timed_fraction(score)
 if math.floor(score) == due then
   if had_priority ~= has_priority then
-    redis.call('ZADD', store, timed_score(due, place, has_priority), id)
+    local same_place = timed_score(due, place, has_priority)
+    redis.call('ZADD', store, same_place, id)
   end
 else
   redis.call('ZADD', store, next_timed_score(due, has_priority), id)

@@ -36,7 +36,9 @@ local low = priority % 65536
 redis.call('HSET', records, id, string.sub(record, 1, 1)
   .. string.char((priority - low) / 65536, math.floor(low / 256), low % 256) .. string.sub(record, 5))
 if score >= TIMED_MIN then
-  redis.call('ZADD', store, timed_score(math.floor(score), timed_fraction(score), 1), id)
+  local place = timed_fraction(score)
+  local with_priority = timed_score(math.floor(score), place, 1)
+  redis.call('ZADD', store, with_priority, id)
 elseif score < 0 or redis.call('HEXISTS', slot, 'groups') == 1 then
   --- @include "lib/groups/groups"
   change_priority(redis.call('HGET', slot, 'groups'), record, id, score, priority)

@@ -29,8 +29,8 @@ local function ordered_text(integer, order)
   return text
 end
 
--- A score at the front: of its priority, or of all due messages where `place` is a time. `order` falls with every
--- message that is handed back.
+-- A score at the front: of its priority, or of all due messages where `place` is a time. `order`
+-- falls with every message that is handed back.
 local function front_score(place, order)
   return place < PRIORITY_END and ordered_score(place, order) or HANDED_BACK + order
 end

@@ -1,7 +1,7 @@
 -- Scores as text. Redis formats a number argument slowly, with 17 digits.
 
--- Return the difference between two neighboring scores with this integer part. lib/scores/score says
--- why.
+-- Return the difference between two neighboring scores with this integer part. lib/scores/score
+-- says why.
 --- @inline
 local function score_step(integer)
   local _, exponent = math.frexp(integer)

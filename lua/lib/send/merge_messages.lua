@@ -1,4 +1,5 @@
--- Range-merge of messages, for merge and publish.
+-- Range-merge: for merge and publish. A window is the time in which messages with one merge key
+-- merge into the first of them, which waits.
 --- @needs slot store records merge
 --- @include "lib/add"
 --- @include "lib/check"
@@ -9,23 +10,24 @@
 --- @include "lib/slot_fields"
 local MERGED_MOST = 16777216 -- bytes of a merged body
 local OF_EACH = 3 -- arguments of a message: options, envelope, body
-local READ_MOST = 131072 -- bytes of waiting records after which no other is read: each may be written again
+local READ_MOST = 131072 -- bytes of waiting records, after which no other record is read
 
--- An element of a collected list.
-local function element(text)
-  return struct.pack('>I4', #text) .. text
+-- Return a body as an element of a collected list.
+--- @inline
+local function element(body)
+  return struct.pack('>I4', #body) .. body
 end
 
--- The options of a message, which most others of a call have in common with it, and its member.
+-- Return the options of a message, which most messages of a call share, and its member.
 --- @inline
 local function read_options(text)
   local head = string.sub(text, 1, HEAD)
-  local mode, max_wait, max_bytes, member = string.match(text, '^(%l+) (%d+) (%d+) (.*)$', HEAD + 1)
+  local mode, max_wait, max_bytes, member =
+    string.match(text, '^(%l+) (%d+) (%d+) (.*)$', HEAD + 1)
   if not mode then
     fail('ARG', 'options')
   end
-  local first, a, b, c = string.byte(head, 1, HEAD)
-  local priority = a * 65536 + b * 256 + c
+  local first, priority = split_head(head)
   max_wait, max_bytes = tonumber(max_wait), tonumber(max_bytes)
   if priority > 0 and (priority < PRIORITY_MIN or priority >= PRIORITY_END) then
     fail('ARG', 'priority')
@@ -36,11 +38,13 @@ local function read_options(text)
   if max_bytes < 1 or max_bytes > MERGED_MOST then
     fail('ARG', 'max_bytes')
   end
-  return { head = head, codec = math.floor(first / 32), expires = first % 4 >= EXPIRES, has_priority = priority > 0 and 1 or 0,
-    mode = mode, max_wait = max_wait, max_bytes = max_bytes }, member
+  local options = { head = head, codec = math.floor(first / 32), expires = first % 4 >= EXPIRES,
+    has_priority = priority > 0 and 1 or 0, mode = mode, max_wait = max_wait,
+    max_bytes = max_bytes }
+  return options, member
 end
 
--- The merge key in the envelope of a message that is sent.
+-- Return the merge key of a message. `rest`: its envelope, from byte 9 of the record on.
 --- @inline
 local function read_key(rest, expires)
   local key_at = expires and 13 or 7
@@ -52,17 +56,22 @@ local function read_key(rest, expires)
   return string.sub(rest, key_at + 2, last)
 end
 
--- By message its options, its id and the place of its key; the keys; whether the ids are a run (lib/send/run_members).
+-- Read the messages of a call. `given` has, from at + 1 on, options, envelope and body of each of
+-- `count` messages. `is_known`: whether the slot knows the session of the call.
+--   options, ids, key_places: by message; the place of its key among the keys
+--   keys: the merge keys, each once
+--   looked_up: how many messages may be duplicates. Ids that follow each other
+--              (lib/send/run_members) were made for this call: they are new in a known session
 --- @inline
-local function read_messages(given, at, count)
-  local options, each_options, ids, key_places, keys, places, is_run
+local function read_messages(given, at, count, is_known)
+  local each_options, ids, key_places, keys, options, places, is_run
   for i = 1, count do
     local text, rest, member = given[at + OF_EACH * i - 2], given[at + OF_EACH * i - 1], ''
     if text ~= '' or i == 1 then
       options, member = read_options(text)
     end
     local key = read_key(rest, options.expires)
-    if i == 1 then -- lists that are made with what a single message needs: growing costs it more than anything else
+    if i == 1 then -- the lists begin with one element: for a single message, growing is expensive
       each_options, ids, key_places, keys = { options }, { member }, { 1 }, { key }
       places = count > 1 and { [key] = 1 }
     else
@@ -82,49 +91,71 @@ local function read_messages(given, at, count)
       fail('ARG', 'id')
     end
   end
-  return each_options, ids, key_places, keys, is_run
+  return { given = given, at = at, count = count, options = each_options, ids = ids,
+    key_places = key_places, keys = keys, looked_up = is_run and is_known and 1 or count }
 end
 
--- By the place of a key: the entry of the merge index, or false; its member, and that one's score, or false. No entry: no members.
+-- Find the windows that are open. Return two lists by the place of their key: the entry of the
+-- merge index or false, and the score of the member in it or false. The second list is nil if there
+-- is no entry.
 --- @inline
 local function find_targets(keys)
-  local opened, members, scores = redis.call('HMGET', merge, unpack(keys)), nil, nil
+  local opened, members = redis.call('HMGET', merge, unpack(keys)), nil
   for place = 1, #keys do
     if opened[place] and not members then
       members = {}
     end
   end
-  if members then
-    for place = 1, #keys do
-      members[place] = opened[place] and string.sub(opened[place], 1, MEMBER) or ''
-    end
-    scores = redis.call('ZMSCORE', store, unpack(members))
+  if not members then
+    return opened, nil
   end
-  return opened, members, scores
+  for place = 1, #keys do
+    members[place] = opened[place] and string.sub(opened[place], 1, MEMBER) or ''
+  end
+  return opened, redis.call('ZMSCORE', store, unpack(members))
 end
 
--- A window, by the record of the message that waits for others; `score`: of that message, `opened`: when, epoch ms; `new`: its
--- place among the messages that this call stores, or nil; `next`: the window that was read before. Returns nil if the record cannot
--- be read. Then the new message is stored instead of merged.
+-- Return the expiry of a merging record, or nil, and where its body begins, or nil if that cannot
+-- be read.
+--- @inline
+local function body_in(record)
+  local first, key_at, expiry = string.byte(record, 1), 15, nil
+  if not first or first % 2 < TIMED or first % 8 < MERGES then
+    return nil, nil
+  end
+  if first % 4 >= EXPIRES then
+    expiry, key_at = #record > 20 and read48(record, 15), 21
+  end
+  local a, b = string.byte(record, key_at, key_at + 1)
+  if not b then
+    return expiry, nil
+  end
+  local body_at = key_at + 2 + a * 256 + b
+  if first % 32 >= HEADERS then
+    body_at = #record > body_at and body_at + 2 + struct.unpack('>I2', record, body_at)
+  end
+  return expiry, body_at
+end
+
+-- Return a window, or nil if the record cannot be read: then the message is stored instead of
+-- merged.
+--   record: of the message that waits; score: its score
+--   opened: when the window was opened, epoch ms
+--   new: place of the message among those that this call stores, or nil
+--   next: the window that was read before
+-- A window gets `changed` if its record is to be written, and `moved` if its score is.
 --- @inline
 local function read_window(id, record, score, opened, new, next)
-  local first, key_at, body_at, expiry = string.byte(record, 1), 15, nil, nil
-  if first and first % 2 >= TIMED and first % 8 >= MERGES then
-    if first % 4 >= EXPIRES then
-      expiry, key_at = #record > 20 and read48(record, 15), 21
-    end
-    local a, b = string.byte(record, key_at, key_at + 1)
-    body_at = b and key_at + 2 + a * 256 + b
-    if body_at and first % 32 >= HEADERS then
-      body_at = #record > body_at and body_at + 2 + struct.unpack('>I2', record, body_at)
-    end
+  local expiry, body_at = body_in(record)
+  if not body_at or #record < body_at - 1 then
+    return nil
   end
-  local is_readable = body_at and #record >= body_at - 1
-  return is_readable and { id = id, score = score, opened = opened, expiry = expiry, body_at = body_at, parts = { record },
-    size = #record, new = new, next = next, changed = false, moved = false } or nil
+  return { id = id, score = score, opened = opened, expiry = expiry, body_at = body_at,
+    parts = { record }, size = #record, new = new, next = next }
 end
 
--- Whether a body may join the list of a window: it may be full, or of another codec.
+-- Return whether a body fits into the list of a window. It does not if the list is full or has
+-- another codec.
 --- @inline
 local function has_room(window, options, body)
   local first = string.byte(window.parts[1], 1)
@@ -132,51 +163,52 @@ local function has_room(window, options, body)
   return size <= options.max_bytes and math.floor(first / 32) == options.codec
 end
 
--- Add a body to a window. The envelope stays, however the body behind it changes; and a list stays a list, so that producers of
--- different modes leave a body that can be read.
+-- Add a body to a window. The envelope in front of the body does not change. A list stays a list,
+-- so producers of different modes leave a body that can be read.
 --- @inline
 local function add_body(window, options, body)
-  local parts, body_at, first = window.parts, window.body_at, string.byte(window.parts[1], 1)
-  local collects = first % 16 >= COLLECTS
-  if options.mode == 'last' then
-    body = collects and element(body) or body
-    window.parts = { string.char(options.codec * 32 + first % 32) .. string.sub(parts[1], 2, body_at - 1), body }
-    window.size = body_at - 1 + #body
-  elseif collects then
-    parts[#parts + 1] = element(body)
-    window.size = window.size + 4 + #body
-  else
-    local old = string.sub(table.concat(parts), body_at)
-    window.parts = { string.char(first + COLLECTS) .. string.sub(parts[1], 2, body_at - 1), element(old), element(body) }
-    window.size = window.size + 8 + #body
+  local parts, body_at = window.parts, window.body_at
+  local first = string.byte(parts[1], 1)
+  local is_list = first % 16 >= COLLECTS
+  local added = body
+  if is_list or options.mode ~= 'last' then
+    added = element(body)
   end
   window.changed = true
+  if is_list and options.mode ~= 'last' then
+    parts[#parts + 1] = added
+    window.size = window.size + #added
+    return
+  end
+  local before = string.sub(parts[1], 2, body_at - 1)
+  if options.mode == 'last' then
+    window.parts = { string.char(options.codec * 32 + first % 32) .. before, added }
+    window.size = body_at - 1 + #added
+  else
+    local old_body = string.sub(table.concat(parts), body_at)
+    local old = element(old_body)
+    window.parts = { string.char(first + COLLECTS) .. before, old, added }
+    window.size = window.size + 4 + #added
+  end
 end
 
--- Put a window off until that of the message that merges into it is over, but no longer than max_wait after its own has opened;
--- nothing where that is no later.
+-- Move the consume time of a window on to `due`, but at most to max_wait after the window was
+-- opened. An earlier time changes nothing.
 --- @inline
 local function put_off(window, due, max_wait)
   local score = tonumber(window.score)
   local was_due = math.floor(score)
   due = math.min(due, window.opened + max_wait)
-  if score >= TIMED_MIN and due > was_due then
-    local _, has_priority = timed_fraction(score)
-    window.score = next_timed_score(due, has_priority)
-    window.due, window.later = due, (window.later or 0) + due - was_due
-    window.changed, window.moved = true, true
+  if score < TIMED_MIN or due <= was_due then
+    return
   end
+  local _, has_priority = timed_fraction(score)
+  window.score = next_timed_score(due, has_priority)
+  window.due, window.later = due, (window.later or 0) + due - was_due
+  window.changed, window.moved = true, true
 end
 
--- The record of a message that opens a window.
---- @inline
-local function new_record(options, rest, body, accepted, due, due_bytes)
-  local after_due = options.expires and write48(due + read48(rest, 7)) .. string.sub(rest, 13) or string.sub(rest, 7)
-  return options.head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. due_bytes .. after_due
-    .. (options.mode == 'collect' and element(body) or body)
-end
-
--- The record of a window as it is now.
+-- Return the record of a window as it is now.
 --- @inline
 local function record_of(window)
   local parts = window.parts
@@ -188,7 +220,9 @@ local function record_of(window)
   return table.concat(parts)
 end
 
--- A list of pairs with another one: in the given place, or at the end. A list is made with its first pair, which costs less.
+-- Return a list of pairs with one more pair: at a place, or at the end. A list is made with its
+-- first pair, which costs less.
+--- @inline
 local function with_pair(pairs, place, a, b)
   if not pairs then
     return { a, b }
@@ -198,9 +232,10 @@ local function with_pair(pairs, place, a, b)
   return pairs
 end
 
--- Write records and scores: of new messages, in lists or nil, and of the windows that were read, of which `window` is the last.
+-- Write the new messages of a plan, and the windows that have changed.
 --- @inline
-local function write_windows(new_records, new_scores, window)
+local function write_windows(plan)
+  local new_records, new_scores, window = plan.records, plan.scores, plan.window
   while window do
     if window.changed then
       local record = record_of(window)
@@ -219,138 +254,242 @@ local function write_windows(new_records, new_scores, window)
   end
 end
 
--- What messages change, worked out in memory: a letter for each; members of those that others merge into; merged ids that are kept,
--- or nil; how many are new; their records, scores and entries of the merge index, in turn; the last window that was read; when the
--- first new one is due. There are fewer letters than messages where READ_MOST is reached.
+-- Return the window at a place, or nil; and whether READ_MOST is reached, so that no other record
+-- is read. `opened`, `score`: of the window that was open before the call, or false.
 --- @inline
-local function plan_merges(given, at, count, each_options, ids, key_places, keys, opened, members, scores, looked_up,
-  settled, remembers, accepted, now)
-  local letters, into, kept, n, new_records, new_scores, entries, last, earliest = { '' }, nil, nil, 0, nil, nil, nil, nil, nil
-  -- By the place of a key: the place of its message among the new ones, and its window, once that was read.
-  local new_places, windows, added, read = { false }, { false }, looked_up > 1 and {}, 0
-  local range, due, due_bytes, opened_now
-  for i = 1, count do
-    local id, place, options, from = ids[i], key_places[i], each_options[i], at + OF_EACH * i
-    local rest, body, window, new = given[from - 1], given[from], windows[place], new_places[place]
-    if i <= looked_up and (added and added[id] or settled and settled[i] == 1 or redis.call('HEXISTS', records, id) == 1) then
-      letters[i] = 'd'
-    else
-      if not window and new and (options.mode ~= 'first' or options.max_wait > 0) then
-        window = read_window(new_records[2 * new - 1], new_records[2 * new], new_scores[2 * new - 1], now, new, last)
-        windows[place], last = window, window
-      elseif not window and not new and scores and scores[place] then
-        if read > READ_MOST then
-          break
-        end
-        local record, since = redis.call('HGET', records, members[place]) or '', string.sub(opened[place], MEMBER + 1)
-        window = read_window(members[place], record, scores[place], tonumber(since), nil, last)
-        windows[place], last, read = window, window or last, read + #record
-        if window and window.expiry and window.expiry <= now then
-          window = nil -- it goes to the DeadQueue next: a message that merges into it now would be lost with it
-        end
+local function window_at(plan, place, options, opened, score, now)
+  local window = plan.windows[place]
+  if window and type(window) == 'table' then
+    return window, false
+  end
+  if window then -- it was opened by this call
+    if options.mode == 'first' and options.max_wait == 0 then
+      return nil, false -- the message changes nothing of the window
+    end
+    local new = window
+    local id, record = plan.records[2 * new - 1], plan.records[2 * new]
+    window = read_window(id, record, plan.scores[2 * new - 1], now, new, plan.window)
+    plan.windows[place], plan.window = window, window
+    return window, false
+  end
+  if not score then
+    return nil, false
+  end
+  if plan.read > READ_MOST then
+    return nil, true
+  end
+  local id, since = string.sub(opened, 1, MEMBER), string.sub(opened, MEMBER + 1)
+  local record = redis.call('HGET', records, id) or ''
+  window = read_window(id, record, score, tonumber(since), nil, plan.window)
+  plan.window, plan.read = window or plan.window, plan.read + #record
+  if window and window.expiry and window.expiry <= now then
+    return nil, false -- it will be a dead letter, and a message that merged into it would be lost
+  end
+  plan.windows[place] = window
+  return window, false
+end
+
+-- Note in a plan that a message merges into another message, whose member is `target`. `remembers`:
+-- whether ids that their sender keeps are remembered as settled.
+--- @inline
+local function note_merged(plan, target, id, remembers)
+  local into = plan.into
+  if into then
+    into[#into + 1] = target
+  else
+    plan.into = { target }
+  end
+  if remembers and string.byte(id, 1) >= KEPT then
+    plan.kept = plan.kept or {}
+    plan.kept[#plan.kept + 1] = id
+  end
+end
+
+-- Change a window as a message that merges into it says. `rest`, `body`: of that message.
+--- @inline
+local function change_window(window, options, rest, body, now)
+  if options.mode ~= 'first' then
+    add_body(window, options, body)
+  end
+  if options.max_wait > 0 then
+    put_off(window, now + read48(rest, 1), options.max_wait)
+  end
+end
+
+-- Note in a plan when a new message is due. Most messages of a call have the same time range.
+-- `rest`: of the message.
+--- @inline
+local function note_range(plan, rest, now)
+  local range = string.sub(rest, 1, 6)
+  if plan.range ~= range then
+    local due = now + read48(rest, 1)
+    plan.range, plan.due, plan.due_bytes = range, due, write48(due)
+    plan.opened = plan.opened or string.format('%.0f', now)
+    plan.earliest = math.min(plan.earliest or due, due)
+  end
+end
+
+-- Add a new message to a plan: its record, its score and the entry of its key.
+--- @inline
+local function open_window(plan, options, id, key, rest, body)
+  local due, n = plan.due, plan.count + 1
+  local last, number = 2 * n, struct.pack('>I4', (plan.accepted + n) % ACCEPTED_CYCLE)
+  local after_due
+  if options.expires then
+    after_due = write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+  else
+    after_due = string.sub(rest, 7)
+  end
+  if options.mode == 'collect' then
+    body = element(body)
+  end
+  local record = options.head .. number .. plan.due_bytes .. after_due .. body
+  local score = next_timed_score(due, options.has_priority)
+  if n == 1 then -- the lists begin with a pair: for a single message, growing is expensive
+    plan.records, plan.scores = { id, record }, { score, id }
+    plan.entries = { key, id .. plan.opened }
+  else
+    plan.records[last - 1], plan.records[last] = id, record
+    plan.scores[last - 1], plan.scores[last] = score, id
+    plan.entries[last - 1], plan.entries[last] = key, id .. plan.opened
+  end
+  plan.count = n
+end
+
+-- Return a plan, what the messages change, and a letter for each message. There are fewer letters
+-- than messages if READ_MOST was reached. All is computed in memory.
+--   into: members that messages merged into, or nil; kept: merged ids to be remembered, or nil
+--   count, records, scores, entries: of the new messages; lists of pairs, or nil
+--   windows: by the place of their key; a number is the place of a new message, whose window was
+--            not read
+--   window: the last window that was read; earliest: when the first new message is due
+-- `opened`, `scores`: of find_targets; `settled`: 1 for each id that was settled, or nil.
+--- @inline
+local function plan_merges(messages, opened, scores, settled, fields, now)
+  local letters, windows, looked_up = { '' }, { false }, messages.looked_up
+  local added = looked_up > 1 and {}
+  local given, ids, each_options = messages.given, messages.ids, messages.options
+  local key_places = messages.key_places
+  local accepted, remembers = tonumber(fields[ACCEPTED] or 0), tonumber(fields[DEDUP_MS]) > 0
+  -- Nine fields are named, so that the table has room for 16 and does not grow.
+  local plan = { windows = windows, window = nil, count = 0, accepted = accepted, read = 0,
+    range = nil, due = nil, due_bytes = nil, opened = nil }
+  for i = 1, messages.count do
+    local id, place, options = ids[i], key_places[i], each_options[i]
+    local body_at, letter = messages.at + OF_EACH * i, 'd'
+    local rest, body = given[body_at - 1], given[body_at]
+    local is_repeated = i <= looked_up and (added and added[id] or settled and settled[i] == 1
+      or redis.call('HEXISTS', records, id) == 1)
+    if not is_repeated then
+      local score = scores and scores[place]
+      local window, is_full = window_at(plan, place, options, opened[place], score, now)
+      if is_full then
+        break
       end
-      local merges = window or new
+      local merges = window or windows[place]
       if window and options.mode == 'collect' then
         merges = has_room(window, options, body)
       end
-      if merges then
-        letters[i], into = 'm', into or {}
-        into[#into + 1] = window and window.id or new_records[2 * new - 1]
-        if options.mode ~= 'first' then
-          add_body(window, options, body)
-        end
-        if options.max_wait > 0 then
-          put_off(window, now + read48(rest, 1), options.max_wait)
-        end
-        if remembers and string.byte(id, 1) >= KEPT then
-          kept = kept or {}
-          kept[#kept + 1] = id
-        end
+      if not merges then
+        letter = 's'
+        note_range(plan, rest, now)
+        open_window(plan, options, id, messages.keys[place], rest, body)
+        windows[place] = plan.count
       else
-        n, accepted, letters[i] = n + 1, accepted + 1, 's'
-        if n == 1 then
-          new_records, new_scores, entries, opened_now = { '', '' }, { '', '' }, { '', '' }, string.format('%.0f', now)
-        end
-        if range ~= string.sub(rest, 1, 6) then -- most messages have it in common
-          range, due = string.sub(rest, 1, 6), now + read48(rest, 1)
-          due_bytes, earliest = write48(due), math.min(earliest or due, due)
-        end
-        local record = new_record(options, rest, body, accepted, due, due_bytes)
-        new_records[2 * n - 1], new_records[2 * n] = id, record
-        new_scores[2 * n - 1], new_scores[2 * n] = next_timed_score(due, options.has_priority), id
-        entries[2 * n - 1], entries[2 * n] = keys[place], id .. opened_now
-        new_places[place], windows[place] = n, false
-      end
-      if added and (letters[i] == 's' or kept and kept[#kept] == id) then
-        added[id] = true
+        letter = 'm'
+        local target = window and window.id or plan.records[2 * windows[place] - 1]
+        note_merged(plan, target, id, remembers)
+        change_window(window, options, rest, body, now)
       end
     end
+    letters[i] = letter
+    local kept = plan.kept
+    if added and (letter == 's' or kept and kept[#kept] == id) then
+      added[id] = true
+    end
   end
-  return letters, into, kept, n, new_records, new_scores, entries, last, earliest
+  return plan, letters
 end
 
--- Store messages, or merge each into the waiting one with the same merge key. `given` holds from at + 1 on, for each of `count`:
--- options, envelope, body; merge.lua describes them, and the answer. All that is read is read first, and windows change in memory
--- alone, so a refusal leaves nothing, and a record is written once. Returns also whether anything was written, and whether a
--- message was stored: then the caller writes the first of the answer to the slot's `accepted`.
+-- Return whether consumers that sleep are to be woken: the first new message is due before all
+-- others.
+--- @inline
+local function is_first_due(plan, fields, now)
+  if plan.count == 0 or not fields[WAITING] or tonumber(fields[WAITING]) <= now then
+    return false
+  end
+  local first =
+    redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  return not first or plan.earliest < tonumber(first)
+end
+
+-- Return whether a message of a call expires.
+--- @inline
+local function any_expires(messages)
+  local expires, options = false, messages.options
+  for i = 1, messages.count do
+    expires = expires or options[i].expires
+  end
+  return expires
+end
+
+-- Store messages, or merge each into the waiting message with the same merge key. Return the answer
+-- of merge.lua, whether anything was written, and whether a message was stored: then the caller
+-- writes the first element of the answer to the slot's `accepted`. All reads come first, and
+-- windows change in memory, so a refused call changes nothing and a record is written once.
+--   messages: of read_messages
 --   fields: of read_store_fields
 --- @inline
-local function merge_messages(fields, given, at, count, now, channel, index)
-  local dedup_ms, last_turn, capacity = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN]), tonumber(fields[CAPACITY])
-  local each_options, ids, key_places, merge_keys, is_run = read_messages(given, at, count)
-  local opened, members, scores = find_targets(merge_keys)
-  -- Ids that were made for this call are new where the slot knows the session (lib/replay).
-  local looked_up, settled = is_run and fields[SESSION] and 1 or count, nil
+local function merge_messages(messages, fields, now, channel, index)
+  local dedup_ms, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
+  local opened, scores = find_targets(messages.keys)
+  local settled = nil
   if dedup_ms > 0 then
     --- @include "lib/settle/settled"
-    settled = find_settled(dedup_ms, last_turn, now, ids, 1, looked_up)
+    settled = find_settled(dedup_ms, last_turn, now, messages.ids, 1, messages.looked_up)
   end
-  local accepted = tonumber(fields[ACCEPTED] or 0)
-  local letters, into, kept, n, new_records, new_scores, entries, last, earliest =
-    plan_merges(given, at, count, each_options, ids, key_places, merge_keys, opened, members, scores, looked_up, settled,
-      dedup_ms > 0, accepted, now)
-  local excess, drop_lowest = n > 0 and capacity > 0 and redis.call('ZCARD', store) + n - capacity or 0, nil
-  if excess > 0 and fields[OVERFLOW] == 'drop_lowest' and n <= capacity then
+  local plan, letters = plan_merges(messages, opened, scores, settled, fields, now)
+
+  local count, capacity, excess, drop_lowest = plan.count, tonumber(fields[CAPACITY]), 0, nil
+  if count > 0 and capacity > 0 then
+    excess = redis.call('ZCARD', store) + count - capacity
+  end
+  if excess > 0 and fields[OVERFLOW] == 'drop_lowest' and count <= capacity then
     --- @include "lib/send/plan_drop_lowest"
-    drop_lowest = plan_drop_lowest(excess, new_records, now)
+    drop_lowest = plan_drop_lowest(excess, plan.records, now)
   end
-  local reply, is_changed, is_stored = { 0, 'F', '' }, false, false
-  if excess <= 0 or drop_lowest then
-    if kept then -- a wrong type shows before the first write
-      --- @include "lib/settle/settled"
-      check_settled_sets(dedup_ms, last_turn, now)
-    end
-    local wakes = n > 0 and fields[WAITING] and tonumber(fields[WAITING]) > now
-    if wakes then
-      local first = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-      wakes = not first[2] or earliest < tonumber(first[2])
-    end
-    write_windows(new_records, new_scores, last)
-    if drop_lowest then
-      drop_lowest()
-    end
-    if n > 0 then
-      set_fields(merge, entries, n)
-      for i = 1, count do
-        if each_options[i].expires then
-          redis.call('HDEL', slot, 'no_expiry')
-          break
-        end
-      end
-    end
-    if into then
-      redis.call('HINCRBY', slot, 'merged', #into)
-    end
-    if kept then
-      --- @include "lib/settle/settled"
-      remember_settled(dedup_ms, last_turn, now, kept)
-    end
-    if wakes then
-      --- @include "lib/wake/wake"
-      wake(channel, index)
-    end
-    reply = { accepted + n, table.concat(letters), into and table.concat(into) or '' }
-    is_changed, is_stored = n > 0 or into, n > 0
+  if excess > 0 and not drop_lowest then
+    return { 0, 'F', '' }, false, false
   end
-  return reply, is_changed, is_stored
+  if plan.kept then -- a wrong type shows before the first write
+    --- @include "lib/settle/settled"
+    check_settled_sets(dedup_ms, last_turn, now)
+  end
+  local wakes = is_first_due(plan, fields, now)
+
+  write_windows(plan)
+  if drop_lowest then
+    drop_lowest()
+  end
+  if count > 0 then
+    set_fields(merge, plan.entries, count)
+    local expires = any_expires(messages)
+    if expires then
+      redis.call('HDEL', slot, 'no_expiry')
+    end
+  end
+  if plan.into then
+    redis.call('HINCRBY', slot, 'merged', #plan.into)
+  end
+  if plan.kept then
+    --- @include "lib/settle/settled"
+    remember_settled(dedup_ms, last_turn, now, plan.kept)
+  end
+  if wakes then
+    --- @include "lib/wake/wake"
+    wake(channel, index)
+  end
+  local into = plan.into and table.concat(plan.into) or ''
+  local answer = { plan.accepted + count, table.concat(letters), into }
+  return answer, count > 0 or plan.into, count > 0
 end

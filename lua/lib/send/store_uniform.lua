@@ -71,11 +71,11 @@ local function write_records(batch, accepted)
   end
 end
 
--- Store messages of one head, without times, whose stamps follow each other
--- (lib/send/run_members). Return the acceptance number of the last message. Return nil if nothing
--- was stored: the slot has a capacity, or the first or the last message is in the slot. Then the
--- caller looks up each message. The sender made the ids for this call, so only an earlier copy of the
--- call can have stored them.
+-- Store messages of one head, without times, whose stamps follow each other (lib/send/run_members).
+-- Return the acceptance number of the last message. Return nil if nothing was stored: the slot has
+-- a capacity, or the first or the last message is in the slot. Then the caller looks up each
+-- message. The sender made the ids for this call, so only an earlier copy of the call can have
+-- stored them.
 --   batch: head, members; rests_of: a function (from, to) of positions. It returns a list of what
 --          follows the acceptance number of each record, and the place before the first of them
 --   fields: of read_store_fields

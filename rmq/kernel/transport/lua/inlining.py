@@ -170,7 +170,7 @@ def _without_calls(text: str, function: _Function) -> str:
         if _OPEN_ASSIGNMENT.search(text, max(position, start - 4), start):
             start = text.rfind("\n", 0, start - 1) + 1  # the targets stand in a line of their own
         found = _CALL.match(text, start)
-        if not found or found.end() != bracket + len(called):
+        if not found or found.end() != bracket + len(called) or found[5] != function.name:
             if _IN_NAME.match(text, bracket - 1):
                 done.append(text[position : bracket + 1])
                 position = bracket + 1

@@ -44,6 +44,15 @@ TEXTS = {
     "arguments have the names of parameters": PAIR
     + "local a, b = 7, 2\nlocal x, y = pair(a, b)\nreturn { x, y, a, b }\n",
     "an argument is assigned to": PAIR + "local a, b = 7, 2\na, b = pair(a, b)\nreturn { a, b }\n",
+    "the name of another function ends with its name": PAIR
+    + """
+local function next_pair(a)
+  local x, y = pair(a, 1)
+  return y, x
+end
+local x, y = next_pair(5)
+return { x, y }
+""",
     "calls in calls": PAIR
     + """
 --- @inline
