@@ -6,16 +6,19 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
-ARGV[5]   waits                0; or 1: the caller sleeps if this finds nothing, and wants to be
-                               woken; or an offer of a credit (lib/wake/credits) for `limit` and
-                               `lease_ms`, if this finds nothing: +<number> <channel> and calls, or
-                               with * instead of + if such a number was heard on the channel; or
-                               =<channel> for the credit that the caller has. This call renews that
-                               credit if it would end soon, and removes it if messages are found.
-                               A repeated call removes the credit and leaves none
+ARGV[5]   waits                what to do if the call finds nothing (lib/wake/credits):
+                               0  nothing
+                               1  note that the caller sleeps and wants to be woken
+                               +<number> <channel> and calls  keep a credit for `limit` and
+                                  `lease_ms`; publish the number on the channel first
+                               *<number> <channel> and calls  the same, but the caller has heard a
+                                  number on the channel, so none is published
+                               =<channel>  renew the caller's credit if it ends soon; if the call
+                                  finds messages, remove the credit
+                               A repeated call removes the credit and keeps none
 ARGV[6]   ordered              1: in order. Nothing is taken while the slot has a delivery in
-                               flight, and only one message if a message of the slot has failed;
-                               0: not in order, see below
+                               flight. A message that has failed is taken alone, and a take stops
+                               before it; 0: not in order, see below
 ARGV[7]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[8]   shared         ''    each delivery has its own deadline; or the number of the shared lease
                                of the deliveries. If it is gone, or for 0, a lease is opened; if

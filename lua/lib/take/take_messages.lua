@@ -140,7 +140,7 @@ local function remove_picked(batch, count, above)
     local higher = above or redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
     redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)
   else
-    -- Removes nothing. But a producer, which must not take messages, may not call the command.
+    -- This removes nothing. But the user of a producer may not call the command, so it cannot take.
     redis.call('ZREMRANGEBYRANK', store, 1, 0)
     redis.call('ZREM', store, unpack(batch.ids, 1, count))
   end
@@ -193,11 +193,12 @@ end
 --   none_due    whether the caller knows that nothing is due
 --   most_bytes  nil if the caller returns the records; else how many bytes of them it takes, 0: any
 --   no_expiry   with most_bytes: whether no message of the slot expires
+-- take_messages sets further fields, for the functions that it calls.
 --
 -- Returns a batch:
 --   count         how many messages were taken
---   gate          nil, or when messages may be taken again, as next_ready_in takes it
---   hold          the hold of a slot in order, or nil
+--   gate          when messages may be taken again, as next_ready_in takes it; nil or false: now
+--   hold          the hold of a slot in order; nil or false if there is none
 --   more          whether there may be more now
 --   ids, records  of the messages; records are missing if they were not read
 --   retries_left  false, or by position the retries that remain to messages that have failed before
