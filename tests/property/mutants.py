@@ -64,14 +64,14 @@ MUTANTS: dict[str, list[Change]] = {
         ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
         (
             "merge",
-            "and scores and scores[place] then",
-            "and scores and (scores[place]"
-            " or redis.call('HEXISTS', records, members[place]) == 1) then",
+            "local score = scores and scores[place]",
+            "local score = scores and (scores[place] or redis.call('HEXISTS', records,"
+            " string.sub(opened[place] or '', 1, 13)) == 1 and '1')",
         ),
         ("merge", "tonumber(window.score)", "tonumber(window.score or 1)"),
     ],
     "merging messages of one call do not see each other": [
-        ("merge", "new_places[place], windows[place] = n_, false", "windows[place] = false")
+        ("merge", "windows[place] = plan_.count", "windows[place] = false")
     ],
     "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
     "a re-sent ack is stale": [("ack", "if kept then", "if false then")],
@@ -163,7 +163,9 @@ OFFLOADED: dict[str, list[Change]] = {
     "a cancel leaves an object": [("cancel", _GONE, "local _ = ")],
     "a purge leaves an object": [("trash", _GONE, "local _ = ")],
     "a send does not tell of its first object": [("send", "'offloaded', 0)", "'accepted', 0)")],
-    "an ack releases an object twice": [("ack", _GONE, "gone[#gone + 1] = reference " + _GONE)],
+    "an ack releases an object twice": [
+        ("ack", _GONE, "gone[#gone + 1] = reference " + _GONE)
+    ],
 }
 
 
