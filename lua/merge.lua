@@ -1,7 +1,7 @@
 --[[
-merge: range-merge. Store messages that wait for their time range, or merge each into the waiting message with the same
-merge key, whose consume time it keeps: in their order, as if each had a call of its own. `failures` and `audit` are for
-messages that drop_lowest drops.
+merge: store messages that wait for their time range, or merge each into the waiting message with
+the same merge key, which keeps its consume time. The messages are handled in their order, as if
+each had a call of its own. `failures` and `audit` are for messages that drop_lowest drops.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -9,26 +9,32 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[6..] for each message, 1 to 1000: options, envelope, body
-          options: head, `<mode> <max_wait_ms> <max_bytes> <member>`; or '', those of the message before
+          options: head, `<mode> <max_wait_ms> <max_bytes> <member>`; or '' for those of the message
+          before it
             head         first 4 bytes of the record; flagged timed and merging
             mode         first (keep the body), last (replace it), collect (append to the list)
-            max_wait_ms  0: a merge does not move the consume time; else it restarts the time range, at most until this
-                         long after the window opened
-            max_bytes    a collected list is closed before it grows over this
-            member       13 bytes: the id without slot and check. Of the others of a call it may be left out: then all were
-                         made for this call, with stamps that follow each other
-          envelope: of the record from byte 9 on, without the body; its due is the time range, below 1e12 ms
-Returns   {acceptance number of the last one stored, a letter for each message, members that were merged into, one for each m}
-          s stored, m merged, d duplicate. There are fewer letters than messages where many waiting records are long
-          (READ_MOST in lib/send/merge_messages): nothing was done about the messages without a letter
-          {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room for all that open a window
-          {0, 'P', ''} sends are paused
-Cost      O(n log L + size of the waiting records), n = messages, L = messages waiting in the slot. A caller gives up to 400
-          messages of 256 KiB in all, so a call takes at most 5 ms
-Atomic    Looking for the waiting messages and adding to them are one step, and all or nothing where it is refused. Sent
-          twice with one number, it gives the first answer. A merged id that its sender keeps is remembered as settled, so
-          merging it again adds nothing. A message in flight is not in the index: the next message opens a new window. Room
-          is made when all have merged: what merged into a message that is dropped is dropped with it.
+            max_wait_ms  0: a merge does not move the consume time. Otherwise a merge restarts the
+                         time range, at most until this long after the window was opened
+            max_bytes    a collected list is closed before it grows over this size
+            member       13 bytes: the id without slot and check. It may be left out of all messages
+                         but the first: then all ids were made for this call, with stamps that
+                         follow each other
+          envelope: of the record from byte 9 on, without the body; its due is the time range, below
+          1e12 ms
+Returns   {acceptance number of the last stored message, a letter for each message, members that
+          were merged into, one for each m}
+          s stored, m merged, d duplicate. There are fewer letters than messages if many waiting
+          records are long (READ_MOST in lib/send/merge_messages): messages without a letter changed
+          nothing
+          {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room for
+          all messages that open a window; {0, 'P', ''} sends are paused
+Cost      O(n log L + size of the waiting records), n = messages, L = messages waiting in the slot.
+          A caller sends up to 400 messages of 256 KiB in all, so that a call takes at most 5 ms
+Atomic    The waiting messages are found and changed in one step. A refused call changes nothing. A
+          call that is sent twice gets the first answer again. A merged id that its sender keeps is
+          remembered as settled, so merging it again adds nothing. A message in flight is not in the
+          index: the next message opens a new window. Room is made after all have merged: what
+          merged into a message that is dropped is dropped with it.
 ]]
 --- @keys slot store records merge settled0 settled1 failures audit bodies
 --- @include "lib/check"

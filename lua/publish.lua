@@ -1,20 +1,22 @@
 --[[
-publish: move the next entry of a stage into the queue: messages as send stores them, or one as merge does. Messages that
-have moved are no longer in the stage, so they cannot move twice. `failures` and `audit` are for messages that
-drop_lowest drops, `prepare` for a hand-over to a sleeping consumer. A published stage has one empty text at its end.
+publish: move the next entry of a stage into the queue: messages as send stores them, or one message
+as merge does. Messages that have moved are no longer in the stage, so they cannot move twice. A
+published stage has one empty text at its end. `failures` and `audit` are for messages that
+drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
-Returns   {elements left in the stage, stored, duplicates, merged}; nothing left: all is published
-          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused; nothing moved
+Returns   {elements left in the stage, stored, duplicates, merged}; 0 elements: all is published
+          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused. Then
+          nothing was moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
-Atomic    All of an entry or nothing, by the rules of send and merge, first write included; but for messages whose ids
-          were made for this entry alone ('p') only the first and the last are looked up, and settled ids not at all.
-          Sent twice with one number, it gives the first answer, and with another it goes on. A stage that is missing is
-          an error: it has expired, or never was.
+Atomic    All of an entry or nothing, by the rules of send and merge, first write included. Of
+          messages whose ids were made for this entry ('p'), only the first and the last id are
+          looked up, and settled ids are not. A call that is sent twice gets the first answer again;
+          another call continues. A missing stage is an error: it has expired, or never existed.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit stage bodies prepare
 --- @include "lib/check"
@@ -46,7 +48,7 @@ if packed == '' then
   write_again(slot, 'created', ARGV[5])
   return { 0, 0, 0, 0 }
 end
-local entry = cmsgpack.unpack(packed)
+local entry, channel, index = cmsgpack.unpack(packed), ARGV[2], ARGV[3]
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
   --- @include "lib/send/merge_messages"
@@ -54,26 +56,30 @@ if entry[1] == 'm' then
     fail('STAGE', stage)
   end
   local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
-  local given = { head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id, rest, body }
-  local messages = read_messages(given, 0, 1, fields[SESSION])
-  local merging, _, is_stored = merge_messages(messages, fields, now, ARGV[2], ARGV[3])
-  local letter = merging[2]
+  local options = head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id
+  local messages = read_messages({ options, rest, body }, 0, 1, fields[SESSION])
+  local answer, _, is_stored = merge_messages(messages, fields, now, channel, index)
+  local letter = answer[2]
   if is_stored then
-    redis.call('HSET', slot, 'accepted', merging[1])
+    redis.call('HSET', slot, 'accepted', answer[1])
   end
   if letter == 'F' then
     return { 0, 'F' }
   end
-  stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
+  stored, duplicates = letter == 's' and 1 or 0, letter == 'd' and 1 or 0
+  merged = letter == 'm' and 1 or 0
 else
-  local given, channel, index, count, letters = entry, ARGV[2], ARGV[3], #entry / 3, nil
+  local given, count, letters = entry, #entry / 3, nil
   if entry[1] == 'p' then
     --- @include "lib/send/run_members"
     --- @include "lib/send/store_uniform"
     local head, first = entry[2], entry[3]
     count = entry[4]
-    if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' or count < 1 or count > 1000
-        or count % 1 > 0 or length < 1 + count or (string.byte(head, 1) or 0) % 16 >= 8 then
+    if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' then
+      fail('STAGE', stage)
+    end
+    if count < 1 or count > MOST or count % 1 > 0 or length < 1 + count
+        or (string.byte(head, 1) or 0) % HEADERS >= COLLECTS then
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)
@@ -83,14 +89,14 @@ else
     local batch = { head = head, members = given, rests_of = rests_of }
     local stored_all = store_uniform(batch, fields, now, channel, index)
     letters = stored_all and ''
-    local texts = stored_all and {} or redis.call('LRANGE', stage, 1, count)
-    for i = 1, #texts do
-      given[count + 2 * i - 1], given[count + 2 * i] = head, texts[i]
+    local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
+    for i = 1, #rests do
+      given[count + 2 * i - 1], given[count + 2 * i] = head, rests[i]
     end
   end
   if not letters then
     --- @include "lib/send/store_messages"
-    if count < 1 or count > 1000 or count % 1 > 0 then
+    if count < 1 or count > MOST or count % 1 > 0 then
       fail('STAGE', stage)
     end
     local batch = { given = given, at = 0, count = count, large = false }

@@ -9,9 +9,9 @@ ARGV[5]   member               13 bytes: the id without slot and check
 ARGV[6]   due                  epoch ms, which may have passed; below 1e12 a delay from now
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
-Atomic    Score and record change together; priority and retries stay, an expiry moves along. Sent twice with one number,
-          it gives the first answer, and a delay counts from the first run. A slot in order that waited for this
-          message no longer waits.
+Atomic    Score and record change together. Priority and retries stay, an expiry moves with the
+          time. A call that is sent twice gets the first answer again, and a delay counts from the
+          first run. A slot in order that waited for this message no longer waits.
 ]]
 --- @keys slot store prepare records dead
 --- @include "lib/check"
@@ -52,7 +52,8 @@ if not old_due then
 end
 --- @include "lib/groups/leave_groups"
 local bring_up = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
-redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
+local fixed = string.char(head) .. string.sub(record, 2, 8)
+redis.call('HSET', records, id, fixed .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0
 local place, had_priority = timed_fraction(score)
 if math.floor(score) == due then
@@ -66,7 +67,8 @@ end
 if bring_up then
   bring_up()
 end
-local waiting, holder, blocked = unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))
+local waiting, holder, blocked =
+  unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))
 if holder == id then
   redis.call('HDEL', slot, 'holder')
 end

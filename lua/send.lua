@@ -1,7 +1,7 @@
 --[[
-send: store messages in one slot. A message is not stored if its id is in the slot, or if its sender
-keeps the id and it was settled inside the dedup window. `failures`, `merge` and `audit` are for
-messages that drop_lowest drops; `prepare` is for a hand-over to a sleeping consumer.
+send: store messages in one slot. A message adds nothing if its id is in the slot, or if its sender
+keeps the id and it was settled within the dedup window. `failures`, `merge` and `audit` are for
+messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -9,28 +9,28 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[6]   count                n, the number of messages, 1 to 1000
-ARGV[7]   head           ''    or the first 4 bytes of all records: then the messages have no times
-                               and differ in their bodies alone, and their ids were made for this
-                               call, with stamps that follow each other
+ARGV[7]   head           ''    or the first 4 bytes of all records. With a head, the messages have
+                               no times and differ only in what follows. Their ids were made for
+                               this call, with stamps that follow each other
 ARGV[8..] with a head: the first member (13 bytes: the id without slot and check), then n times the
-          rest of the record, from byte 9 on; without: n members, then n times: head, rest
-          A time in the record below 1e12 is a delay: it is added to now. A time that has passed is
+          rest of the record, from byte 9 on; without: n members, then n times head and rest.
+          A time in the record below 1e12 is a delay, to be added to now. A time that has passed is
           due at once, since a command may come late. An expiry counts from the due time.
-          A record with a large body (lib/records/large_bodies) ends with a reference; the client
-          has written the body to `bodies` in the transaction of this call.
-Returns   {acceptance number of the last message stored,
-          a letter for each message: s stored, d duplicate; '': all stored}
+          A record with a large body (lib/records/large_bodies) ends with a reference. The client
+          has written the body to `bodies` in the transaction of this call
+Returns   {acceptance number of the last stored message, a letter for each message: s stored,
+          d duplicate; '' if all are stored}
           {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused
 Cost      O(n log L), L = messages waiting in the slot; lib/wake/hand_over reads up to 16 KiB more
           for each credit
-Atomic    All or nothing. Types are checked by reads before the first write. The first write is one
-          that Redis refuses at maxmemory. A call that is sent twice with one number gets the first
-          answer. If the slot does not know the session (any more), every id is looked up, so a
-          second run answers d for messages that are still in the slot. The large bodies of messages
-          that are not stored are removed again. If sleeping consumers have left credits, plain
-          messages go to the PrepareQueue (lib/wake/hand_over); if Redis counts no listener of the
-          PUBLISH, they stay in the StoreQueue. A send that stores nothing writes a field again, so
-          that a WAIT for copies covers the send before.
+Atomic    All or nothing. Types are checked by reads before the first write. Redis refuses the first
+          write at maxmemory. A call that is sent twice gets the first answer again. If the slot
+          does not know the session, or no longer, every id is looked up: a second run answers d for
+          messages that are still in the slot. Large bodies of messages that are not stored are
+          removed. Plain messages go to the PrepareQueue if sleeping consumers have left credits
+          (lib/wake/hand_over); if no connection receives the PUBLISH, they stay in the StoreQueue.
+          A send that adds nothing writes a field again, so that a wait for copies covers the send
+          before it.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare
 --- @include "lib/add"
@@ -64,10 +64,10 @@ if head ~= '' then
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
 if known and tonumber(string.match(known, '^%d+')) > tonumber(number) then
-  -- A late copy, which answer_in refuses below.
-  drop_unused(large)
+  drop_unused(large) -- answer_in refuses this late copy
 end
--- The answer first: the topic may have been resized since an earlier copy stored the messages.
+-- The kept answer comes first: the topic may have been resized since an earlier copy of the call
+-- stored the messages.
 local before = answer_in(known, number)
 if before then
   --- @include "lib/writes"

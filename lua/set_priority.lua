@@ -1,6 +1,7 @@
 --[[
-set_priority: give one waiting message another priority. It joins that priority as the newest; a timed message keeps its
-time and its place there, a retry its place among the retries. `prepare` and `dead` are only read.
+set_priority: give one waiting message another priority. The message becomes the newest of that
+priority. A timed message keeps its time and its place there, a retry its place among the retries.
+`prepare` and `dead` are only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -8,7 +9,7 @@ ARGV[3]   member               13 bytes: the id without slot and check
 ARGV[4]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)
-Atomic    Score and record change together. Sent twice with one number, it gives the first answer.
+Atomic    Score and record change together. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store prepare records dead
 --- @include "lib/check"
@@ -33,8 +34,8 @@ if priority_of(record) == priority then
   return 'unchanged'
 end
 local low = priority % 65536
-redis.call('HSET', records, id, string.sub(record, 1, 1)
-  .. string.char((priority - low) / 65536, math.floor(low / 256), low % 256) .. string.sub(record, 5))
+local bytes = string.char((priority - low) / 65536, math.floor(low / 256), low % 256)
+redis.call('HSET', records, id, string.sub(record, 1, 1) .. bytes .. string.sub(record, 5))
 if score >= TIMED_MIN then
   local place = timed_fraction(score)
   local with_priority = timed_score(math.floor(score), place, 1)

@@ -1,7 +1,7 @@
 --[[
-schedule_send: send the message of a schedule for one time, and move the schedule to its next time; or only move it.
-`failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops, `prepare` for a hand-over to a
-sleeping consumer.
+schedule_send: send the message of a schedule for one time, and move the schedule to its next time;
+or only move it. `failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops,
+`prepare` is for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -10,20 +10,23 @@ ARGV[4]   created              the topic's stamp as the caller opened it; anothe
 ARGV[5]   name
 ARGV[6]   revision             of the schedule, as the caller read it
 ARGV[7]   expected             its next time, as the caller read it
-ARGV[8]   next_ms        ''    none is left; else its next time from now on, epoch ms
+ARGV[8]   next_ms        ''    if no time is left; else its next time from now on, epoch ms
 ARGV[9]   due_ms         ''    the same with its jitter
-ARGV[10]  time_ms        ''    no message, for times that are skipped; else the time that the message is for
-ARGV[11]  member         ''    the same; else 13 bytes: the id without slot and check
+ARGV[10]  time_ms        ''    for times that are skipped, without a message; else the time that the
+                               message is for
+ARGV[11]  member         ''    without a message; else 13 bytes: the id without slot and check
 ARGV[12]  head           ''    the first 4 bytes of the record
-ARGV[13]  rest           ''    of the record, from byte 9 on
-Returns   1 sent and moved, or only moved; 0 nothing: it has moved already, has changed, is paused, deleted or not due
-          -1 nothing: the slot's share of max_length is reached; -2 nothing: sends are paused
+ARGV[13]  rest           ''    the record from byte 9 on
+Returns   1 sent and moved, or only moved; 0 nothing: the schedule has moved already, has changed,
+          is paused, deleted or not due; -1 nothing: the slot's share of max_length is reached; -2
+          nothing: sends are paused
 Cost      O(log L + log S), L = messages waiting in the slot, S = schedules of the topic
-Atomic    Sending and moving are one step, which needs the revision and the time that the caller read. So of any number
-          of callers one sends the message of a time, and a caller that dies leaves the time to the next one. Types are
-          checked first; the first write is one that Redis refuses at maxmemory. A second run finds the schedule moved.
-          One that is not due is moved, and sends nothing, if it was moved last at a time that is to come by more than a
-          minute: the clock was ahead then.
+Atomic    Sending and moving are one step, which needs the revision and the time that the caller
+          read. So of any number of callers, one sends the message of a time, and if a caller dies,
+          another one sends it. Types are checked first; Redis refuses the first write at maxmemory.
+          A second run finds the schedule moved. A schedule that is not due is moved, without a
+          message, if its last move was at a time more than a minute in the future: the clock was
+          ahead then.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies schedules schedule_times prepare
 --- @include "lib/check"
@@ -46,8 +49,11 @@ if ARGV[10] ~= '' then
   whole_number(ARGV[10], 0, NUMBER_MOST, 'time_ms')
 end
 local schedule, due = read_schedule(name), redis.call('ZSCORE', schedule_times, name)
+if not due or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
+  return 0
+end
 local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now)
-if not due or tonumber(due) > now and not moves_back or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
+if tonumber(due) > now and not moves_back then
   return 0
 end
 if ARGV[10] ~= '' then

@@ -369,7 +369,7 @@ def test_it_does_so_on_a_full_redis_too(tight, script):
 
 @pytest.mark.parametrize("script", [script for script in REMOVALS if script not in MOVED])
 def test_a_script_that_leaves_no_reference_is_noticed(make_box, monkeypatch, script):
-    break_script(monkeypatch, script, "gone[#gone + 1] =", "local _ =")
+    break_script(monkeypatch, script, "references[#references + 1] =", "local _ =")
 
     removed, left = removed_and_left(make_box(**REMOVALS[script][0]), script)
 

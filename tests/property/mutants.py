@@ -156,7 +156,7 @@ LARGE_BODIES: dict[str, list[Change]] = {
 }
 
 
-_GONE = "gone[#gone + 1] = "
+_GONE = "references[#references + 1] = "
 # Hunted by a machine whose bodies are in a store.
 OFFLOADED: dict[str, list[Change]] = {
     "an ack leaves an object": [("ack", _GONE, "local _ = ")],
@@ -164,7 +164,7 @@ OFFLOADED: dict[str, list[Change]] = {
     "a purge leaves an object": [("trash", _GONE, "local _ = ")],
     "a send does not tell of its first object": [("send", "'offloaded', 0)", "'accepted', 0)")],
     "an ack releases an object twice": [
-        ("ack", _GONE, "gone[#gone + 1] = reference " + _GONE)
+        ("ack", _GONE, "references[#references + 1] = reference " + _GONE)
     ],
 }
 

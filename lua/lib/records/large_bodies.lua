@@ -1,124 +1,152 @@
 --[[
-Large bodies stand beside the records, in a hash of their own, so that no script carries them. The client writes a body just
-before the script that stores its record, in one transaction, and reads it with a plain command. The Python twin is
-rmq/kernel/core/record.py.
+Large bodies are in a hash of their own, next to the records, so that no script carries them. The
+client writes a body just before the script that stores its record, in one transaction. It reads
+the body with a plain command. The Python twin is rmq/kernel/core/record.py.
 
-Such a record has the flag 8 without the flag 4, and ends with a reference instead of a body: the size (4 bytes), then 8 random
-bytes of its sender. The body has the name <member><8 bytes>, so two senders of one id never write the same field.
-The field `large` of the slot counts them.
+The record of a large body has the flag 8 without the flag 4. It ends with a reference instead of a
+body: the size (4 bytes), and 8 random bytes of its sender. The name of the body is the member and
+these 8 bytes, so two senders of one id never write the same field. The field `large` of the slot
+counts the bodies.
 
-An offloaded body is in a store outside of Redis; its record has a reference to it: codec 3, and a first byte of its own. The
-script that removes such a record for good leaves the reference in `bodies`, as `gone:<number>`, a tombstone: whoever has the
-store removes the object, then the tombstone. `offloaded` of the slot is the newest number, 0 before the first; a slot without
-that field has had no such body, and its scripts read no record for this. `released` is the number up to which they are removed.
+An offloaded body is in a store outside of Redis. Its record has a reference to it: codec 3, and a
+first byte of its own. The script that removes the record for good leaves the reference in `bodies`,
+as `gone:<number>`: a tombstone. A process that has access to the store removes the object and then
+the tombstone. The field `offloaded` of the slot is the number of the newest tombstone, 0 before the
+first. A slot without that field has never had an offloaded body, and its scripts read no records
+for this. The field `released` is the number up to which the objects are removed.
 ]]
 --- @needs slot records bodies
 --- @include "lib/records/record"
-local REFERENCE = 12
+local REFERENCE = 12 -- bytes: size and name
 
--- Whether a record refers to a large body, by its head; an empty one does not.
+-- Return whether a record refers to a large body. The head of the record is enough; '' does not.
 --- @inline
 local function is_large(record)
   local flags = (string.byte(record, 1) or 0) % 16
   return flags >= COLLECTS and flags < COLLECTS + MERGES
 end
 
--- The name of the body that a record, or the rest of one, refers to.
+-- Return the name of the large body of a record. The end of the record is enough.
 --- @inline
 local function body_name(member, record)
   return member .. string.sub(record, -8)
 end
 
--- The size of the body that the record of a large one refers to.
+-- Return the size of the large body of a record.
 --- @inline
 local function large_size(record)
-  return #record >= FIXED + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
+  local at = #record - REFERENCE + 1
+  return at > FIXED and struct.unpack('>I4', record, at) or 0
 end
 
--- The reference to an offloaded body that a record ends with, or nil. Messages that merge have none.
+-- Return the reference to an offloaded body at the end of a record, or nil. Messages that merge
+-- have no offloaded bodies.
 --- @inline
 local function offloaded_reference(record)
-  local first, at, reference = string.byte(record, 1) or 0, FIXED + 1, nil
-  if first >= CODED and first < CODED_END and first % HEADERS < MERGES then
-    if first > CODED then -- it has a time or headers
-      at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
-      if first % 32 >= HEADERS and #record > at then
-        at = at + 2 + struct.unpack('>I2', record, at)
-      end
-    end
-    if string.byte(record, at) == OFFLOADED then
-      reference = string.sub(record, at + 1)
+  local first, at = string.byte(record, 1) or 0, FIXED + 1
+  if first < CODED or first >= CODED_END or first % HEADERS >= MERGES then
+    return nil
+  end
+  if first > CODED then -- it has a time or headers
+    at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
+    if first % 32 >= HEADERS and #record > at then
+      at = at + 2 + struct.unpack('>I2', record, at)
     end
   end
-  return reference
+  return string.byte(record, at) == OFFLOADED and string.sub(record, at + 1) or nil
 end
 
--- Note in the slot that it has offloaded bodies, if one of these records has: ids and records, in turn. Return whether.
+-- Note in the slot that it has offloaded bodies, if one of these new records has. Return whether
+-- one has. `new_records`: ids and records in turn.
 local function note_offloaded(new_records)
   for i = 2, #new_records, 2 do
     local reference = offloaded_reference(new_records[i])
     if reference then
-      redis.call('HINCRBY', slot, 'offloaded', 0) -- nothing where it is there
+      redis.call('HINCRBY', slot, 'offloaded', 0) -- changes nothing if the field exists
       return true
     end
   end
   return false
 end
 
--- Remove records, with the large bodies that they refer to, and leave the references of the offloaded ones, unless the messages
--- were `moved` to another slot. Every write here frees memory, until records were removed.
-local function drop_records(ids, moved)
-  local names, gone = {}, {}
-  local chunk, large, offloaded, released = unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
-  if large or offloaded then
-    redis.call('HLEN', bodies) -- a wrong type shows before anything is written
-    local page = tonumber(chunk or 1)
-    for from = 1, #ids, page do
-      local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
-      for i = 1, #batch do
-        local record = batch[i] or ''
-        local has_body = is_large(record)
-        if has_body then
-          local name = body_name(ids[from + i - 1], record)
-          names[#names + 1] = name
-        elseif offloaded and not moved then
-          local reference = offloaded_reference(record)
-          gone[#gone + 1] = reference
-        end
+-- Read records, `page` at a time. Return the names of their large bodies, and the references to
+-- their offloaded bodies.
+--- @inline
+local function find_bodies(ids, page)
+  local own, references = {}, {}
+  for from = 1, #ids, page do
+    local last = math.min(#ids, from + page - 1)
+    local batch = redis.call('HMGET', records, unpack(ids, from, last))
+    for i = 1, #batch do
+      local record = batch[i] or ''
+      local has_body = is_large(record)
+      if has_body then
+        local name = body_name(ids[from + i - 1], record)
+        own[#own + 1] = name
+      else
+        local reference = offloaded_reference(record)
+        references[#references + 1] = reference
       end
     end
   end
-  redis.call('HDEL', records, unpack(ids))
-  if #names > 0 then
-    redis.call('HDEL', bodies, unpack(names))
-    if redis.call('HINCRBY', slot, 'large', -#names) <= 0 then
-      redis.call('HDEL', slot, 'large')
-      if not offloaded then
-        redis.call('UNLINK', bodies) -- with what a send has left that failed after its bodies were written
-      end
-    end
+  return own, references
+end
+
+-- Remove large bodies. `keeps_hash`: whether the hash may have other fields when none is left.
+--- @inline
+local function drop_bodies(names, keeps_hash)
+  redis.call('HDEL', bodies, unpack(names))
+  if redis.call('HINCRBY', slot, 'large', -#names) > 0 then
+    return
   end
-  if #gone > 0 then
-    local first = redis.call('HINCRBY', slot, 'offloaded', #gone) - #gone
-    if tonumber(released or 0) > first then -- written for a slot that was deleted, by a process that was late
-      redis.call('HSET', slot, 'released', first)
-    end
-    for i = 1, #gone do
-      redis.call('HSET', bodies, 'gone:' .. first + i, gone[i])
-    end
+  redis.call('HDEL', slot, 'large')
+  if not keeps_hash then
+    redis.call('UNLINK', bodies) -- with what is left of a send that failed after its bodies
   end
 end
 
--- The names of the large bodies that come with a send, by position; false where there is none. `given`: from at + 1 on, as
--- send.lua has it.
+-- Leave tombstones. `released`: the field of the slot.
+--- @inline
+local function leave_tombstones(references, released)
+  local first = redis.call('HINCRBY', slot, 'offloaded', #references) - #references
+  if tonumber(released or 0) > first then -- a late process wrote it for a slot that was deleted
+    redis.call('HSET', slot, 'released', first)
+  end
+  for i = 1, #references do
+    redis.call('HSET', bodies, 'gone:' .. first + i, references[i])
+  end
+end
+
+-- Remove records with their large bodies. Leave tombstones for their offloaded bodies, unless the
+-- messages were `moved` to another slot. Until the records are removed, each write frees memory.
+local function drop_records(ids, moved)
+  local chunk, large, offloaded, released =
+    unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
+  local names, gone = {}, {}
+  if large or offloaded then
+    redis.call('HLEN', bodies) -- a wrong type shows before the first write
+    names, gone = find_bodies(ids, tonumber(chunk or 1))
+  end
+  redis.call('HDEL', records, unpack(ids))
+  if #names > 0 then
+    drop_bodies(names, offloaded)
+  end
+  if offloaded and not moved and #gone > 0 then
+    leave_tombstones(gone, released)
+  end
+end
+
+-- Return the names of the large bodies that come with a send, by position, with false for a message
+-- that has none. Return false if no message has one. `given`: as in send.lua, from at + 1 on.
 local function sent_names(given, at, count, head, members)
   local names, any = {}, false
   for i = 1, count do
-    local member, own, rest = given[at + i], given[at + count + 2 * i - 1], given[at + count + 2 * i]
+    local heads_at = at + count + 2 * i - 1
+    local member, own_head, rest = given[at + i], given[heads_at], given[heads_at + 1]
     if members then
-      member, own, rest = members[i], head, given[at + 1 + i]
+      member, own_head, rest = members[i], head, given[at + 1 + i]
     end
-    local has_body = is_large(own)
+    local has_body = is_large(own_head)
     local name = body_name(member, rest)
     names[i] = has_body and name
     any = any or names[i]
@@ -126,7 +154,8 @@ local function sent_names(given, at, count, head, members)
   return any and names
 end
 
--- Remove those of these bodies that no record refers to: their messages were not stored, or are settled.
+-- Remove those of these bodies that no record refers to: their messages were not stored, or are
+-- settled.
 local function drop_unused(names)
   for i = 1, names and #names or 0 do
     local name = names[i]

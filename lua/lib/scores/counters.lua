@@ -1,13 +1,14 @@
 --[[
-The counters that order the messages of a slot: `order` grows with each arrival, `front` falls with each message that is handed
-back. They begin anew where they have gone far and no message is left to be ordered against.
+The counters that order the messages of a slot: `order` grows with each arrival, `front` falls with
+each message that is handed back. A counter that has gone far restarts if no message is left that it
+has ordered.
 ]]
 --- @needs store
 --- @include "lib/scores/score_ranges"
-local RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
+local RESTART = 1073741824 -- a quarter of ORDER_END
 
--- The counter of arrivals to go on from. Only priority messages count: one that is due in a month
--- would keep the counter from ever beginning anew.
+-- Return the counter of arrivals to continue from. It restarts if no priority message waits; with
+-- messages that are due in a month it would never restart.
 --- @inline
 local function restarted_order(order)
   if order > RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
@@ -16,8 +17,8 @@ local function restarted_order(order)
   return order
 end
 
--- The counter of messages handed back to go on from. Timed messages and retries are handed back
--- too, so they count.
+-- Return the counter of messages handed back to continue from. Timed messages and retries are also
+-- handed back, so it restarts only if none of them waits.
 --- @inline
 local function restarted_front(front)
   if front < -RESTART and redis.call('ZCOUNT', store, '-inf', '(' .. TIMED_MIN) == 0 then

@@ -1,5 +1,5 @@
 --[[
-Where the scores of the StoreQueue begin. Their Python twin is rmq/kernel/core/score.py.
+Ranges of the scores of the StoreQueue. Their Python twin is rmq/kernel/core/score.py.
 lib/scores/score and lib/scores/timed_score make the scores.
 
   1 .. 16             a retry: deliveries left; the larger goes first
@@ -10,4 +10,5 @@ lib/scores/score and lib/scores/timed_score make the scores.
 local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
 local HANDED_BACK = 500000000000 -- the middle of its range
 local BELOW_PRIORITY_MIN, BELOW_PRIORITY_END = '(17', '(1048576' -- as the end of a range
-local ORDER_END = 4294967296 -- so many arrivals, or messages handed back, are ordered by scores of the largest priorities
+-- Number of arrivals, or of messages handed back, that scores of the largest priorities can order.
+local ORDER_END = 4294967296
