@@ -418,8 +418,8 @@ PLACES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "set_priority": (_set_priority, _WAITS, f"{_NOT_HELD}({_WAITS})"),
     "merge": (
         _merge,
-        "and scores and scores[place] then",
-        f"and scores and {_NOT_HELD}(scores[place]) then",
+        "local score = scores and scores[place]",
+        f"local score = scores and {_NOT_HELD}(scores[place])",
     ),
 }
 
