@@ -88,7 +88,7 @@ class Shell:
             if not data:
                 break
             shown += data
-            if typed and b"to go on: " in shown:
+            if typed and b"to continue: " in shown:
                 os.write(ours, typed.encode())
                 typed = ""
         os.close(ours)
