@@ -168,18 +168,20 @@ def test_without_a_terminal_it_says_what_to_do(run, shell):
     assert (code, "give --once" in shown) == (2, True)
 
 
-def test_a_topic_that_cannot_be_read_is_one_row(run, client, raw, name):
-    for topic in ("good", "junk"):
-        client.topic(f"{name}-{topic}").open()
-    key = f"rmq:{{{name}-junk}}:topic"
+def test_a_topic_that_cannot_be_read_is_one_row(run, server, raw, name):
+    prefix = f"{name}-top"  # other tests of this server read all topics of the usual prefix
+    with rmq.Client(server.url, prefix=prefix) as client:
+        for topic in ("good", "junk"):
+            client.topic(topic).open()
+    key = f"{prefix}:{{junk}}:topic"
     raw.delete(key)
     raw.set(key, "junk")
 
-    found = json.loads(run("top", "--once", "--json", f"{name}*").stdout)["topics"]
+    found = json.loads(run("top", "--once", "--json", "--prefix", prefix).stdout)["topics"]
 
     assert [row["problem"] for row in found] == ["cannot be read", ""]
     assert key in found[0]["error"]
-    assert found[1]["topic"] == f"{name}-good"
+    assert found[1]["topic"] == "good"
 
 
 class Terminal:
