@@ -420,17 +420,16 @@ class ConsumerFlows:
             count_settling(deliveries, 1)  # the count of a settled delivery is not reduced
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
-        except BaseException as error:
+            if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
+                raise AlreadySettled(
+                    f"delivery {one.id} was settled by another call at the same time"
+                )
+        except BaseException:
             if settles:
                 count_settling(deliveries, -1)
-            # After a time limit, or another foreign exception, Redis may have executed the call.
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
+            if settling.unanswered:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
-        if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
-            if settles:
-                count_settling(deliveries, -1)
-            raise AlreadySettled(f"delivery {one.id} was settled by another call at the same time")
         lost = note(deliveries, answer)
         if verb == "ack":
             yield from self._offloaded.plan()

@@ -63,8 +63,8 @@ class ReceiptAcks:
         settling = settle.ack(self._context, Leases.of(map(self._lease, unsettled)))
         try:
             answer = yield from settling.run()
-        except BaseException as error:
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
+        except BaseException:
+            if settling.unanswered:
                 self._unanswered.append(_UnansweredCall(unsettled, settling))
             raise
         return letters | dict(zip(unsettled, answer, strict=True))
