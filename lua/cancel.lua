@@ -19,7 +19,6 @@ Atomic    Only a waiting message is removed, with everything that belongs to it.
 --- @include "lib/records/indexed_key"
 --- @include "lib/records/large_bodies"
 --- @include "lib/member"
---- @include "lib/records/record"
 --- @include "lib/replay"
 --- @include "lib/settle/settled"
 local id = ARGV[3]
@@ -52,14 +51,14 @@ if audited then
   account_for('accounted', add_numbers({ record }, number_of, {}), now)
 end
 --- @include "lib/groups/leave_groups"
-local bring_up = leaving_groups({ id }, nil, nil, { waiting })
+local let_next_out = leaving_groups({ id }, nil, nil, { waiting })
 redis.call('ZREM', store, id)
 drop_records({ id })
 redis.call('HDEL', failures, id)
 if merge_key then
   redis.call('HDEL', merge, merge_key)
 end
-if bring_up and bring_up() then
+if let_next_out and let_next_out() then
   --- @include "lib/wake/wake"
   wake_sleepers(now, ARGV[4], ARGV[5])
 end

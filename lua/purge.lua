@@ -23,8 +23,6 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/records/drop_for_good"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
---- @include "lib/member"
---- @include "lib/records/record"
 --- @include "lib/replay"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')

@@ -51,7 +51,7 @@ if not old_due then
   head = head + TIMED
 end
 --- @include "lib/groups/leave_groups"
-local bring_up = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
+local let_next_out = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
 local fixed = string.char(head) .. string.sub(record, 2, 8)
 redis.call('HSET', records, id, fixed .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0
@@ -64,8 +64,8 @@ if math.floor(score) == due then
 else
   redis.call('ZADD', store, next_timed_score(due, has_priority), id)
 end
-if bring_up then
-  bring_up()
+if let_next_out then
+  let_next_out()
 end
 local waiting, holder, blocked =
   unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))

@@ -36,9 +36,7 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
 --- @include "lib/add"
 --- @include "lib/split_call"
 --- @include "lib/scores/counters"
---- @include "lib/member"
 --- @include "lib/records/record"
---- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
 --- @include "lib/read_time"
 local BEFORE = 7 -- arguments before the messages

@@ -8,7 +8,6 @@ Atomic    All claims are read before the first write, and no write needs memory.
           stays. A second run removes nothing and answers 0.
 ]]
 --- @keys claim ...
---- @include "lib/check"
 --- @include "lib/claims"
 local n = count_claims(1, 1)
 local values, letters = read_claims(), {}

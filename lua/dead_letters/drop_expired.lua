@@ -23,7 +23,6 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
 --- @include "lib/groups/leave_groups"
---- @include "lib/member"
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')

@@ -30,7 +30,6 @@ and bodies that were read since query_settle asked; `report` of query_renew.
 ]]
 --- @needs query querylog querymarks
 --- @include "lib/check"
---- @include "lib/leases/receipt"
 --- @include "lib/leases/shared_leases"
 -- 400 days: after that, a silent query that holds nothing may begin with 1 again.
 local QUERY_KEPT_MS = 34560000000

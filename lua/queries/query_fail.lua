@@ -96,11 +96,11 @@ else
     mades[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
-  local bring_up = leaving_groups(ids, true)
+  local let_next_out = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
   local died = { ids = ids, mades = mades, details = details, reason = 'r' }
   add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
-  local moved = bring_up and bring_up()
+  local moved = let_next_out and let_next_out()
   if unblock(fields[BLOCKED], now) or moved and is_awaited(fields[AWAITED], now) then
     wake(ARGV[2], ARGV[3])
   end

@@ -65,7 +65,7 @@ for i = 1, #page do
 end
 allow_oom(prepare)
 if #held_ids > 0 then
-  local bring_up = leaving_groups(held_ids, true)
+  local let_next_out = leaving_groups(held_ids, true)
   redis.call('ZREM', prepare, unpack(held_ids))
   local mades = {}
   for m = 1, #held_ids do
@@ -74,7 +74,7 @@ if #held_ids > 0 then
   local died = { ids = held_ids, mades = mades, reason = 'r' }
   died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)
   add_dead(died, audited, tonumber(dead_retention_ms), now)
-  local moved = bring_up and bring_up()
+  local moved = let_next_out and let_next_out()
   if unblock(blocked, now) then
     wake(ARGV[4], ARGV[5])
   elseif moved then

@@ -199,7 +199,7 @@ if #held_ids > 0 then
   for i = 1, #held_ids do
     scores[i] = scores[held_ids[i]] or false
   end
-  local bring_up = leaving_groups(held_ids, nil, nil, scores)
+  local let_next_out = leaving_groups(held_ids, nil, nil, scores)
   local removed = remove_held(large or offloaded, held_ids, failed, low, high)
   if kept then
     remember_settled(window, last_turn, now, kept)
@@ -213,7 +213,7 @@ if #held_ids > 0 then
   if #late > 0 then
     redis.call('ZREM', store, unpack(late))
   end
-  if bring_up and bring_up() then
+  if let_next_out and let_next_out() then
     wake_sleepers(now, ARGV[4], ARGV[5])
   end
   settled = removed + #late

@@ -12,7 +12,6 @@ Cost      O(log S), S = schedules of the topic
 Atomic    Types are checked first. A second run finds it resumed.
 ]]
 --- @keys slot schedules schedule_times
---- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
 local now = clock(ARGV[1])

@@ -9,7 +9,6 @@ Cost      O(settings)
 Atomic    The first caller's settings stand; later callers compare. A second run opens it.
 ]]
 --- @keys topic
---- @include "lib/check"
 --- @include "lib/clock"
 local _, now_us = clock(ARGV[1])
 local created = 0

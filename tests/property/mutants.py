@@ -118,7 +118,9 @@ GROUPS: dict[str, list[Change]] = {
         ("ack", "redis.call('ZADD', store, 'XX', next_score, next_id)", ""),
         ("ack", "if let_next_out and let_next_out() then", "if false then"),
     ],
-    "a cancel forgets the group": [("cancel", "if bring_up and bring_up() then", "if false then")],
+    "a cancel forgets the group": [
+        ("cancel", "if let_next_out and let_next_out() then", "if false then")
+    ],
     "two of an ordered group are out": [("send", "elseif not text then", "elseif true then")],
     "a message is held before the others": [
         (

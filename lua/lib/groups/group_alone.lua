@@ -6,11 +6,9 @@ is not stopped, has no share and no older lane, and no larger priority has to go
 lib/groups/groups does the same for all messages, and uses these functions for plain ones. Scripts
 of one message use these functions alone.
 ]]
---- @include "lib/bounds"
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 --- @include "lib/records/record"
---- @include "lib/scores/score_ranges"
 local SHORT_TEXT, SHORT_TEXT_END = 160, 192 -- first byte of a text of up to 31 bytes in msgpack
 local MARK = 1 -- first byte of the header's value if it also has a weight or a share
 

@@ -34,7 +34,6 @@ is out, and the group waits for it.
 ]]
 --- @needs slot store
 --- @include "lib/bounds"
---- @include "lib/check"
 --- @include "lib/groups/group_alone"
 --- @include "lib/groups/lanes"
 --- @include "lib/member"

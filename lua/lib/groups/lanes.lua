@@ -1,7 +1,6 @@
 -- Lanes: where the held messages of a group are in the StoreQueue. lib/groups/groups describes
 -- them.
 --- @needs slot store
---- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"

@@ -3,7 +3,6 @@
 --- @include "lib/records/drop_for_good"
 --- @include "lib/records/record_bytes"
 --- @include "lib/scores/score_ranges"
---- @include "lib/member"
 
 -- Return a function that drops waiting messages of the lowest priorities, all below the priorities
 -- of the new messages; nil if that does not make enough room. Everything is read and checked here,

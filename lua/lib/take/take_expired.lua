@@ -8,10 +8,10 @@
 local function end_expired(take, gone)
   local fields, now, ids = take.fields, take.now, gone.ids
   local on_expire, retention = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
-  local bring_up
+  local let_next_out
   if fields[GROUPED] then
     local _, leaving = take.group_functions()
-    bring_up = leaving(ids, on_expire ~= 'drop')
+    let_next_out = leaving(ids, on_expire ~= 'drop')
   end
   if on_expire == 'drop' then
     drop_records(ids)
@@ -23,8 +23,8 @@ local function end_expired(take, gone)
   else
     add_dead(gone, fields[AUDITED], tonumber(retention), now)
   end
-  if bring_up then
-    bring_up()
+  if let_next_out then
+    let_next_out()
   end
 end
 

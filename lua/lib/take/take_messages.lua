@@ -2,7 +2,6 @@
 -- library of its own, included where it is needed: a script makes its functions at each run.
 --- @needs slot store prepare records merge audit
 --- @include "lib/bounds"
---- @include "lib/check"
 --- @include "lib/settle/count_failed"
 --- @include "lib/take/pick_messages"
 --- @include "lib/scores/score_ranges"

@@ -4,10 +4,8 @@
 --- @include "lib/wake/credits"
 --- @include "lib/take/delivery_numbers"
 --- @include "lib/leases/receipt"
---- @include "lib/records/record"
 --- @include "lib/session"
 --- @include "lib/take/delivery_answer"
---- @include "lib/wake/wake"
 
 -- Hand a message over to a sleeping consumer, and write what send writes. Return whether it was
 -- handed over. The message never enters the StoreQueue.
