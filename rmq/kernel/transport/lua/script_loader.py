@@ -350,7 +350,7 @@ def final_text(name: str, mark: Mark | None = None) -> str:
 
     Args:
         name: the verb.
-        mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
+        mark: Ends each line of a file with a character of `PLACES`, for `error_places.py`.
     """
     sites: Sites = {}
     text = pruned(inlined(composed(name, mark, sites)))
