@@ -13,7 +13,7 @@ from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData, HeldDelivery
+from rmq.kernel.core.delivery import LOST, DeliveryData, HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
@@ -108,7 +108,7 @@ def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
     """Hand back unsettled deliveries, and unsubscribe."""
     if flows.is_closed:
         return
-    left = [delivery for delivery in list(flows.open.values()) if delivery.state == OPEN]
+    left = flows.unsettled()
     flows.state.interrupted = True
     flows.state.lateness.take()  # reported by now, or Redis cannot be reached
     transport.interrupt(flows.state.subscription)

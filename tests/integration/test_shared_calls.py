@@ -402,6 +402,55 @@ def test_a_call_raises_already_settled_before_the_one_that_settles_has_its_reply
     asyncio.run(scene())
 
 
+def test_a_close_leaves_a_delivery_to_the_call_that_is_settling_it(ours: Server, name: str) -> None:
+    async def scene() -> int:
+        async with rmq.AsyncClient(ours.url) as client:
+            topic = client.topic(name)
+            await topic.send("x")
+            consumer = topic.consumer()
+            (delivery,) = await consumer.receive()
+            transport: Any = client._transport
+            inner, done, may_answer = transport._command, asyncio.Event(), asyncio.Event()
+
+            async def command(one: Any) -> Any:
+                reply = await inner(one)
+                if not done.is_set():
+                    done.set()
+                    await may_answer.wait()
+                return reply
+
+            transport._command = command
+            ack = asyncio.create_task(delivery.ack())
+            await done.wait()
+            await consumer.close()
+            may_answer.set()
+            await ack
+            return int((await client.admin.stats(name))["settled"])
+
+    assert asyncio.run(scene()) == 1
+
+
+def test_a_close_ignores_that_another_thread_settles_a_delivery_in_the_meantime(
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmq.Client(ours.url) as client:
+        topic = client.topic(name)
+        topic.send("x")
+        consumer = topic.consumer()
+        (delivery,) = consumer.receive()
+        inner = consumer._flows._build_release
+
+        def build(*args: Any) -> Any:
+            monkeypatch.setattr(consumer._flows, "_build_release", inner)
+            delivery.ack()
+            return inner(*args)
+
+        monkeypatch.setattr(consumer._flows, "_build_release", build)
+        consumer.close()
+
+        assert client.admin.stats(name)["settled"] == 1
+
+
 def test_a_call_raises_already_settled_though_its_reply_is_read_first(
     ours: Server, name: str
 ) -> None:

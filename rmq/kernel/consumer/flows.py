@@ -574,6 +574,10 @@ class ConsumerFlows:
         if claims:
             yield from claim.claim(self.context, claims, lease_ms)
 
+    def unsettled(self) -> list[HeldDelivery]:
+        """Return the open deliveries that no call is settling."""
+        return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
+
     def close(self) -> Flow[None]:
         """Release unsettled deliveries at once, at no cost of a retry.
 
@@ -584,11 +588,11 @@ class ConsumerFlows:
         if self.at_most_once:
             self._missing_replies.clear()
         yield from self._missing_replies.repeat()
-        left = [d for d in list(self.open.values()) if d.state == OPEN]
-        self.open = {}
+        left, self.open = self.unsettled(), {}
         if left:
             settling = self._build_release(0, *self._leases(left))
-            yield from self._run_settling("release", left, settling, self._note_letters)
+            with suppress(AlreadySettled):  # by a thread that began in the meantime
+                yield from self._run_settling("release", left, settling, self._note_letters)
         if self._unreadable:
             yield from self._reject_unreadable()
         with suppress(StorageError):
