@@ -76,15 +76,15 @@ if TYPE_CHECKING:
     from rmq.features.groups.scripts import GroupState
     from rmq.features.messages.flows import PeekPage
     from rmq.features.offloaded.flows import SweepResult
-    from rmq.features.queries.held import HeldQuery, Sink
-    from rmq.features.queries.query import AsyncQuery
-    from rmq.features.queries.query_blocking import Query
-    from rmq.features.queries.stage import AsyncStage
-    from rmq.features.queries.stage_blocking import Stage
-    from rmq.features.queries.stage_flows import PublishResult, StageContent
     from rmq.features.schedules.declaration import AsyncSchedule
     from rmq.features.schedules.declaration_blocking import Schedule
     from rmq.features.schedules.flows import ScheduleState
+    from rmq.features.spark.held import HeldQuery, Sink
+    from rmq.features.spark.query import AsyncQuery
+    from rmq.features.spark.query_blocking import Query
+    from rmq.features.spark.stage import AsyncStage
+    from rmq.features.spark.stage_blocking import Stage
+    from rmq.features.spark.stage_flows import PublishResult, StageContent
     from rmq.features.topic_admin.flows import DeleteResult
     from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
@@ -143,12 +143,12 @@ _MODULES = {
     "rmq.features.groups.flows": "GroupPage",
     "rmq.features.groups.scripts": "GroupState",
     "rmq.features.messages.flows": "PeekPage",
-    "rmq.features.queries.held": "HeldQuery Sink",
+    "rmq.features.spark.held": "HeldQuery Sink",
     "rmq.features.offloaded.flows": "SweepResult",
-    "rmq.features.queries.query": "AsyncQuery",
-    "rmq.features.queries.query_blocking": "Query",
-    "rmq.features.queries.stage": "AsyncStage",
-    "rmq.features.queries.stage_blocking": "Stage",
+    "rmq.features.spark.query": "AsyncQuery",
+    "rmq.features.spark.query_blocking": "Query",
+    "rmq.features.spark.stage": "AsyncStage",
+    "rmq.features.spark.stage_blocking": "Stage",
     "rmq.features.schedules.declaration": "AsyncSchedule",
     "rmq.features.schedules.declaration_blocking": "Schedule",
     "rmq.features.schedules.flows": "ScheduleState",
@@ -174,7 +174,7 @@ _MODULES = {
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
-    "rmq.features.queries.stage_flows": "PublishResult StageContent",
+    "rmq.features.spark.stage_flows": "PublishResult StageContent",
     "rmq.kernel.topic.audit_trail": "AuditLine",
     "rmq.kernel.topic.paging": "Page Span",
     "rmq.kernel.topic.stats": "DueCount",

@@ -11,11 +11,11 @@ Beside the names of `rmq`: checks of the text that a user gives, the codecs, and
         values = [value_of(record) for record in block.records]
 """
 
-from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.flows import Settlement
-from rmq.features.queries.query import Held, open_parts
-from rmq.features.queries.read_flows import Block, HeldPart
-from rmq.features.queries.stage import check_text as check_query
+from rmq.features.spark.fail_flows import FailedMessage, Failures
+from rmq.features.spark.flows import Settlement
+from rmq.features.spark.query import Held, open_parts
+from rmq.features.spark.read_flows import Block, HeldPart
+from rmq.features.spark.stage import check_text as check_query
 from rmq.kernel.core.codec import Codec, by_name as codec_of
 from rmq.kernel.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
 from rmq.kernel.core.keys import check_name

@@ -8,10 +8,10 @@ import click
 
 from bench.soak import checker, history as histories
 from bench.soak.checker import Report
-from rmq.terminal import output, text
-from rmq.terminal.app import ERROR, OK, Command, Failed
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import ERROR, OK, Command, Failed
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 
 UNPROVEN = 7  # an exit code that `rmq` itself never uses
 EXIT_CODES = {"pass": OK, "fail": ERROR, "unknown": UNPROVEN}

@@ -15,9 +15,9 @@ import click
 from bench.soak import checker, controls, history as histories, plot as plots, run
 from bench.soak.check import print_report
 from bench.soak.faults import FAULTS
-from rmq.terminal.app import INTERRUPTED, Command, Place, Refused, RootGroup
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
+from rmq.cli_framework.app import INTERRUPTED, Command, Place, Refused, RootGroup
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
 
 PROGRAM = "python -m bench.soak"
 

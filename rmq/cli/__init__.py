@@ -1,6 +1,6 @@
 """The command line; `commands` has the table of its commands.
 
-Each command is in the `cli` of its feature (`rmq/features`). The frame is in `rmq/terminal`:
+Each command is in the `cli` of its feature (`rmq/features`). The frame is in `rmq/cli_framework`:
 options, output, errors and exit codes. This folder contains the other commands:
 
 root            `rmq ping`, `rmq config`, `rmq completion`
@@ -12,7 +12,7 @@ ledger, outbox, outbox_repair: `rmq ledger`, `rmq outbox`; database: the databas
 """
 
 from rmq.cli.commands import COMMANDS
-from rmq.terminal.app import cli
+from rmq.cli_framework.app import cli
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from functools import partial
 import click
 
 import rmq
+from rmq.cli_framework import output
+from rmq.cli_framework.app import CommandGroup
+from rmq.cli_framework.options import common_options
 from rmq.kernel.transport.acl import ROLES, SERVER_VERSIONS, Role, ServerVersion
-from rmq.terminal import output
-from rmq.terminal.app import CommandGroup
-from rmq.terminal.options import common_options
 
 _USER = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 

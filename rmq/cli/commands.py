@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.terminal.app import Place, cli
+from rmq.cli_framework.app import Place, cli
 
 # A new command has a line here; the tests compare the sentence with the command's own help.
 COMMANDS = {
@@ -73,11 +73,11 @@ COMMANDS = {
         "List, pause, resume, release and purge groups of messages.",
     ),
     "query": Place(
-        "rmq.features.queries.cli:query",
+        "rmq.features.spark.cli:query",
         "List queries that hold messages, such as Spark's, and release their messages.",
     ),
     "sink": Place(
-        "rmq.features.queries.cli:sink",
+        "rmq.features.spark.cli:sink",
         "List or delete the records of queries that publish, such as Spark's.",
     ),
     "schedule": Place(

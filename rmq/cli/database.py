@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rmq.cli_framework import output
+from rmq.cli_framework.options import common_options
 from rmq.kernel.core.environment import variable
-from rmq.terminal import output
-from rmq.terminal.options import common_options
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
+from rmq.cli_framework.app import Command, Failed
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.errors import PAGE
 from rmq.kernel.core.validation import nearest
-from rmq.terminal.app import Command, Failed
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 WIDTH = 100
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")

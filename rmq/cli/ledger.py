@@ -6,10 +6,10 @@ import click
 
 from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.terminal import text
-from rmq.terminal.app import NOTHING, OK, CommandGroup, NotFound
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
+from rmq.cli_framework import text
+from rmq.cli_framework.app import NOTHING, OK, CommandGroup, NotFound
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
 
 
 @click.group(cls=CommandGroup)

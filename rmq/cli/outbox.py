@@ -11,13 +11,13 @@ import click
 
 from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
+from rmq.cli_framework import logs, output, text
+from rmq.cli_framework.app import CommandGroup, NotFound
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION, RETRY
+from rmq.cli_framework.tables import Column
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.process import STOPPING, handling
-from rmq.terminal import logs, output, text
-from rmq.terminal.app import CommandGroup, NotFound
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION, RETRY
-from rmq.terminal.tables import Column
 
 if TYPE_CHECKING:
     from rmq.sql.outbox.inspect import Entry
@@ -103,8 +103,8 @@ def run(
     program declares: name its module with --app. Otherwise it gets the settings that this process
     saw before the topic vanished, or the defaults.
     """
+    from rmq.cli_framework.loader import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
-    from rmq.terminal.loader import declared
 
     common = common_options()
     given = {name: value for name, value in policy.items() if value is not None}

@@ -8,14 +8,14 @@ import click
 
 from rmq.cli.database import DATABASE, address, opened
 from rmq.cli.outbox import outbox
+from rmq.cli_framework import text as terminal_text
+from rmq.cli_framework.app import NOTHING, PARTLY, NotFound
+from rmq.cli_framework.confirm import DRY_RUN, YES, confirm, progress
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
+from rmq.cli_framework.tables import Column
 from rmq.errors import StubNotFound, StubSettled
 from rmq.features.messages.cli.change import IDS, WHY_NOT, read_ids
-from rmq.terminal import text as terminal_text
-from rmq.terminal.app import NOTHING, PARTLY, NotFound
-from rmq.terminal.confirm import DRY_RUN, YES, confirm, progress
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
-from rmq.terminal.tables import Column
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -8,14 +8,14 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 import rmq
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.app import Command, CommandGroup, redact
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.client.client import DEFAULT_URL
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import opening
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.app import Command, CommandGroup, redact
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 SHELLS: dict[str, type[ShellComplete]] = {
     "bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete,

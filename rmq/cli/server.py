@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from rmq.terminal import logs, text
-from rmq.terminal.app import Command
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
+from rmq.cli_framework import logs, text
+from rmq.cli_framework.app import Command
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
 
 HELP = """Run the server until SIGTERM or Ctrl-C.
 

@@ -19,17 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 import rmq
+from rmq.cli_framework import output
+from rmq.cli_framework.app import Command, redact
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
+from rmq.cli_framework.tables import terminal_width
+from rmq.cli_framework.text import neutral, number, plural, span
 from rmq.client.client import DEFAULT_URL
 from rmq.features.topic_admin.cli.listing import read_topics, waiting
 from rmq.features.topic_admin.cli.stats import per_second
 from rmq.kernel.core import process
 from rmq.kernel.topic.overview import TopicOverview
-from rmq.terminal import output
-from rmq.terminal.app import Command, redact
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
-from rmq.terminal.tables import terminal_width
-from rmq.terminal.text import neutral, number, plural, span
 
 SHARE = 10  # reading takes at most one tenth of the time, however many topics there are
 RESIZE_S = 1.0  # a new size of the terminal is noticed within this time

@@ -16,14 +16,14 @@ import click
 import rmq
 from rmq.cli import worker_summary
 from rmq.cli.worker_summary import WorkerReport
+from rmq.cli_framework import loader, logs, output
+from rmq.cli_framework.app import OK, USAGE, Command, CommandGroup, Failed
+from rmq.cli_framework.options import CommonOptions, common_options
+from rmq.cli_framework.param_types import DURATION, DURATION_OR_OFF, SIZE
+from rmq.cli_framework.tables import Column
 from rmq.features.workers.cli import list_workers, show, wanted
 from rmq.kernel.core import packages, process
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
-from rmq.terminal import loader, logs, output
-from rmq.terminal.app import OK, USAGE, Command, CommandGroup, Failed
-from rmq.terminal.options import CommonOptions, common_options
-from rmq.terminal.param_types import DURATION, DURATION_OR_OFF, SIZE
-from rmq.terminal.tables import Column
 from rmq.worker.supervisor.process import ControlChannel
 from rmq.worker.supervisor.supervisor import Supervisor
 from rmq.worker.worker import FINISHED, end_after, leave_now

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import rmq
+from rmq.cli_framework import output, text
+from rmq.cli_framework.options import CommonOptions
+from rmq.cli_framework.tables import Column
 from rmq.kernel.core.validation import format_duration
-from rmq.terminal import output, text
-from rmq.terminal.options import CommonOptions
-from rmq.terminal.tables import Column
 from rmq.worker.worker import FINISHED, HANDED_BACK, LIFESPAN_FAILED, RECYCLED, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")

@@ -10,8 +10,8 @@ from rmq.features.doctor.admin import AsyncDoctorAdmin
 from rmq.features.groups.admin import AsyncGroupAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin
 from rmq.features.offloaded.admin import AsyncOffloadedAdmin
-from rmq.features.queries.admin import AsyncQueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin
+from rmq.features.spark.admin import AsyncQueryAdmin
 from rmq.features.tokens.admin import AsyncTokenAdmin
 from rmq.features.topic_admin.admin import AsyncTopicAdmin
 from rmq.features.workers.admin import AsyncWorkerAdmin

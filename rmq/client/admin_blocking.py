@@ -11,8 +11,8 @@ from rmq.features.doctor.admin_blocking import DoctorAdmin
 from rmq.features.groups.admin_blocking import GroupAdmin
 from rmq.features.messages.admin_blocking import MessageAdmin
 from rmq.features.offloaded.admin_blocking import OffloadedAdmin
-from rmq.features.queries.admin_blocking import QueryAdmin
 from rmq.features.schedules.admin_blocking import ScheduleAdmin
+from rmq.features.spark.admin_blocking import QueryAdmin
 from rmq.features.tokens.admin_blocking import TokenAdmin
 from rmq.features.topic_admin.admin_blocking import TopicAdmin
 from rmq.features.workers.admin_blocking import WorkerAdmin

@@ -8,10 +8,10 @@ from typing import Any, Never, NoReturn, TypeVar, overload
 from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.features.queries.query import AsyncQuery, lease_of
-from rmq.features.queries.stage import AsyncStage, discard_flow, flows_of, publish_flow
-from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.declaration import AsyncSchedules
+from rmq.features.spark.query import AsyncQuery, lease_of
+from rmq.features.spark.stage import AsyncStage, discard_flow, flows_of, publish_flow
+from rmq.features.spark.stage_flows import PublishResult, StageContent
 from rmq.kernel.consumer.consumer import AsyncConsumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId

@@ -9,12 +9,12 @@ from typing import Any, Never
 from rmq.client.topic import TopicBase
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.features.queries.query import lease_of
-from rmq.features.queries.query_blocking import Query
-from rmq.features.queries.stage import discard_flow, flows_of, publish_flow
-from rmq.features.queries.stage_blocking import Stage
-from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.declaration_blocking import Schedules
+from rmq.features.spark.query import lease_of
+from rmq.features.spark.query_blocking import Query
+from rmq.features.spark.stage import discard_flow, flows_of, publish_flow
+from rmq.features.spark.stage_blocking import Stage
+from rmq.features.spark.stage_flows import PublishResult, StageContent
 from rmq.kernel.consumer.consumer_blocking import Consumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId

@@ -16,14 +16,15 @@ api             operations of Admin over HTTP, and their lines in the audit trai
 console         routes of the pages; pages: table of pages, health, signing in; leases: a page
 metrics         the server's metrics for Prometheus
 
-The services are in the `service.py` of each feature. `rmq.web.service` defines the interface of a
-service; `rmq.web.survey` reads the counts of all slots once for all services.
+The services are in the `service.py` of each feature. `rmq.http_framework.service` defines the
+interface of a service. `rmq.http_framework.survey` reads the counts of all slots once for all
+services.
 """
 
+from rmq.http_framework.principal import Principal
 from rmq.kernel.core.access import Role
 from rmq.server.application import ConsoleApp
 from rmq.server.config import ServerConfig
 from rmq.server.server import Server
-from rmq.web.principal import Principal
 
 __all__ = ["ConsoleApp", "Principal", "Role", "Server", "ServerConfig"]

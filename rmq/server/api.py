@@ -26,23 +26,23 @@ from rmq.features.dead_letters.jobs import http as jobs_http
 from rmq.features.doctor import http as doctor_http
 from rmq.features.groups import http as groups_http
 from rmq.features.messages import http as messages_http
-from rmq.features.queries import http as queries_http
 from rmq.features.schedules import http as schedules_http
+from rmq.features.spark import http as queries_http
 from rmq.features.topic_admin import http as topic_admin_http
 from rmq.features.workers import http as workers_http
+from rmq.http_framework import openapi, operation as web_operation, problems, requests
+from rmq.http_framework.operation import Operation, RequestContext, Table
+from rmq.http_framework.principal import ADDRESS, principal_of
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import Answer
+from rmq.http_framework.scope import root_of
+from rmq.http_framework.service import ServerState, ServiceStatus
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.packages import VERSION
 from rmq.server import leases
 from rmq.server.disclosure import Disclosure
 from rmq.server.rates import Places, Rates
 from rmq.server.record import record
-from rmq.web import openapi, operation as web_operation, problems, requests
-from rmq.web.operation import Operation, RequestContext, Table
-from rmq.web.principal import ADDRESS, principal_of
-from rmq.web.problems import ApiError
-from rmq.web.requests import Answer
-from rmq.web.scope import root_of
-from rmq.web.service import ServerState, ServiceStatus
 
 TEXT_MAX = 500  # characters of all arguments in the audit trail
 VALUE_MAX = 100  # characters of a single argument

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, cast
 
 from rmq.client.client import AsyncClient
 from rmq.errors import ConfigurationError
+from rmq.http_framework.principal import Principal, can_be_name
+from rmq.http_framework.scope import RootPath, root_of
+from rmq.http_framework.service import ServerState
 from rmq.kernel.core import packages
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.transport import url as urls
 from rmq.server.authentication import Authentication, Refused
 from rmq.server.config import RATE, ServerConfig, read_hosts
-from rmq.web.principal import Principal, can_be_name
-from rmq.web.scope import RootPath, root_of
-from rmq.web.service import ServerState
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -326,9 +326,9 @@ def make_application(
     from starlette.responses import JSONResponse, RedirectResponse
     from starlette.routing import Route
 
+    from rmq.http_framework.readings import Readings
     from rmq.server.console import Console, packed
     from rmq.server.guard import Guard
-    from rmq.web.readings import Readings
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -392,7 +392,7 @@ async def _opened(
 async def _refuse(request: Request, error: Exception) -> Response:
     from starlette.exceptions import HTTPException
 
-    from rmq.web import problems
+    from rmq.http_framework import problems
 
     assert isinstance(error, HTTPException)
     id = secrets.token_hex(8)

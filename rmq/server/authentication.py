@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rmq.errors import RMQError, Unavailable
 from rmq.features.tokens import flows
+from rmq.http_framework.principal import LOCAL, STATIC, Principal, can_be_name
+from rmq.http_framework.scope import csrf_token_of
 from rmq.kernel.core import access
 from rmq.kernel.core.access import AccessToken, Role
 from rmq.server import sessions
 from rmq.server.run_flow import run_flow
 from rmq.server.sessions import Sessions
-from rmq.web.principal import LOCAL, STATIC, Principal, can_be_name
-from rmq.web.scope import csrf_token_of
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient

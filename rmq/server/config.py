@@ -12,11 +12,11 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from rmq.cli_framework import config_file
 from rmq.errors import ConfigurationError, InvalidValue
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.validation import parse_duration
-from rmq.terminal import config_file
 
 TOKEN_MIN = 32  # bytes of a token, as many as `openssl rand -hex 16` writes
 LOG_LEVELS = ("debug", "info", "warning", "error")

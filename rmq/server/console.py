@@ -25,15 +25,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from rmq.http_framework import problems, requests
+from rmq.http_framework.page import BASE, Page, PageRequest, Redirect, View
+from rmq.http_framework.principal import KEY
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.readings import Readings
+from rmq.http_framework.render import Renderer
+from rmq.http_framework.scope import csrf_holds, path_of, root_of
 from rmq.server.api import Api, recorded
 from rmq.server.pages import PAGES
-from rmq.web import problems, requests
-from rmq.web.page import BASE, Page, PageRequest, Redirect, View
-from rmq.web.principal import KEY
-from rmq.web.problems import ApiError
-from rmq.web.readings import Readings
-from rmq.web.render import Renderer
-from rmq.web.scope import csrf_holds, path_of, root_of
 
 log = logging.getLogger("rmq")
 
@@ -351,7 +351,7 @@ class Assets:
     def __init__(self) -> None:
         found = hashlib.sha256()
         self.by_name: dict[str, Asset] = {}
-        static = files("rmq.web").joinpath("static")
+        static = files("rmq.http_framework").joinpath("static")
         for file in sorted(static.iterdir(), key=lambda file: file.name):
             kind = KINDS.get(file.name.rpartition(".")[2])
             if kind is not None:

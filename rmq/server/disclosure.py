@@ -16,10 +16,10 @@ import msgspec
 
 from rmq.features.dead_letters import filter
 from rmq.features.dead_letters.filter_terms import conditions
+from rmq.http_framework.message import DECODED_MAX, HIDDEN, Attempt, Body, Failure
+from rmq.http_framework.principal import Principal, sees_bodies
+from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
-from rmq.web.message import DECODED_MAX, HIDDEN, Attempt, Body, Failure
-from rmq.web.principal import Principal, sees_bodies
-from rmq.web.problems import ApiError
 
 REDACTED = "***"
 

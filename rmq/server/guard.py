@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rmq.errors import RMQError
+from rmq.http_framework import principal, problems
+from rmq.http_framework.principal import Principal
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.scope import CSRF, csrf_holds, path_of
 from rmq.server import sessions
 from rmq.server.authentication import Authentication, Headers, Refused
 from rmq.server.config import RATE
 from rmq.server.rates import Rates
-from rmq.web import principal, problems
-from rmq.web.principal import Principal
-from rmq.web.problems import ApiError
-from rmq.web.scope import CSRF, csrf_holds, path_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

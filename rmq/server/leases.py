@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
-from rmq.features.queries.held import HeldQuery
+from rmq.features.spark.held import HeldQuery
 from rmq.features.workers.status import HandlerRun, WorkerStatus
+from rmq.http_framework.message import page_of
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.page import PageRequest, Pages, View
+from rmq.http_framework.requests import Answer, LeasesQuery, TopicPath, show
 from rmq.kernel.core.message import Message
 from rmq.kernel.core.score import shared_lease
-from rmq.web.message import page_of
-from rmq.web.operation import RequestContext, Table
-from rmq.web.page import PageRequest, Pages, View
-from rmq.web.requests import Answer, LeasesQuery, TopicPath, show
 
 PAGES = Pages()
 

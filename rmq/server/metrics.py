@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rmq.features.queries import held
-from rmq.features.queries.held import HeldQuery
+from rmq.features.spark import held
+from rmq.features.spark.held import HeldQuery
 from rmq.features.workers.wanted import WorkersWanted
+from rmq.http_framework.service import ServerState
+from rmq.http_framework.survey import TopicCounts
 from rmq.kernel.core import packages, slo, telemetry
 from rmq.kernel.core.counts import COUNTERS
 from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Metric
-from rmq.web.service import ServerState
-from rmq.web.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
 TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 series

@@ -13,11 +13,11 @@ from rmq.features.schedules import pages as schedules_pages
 from rmq.features.tokens import pages as tokens_pages
 from rmq.features.topic_admin import pages as topic_pages
 from rmq.features.workers import pages as workers_pages
+from rmq.http_framework.page import BASE, Page, PageRequest, Pages, Redirect, View
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.readings import LongReading
 from rmq.kernel.core.access import Role
 from rmq.server import api as api_about, leases, sessions
-from rmq.web.page import BASE, Page, PageRequest, Pages, Redirect, View
-from rmq.web.problems import ApiError
-from rmq.web.readings import LongReading
 
 HEALTH_PAGES = Pages()
 

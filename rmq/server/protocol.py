@@ -22,8 +22,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from rmq.http_framework import problems
 from rmq.kernel.core import packages
-from rmq.web import problems
 
 HEAD_MAX = 16 * 1024  # bytes
 LINE_MAX = 15 * 1024  # bytes of the first line, which contains the URL

@@ -7,9 +7,9 @@ import logging
 
 from rmq.client.client import AsyncClient
 from rmq.errors import RMQError
+from rmq.http_framework.principal import Principal
 from rmq.kernel.topic.audit_trail import note_act
 from rmq.server.run_flow import run_flow
-from rmq.web.principal import Principal
 
 log = logging.getLogger("rmq")
 

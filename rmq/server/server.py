@@ -18,10 +18,12 @@ from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
 from rmq.features.messages.service import Rollback
 from rmq.features.offloaded.service import Offloading
-from rmq.features.queries.service import Queries
 from rmq.features.schedules.service import Schedules
+from rmq.features.spark.service import Queries
 from rmq.features.topic_admin.service import Resizes, Retention, Sampler
 from rmq.features.workers.service import Wanted, WorkerRecords
+from rmq.http_framework.service import ServerState, Service, ServiceStatus, ServiceThread
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core.process import STOPPING, handling
 from rmq.server.application import make_api, make_application, open_client
 from rmq.server.authentication import Authentication, Proxy
@@ -29,8 +31,6 @@ from rmq.server.config import ServerConfig
 from rmq.server.leadership import Leadership
 from rmq.server.listener import Listener
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import ServerState, Service, ServiceStatus, ServiceThread
-from rmq.web.survey import Survey
 
 log = logging.getLogger("rmq")
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.features.tokens import flows
+from rmq.http_framework.principal import ADDRESS, Principal, principal_of
+from rmq.http_framework.scope import root_of
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 from rmq.server.rates import Rates
 from rmq.server.record import record
 from rmq.server.run_flow import run_flow
-from rmq.web.principal import ADDRESS, Principal, principal_of
-from rmq.web.scope import root_of
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient
@@ -75,7 +75,7 @@ class Sessions:
             ApiError: The token is unknown, or the address has tried too many unknown tokens.
             RMQError: Redis could not be read.
         """
-        from rmq.web import problems
+        from rmq.http_framework import problems
 
         assert self._client is not None
         principal = await self._tokens.principal(token.strip())

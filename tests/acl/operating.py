@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 import rmq
-from rmq.features.queries import held
+from rmq.features.spark import held
 from rmq.features.workers import flows
 from rmq.kernel.topic import overview
 from rmq.kernel.transport.flow.steps import RawCommand

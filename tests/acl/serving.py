@@ -10,8 +10,8 @@ from rmq.features.schedules.service import Schedules
 from rmq.features.tokens import flows
 from rmq.features.topic_admin.service import Retention, Sampler
 from rmq.features.workers.service import WorkerRecords
+from rmq.http_framework.survey import Survey
 from rmq.server.leadership import Leadership
-from rmq.web.survey import Survey
 from tests.acl.registry import of, settle_one_with_a_dedup_key
 from tests.acl.scene import Scene
 

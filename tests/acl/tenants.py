@@ -16,17 +16,17 @@ from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
 from rmq.features.messages.service import Rollback
 from rmq.features.offloaded.service import Offloading
-from rmq.features.queries.service import Queries
 from rmq.features.schedules.service import Schedules
+from rmq.features.spark.service import Queries
 from rmq.features.tokens import flows as token_flows
 from rmq.features.topic_admin.service import Resizes, Retention, Sampler
 from rmq.features.workers import flows as worker_flows
 from rmq.features.workers.service import Wanted, WorkerRecords
+from rmq.http_framework.service import ServerState
+from rmq.http_framework.survey import Survey
 from rmq.kernel.topic import context, overview
 from rmq.kernel.transport.acl import Role, acl_rules
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import ServerState
-from rmq.web.survey import Survey
 from tests.acl.scene import PASSWORD, version_of
 from tests.faults.storm import Played, insist
 from tests.servers import Server

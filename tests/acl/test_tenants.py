@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
+from rmq.http_framework.survey import Survey
 from rmq.kernel.topic import overview
 from rmq.kernel.transport.acl import ROLES, Role
-from rmq.web.survey import Survey
 from tests.acl.scene import PASSWORD, version_of
 from tests.acl.tenants import JUNK, OF_TOPIC, SHARED, Place, played_storm
 from tests.servers import Server

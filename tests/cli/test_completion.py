@@ -17,8 +17,8 @@ from click.shell_completion import ShellComplete
 
 import rmq
 from rmq.cli import cli
-from rmq.terminal import names
-from rmq.terminal.options import CommonOptions
+from rmq.cli_framework import names
+from rmq.cli_framework.options import CommonOptions
 from tests.cli.conftest import bury
 
 ANSWER_S = names.ANSWER_S
@@ -141,7 +141,7 @@ def test_the_script_of_each_shell(run, shell_name):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_a_real_bash_completes_a_topic(shell, topic, name, tmp_path):
     program = tmp_path / "rmq"
-    imports = "from rmq.cli import main; from rmq.terminal import names"
+    imports = "from rmq.cli import main; from rmq.cli_framework import names"
     patient = f"{imports}; names.ANSWER_S = {PATIENCE_S}; main()"
     program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{patient}' \"$@\"\n")
     program.chmod(0o755)

@@ -122,7 +122,7 @@ def test_url_and_prefix_of_the_file_hold_for_every_command(
 
 
 def test_a_password_of_the_file_is_never_printed(anywhere, tmp_path, monkeypatch):
-    monkeypatch.setattr("rmq.terminal.options.RETRY_FOR_S", 0.0)
+    monkeypatch.setattr("rmq.cli_framework.options.RETRY_FOR_S", 0.0)
     file = tmp_path / "rmq.toml"
     for url in ("redis://u:sesame7@127.0.0.1:1/0", "redis://:sesame7@[bad/0"):
         file.write_text(f'url = "{url}"')
@@ -147,7 +147,8 @@ def test_a_file_that_is_wrong_is_told_once_and_not_where_it_is_not_needed(anywhe
 
 def test_the_reader_of_files_is_loaded_where_there_is_one(anywhere, tmp_path):
     code = (
-        "import sys; from rmq.terminal.options import CommonOptions; CommonOptions().key_prefix; "
+        "import sys; from rmq.cli_framework.options import CommonOptions; "
+        "CommonOptions().key_prefix; "
         "print('tomllib' in sys.modules, 'rmq.server' in sys.modules)"
     )
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from rmq.terminal import options
+from rmq.cli_framework import options
 from tests.patience import wait_for
 from tests.servers import free_port
 
@@ -129,7 +129,7 @@ def test_wrong_usage_is_exit_code_2_and_one_line(run, words, said):
 )
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_a_password_is_never_shown(run, url, debug, monkeypatch):
-    monkeypatch.setattr("rmq.terminal.options.RETRY_FOR_S", 0.0)
+    monkeypatch.setattr("rmq.cli_framework.options.RETRY_FOR_S", 0.0)
     for words in (("ping", "--url", url), ("ping", "--json", "--url", url)):
         done = run(*words, RMQ_DEBUG=debug)
 
@@ -273,7 +273,7 @@ def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
 
 @pytest.mark.parametrize("word", ["redis", "localhost", "user"])
 def test_a_password_that_is_a_word_does_not_cut_up_the_text(run, word, monkeypatch):
-    monkeypatch.setattr("rmq.terminal.options.RETRY_FOR_S", 0.0)
+    monkeypatch.setattr("rmq.cli_framework.options.RETRY_FOR_S", 0.0)
 
     done = run("ping", "--url", f"redis://user:{word}@127.0.0.1:1/0")
 
@@ -291,7 +291,7 @@ def test_an_option_of_the_url_that_there_is_not_is_named(run):
 
 
 def test_the_default_address_is_reported_as_such(run, monkeypatch):
-    monkeypatch.setattr("rmq.terminal.options.RETRY_FOR_S", 0.0)
+    monkeypatch.setattr("rmq.cli_framework.options.RETRY_FOR_S", 0.0)
     monkeypatch.setattr("rmq.client.client.DEFAULT_URL", "redis://127.0.0.1:1/0")
     monkeypatch.delenv("RMQ_URL", raising=False)
 

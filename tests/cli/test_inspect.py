@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import rmq
-from rmq.terminal import tables
+from rmq.cli_framework import tables
 from tests.cli.conftest import bury, ndjson
 from tests.cli.program import PATIENCE_S
 

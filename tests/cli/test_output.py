@@ -10,10 +10,10 @@ import pytest
 from rich.cells import cell_len
 
 import rmq
-from rmq.terminal import tables
-from rmq.terminal.message import tabulate
-from rmq.terminal.output import csv_cell
-from rmq.terminal.tables import cells, table_lines
+from rmq.cli_framework import tables
+from rmq.cli_framework.message import tabulate
+from rmq.cli_framework.output import csv_cell
+from rmq.cli_framework.tables import cells, table_lines
 from tests.cli.conftest import bury, ndjson
 from tests.cli.test_help import ALL
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from tests.cli.conftest import Shell
 
 QUERY = "5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55"

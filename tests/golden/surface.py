@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 import rmq
 from rmq.cli import cli
+from rmq.http_framework import openapi
 from rmq.server.api import BASE, TABLES
-from rmq.web import openapi
 
 FOLDER = Path(__file__).parent
 MODULES = (

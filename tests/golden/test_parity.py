@@ -17,9 +17,9 @@ import pytest
 
 import rmq
 from rmq.cli import cli
+from rmq.http_framework import requests
 from rmq.kernel.core.settings import TopicSettings
 from rmq.server.api import TABLES
-from rmq.web import requests
 from tests.cli.test_help import ALL
 
 

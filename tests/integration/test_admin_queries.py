@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.features.queries import held, scripts
+from rmq.features.spark import held, scripts
 from tests.integration.driven import both_clients
 
 RUN, OTHER = "a" * 32, "b" * 32

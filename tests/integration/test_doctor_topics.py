@@ -10,8 +10,8 @@ import rmq
 from rmq.features.doctor import topics
 from rmq.features.doctor.look import SEVERITIES
 from rmq.features.topic_admin.service import Sampler
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import leader_key, workers_key
-from rmq.web.survey import Survey
 from tests.integration.examining import client, grave, one, redis, report_worker, seen
 from tests.servers import Server
 

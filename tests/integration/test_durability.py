@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from tests.conftest import any_binary
 from tests.integration.driven import connect
 from tests.servers import Server

@@ -20,12 +20,12 @@ import rmq
 from rmq.cli import cli
 from rmq.features.offloaded import flows as sweeping
 from rmq.features.offloaded.service import Offloading
+from rmq.http_framework.survey import Survey
 from rmq.kernel.consumer import offloaded
 from rmq.kernel.core import codec, offloading
 from rmq.kernel.producer import offload
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import set_clock
-from rmq.web.survey import Survey
 from tests.integration.driven import both_clients
 from tests.integration.objects import damage, objects
 from tests.patience import wait_for

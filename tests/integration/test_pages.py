@@ -10,7 +10,7 @@ import rmq
 from rmq import Page, Span
 from rmq.connectors import QueueBlock, QueuePart, open_queue, value_of
 from rmq.errors import InvalidValue, Unavailable
-from rmq.features.queries.scripts import QUERY_DEADLINE_S
+from rmq.features.spark.scripts import QUERY_DEADLINE_S
 from rmq.kernel.core.score import HELD_MIN
 from rmq.kernel.topic import paging, scripts
 from tests.conftest import Clock

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.features.queries import stage_flows as stage_flow
+from rmq.features.spark import stage_flows as stage_flow
 from rmq.testing import Broker
 from tests.integration.driven import both_clients, connect
 from tests.lua.builders import builder_of

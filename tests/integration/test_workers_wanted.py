@@ -11,9 +11,9 @@ import rmq
 from rmq.features.topic_admin.service import Sampler
 from rmq.features.workers import reporter
 from rmq.features.workers.service import Wanted
+from rmq.http_framework.service import ServerState
+from rmq.http_framework.survey import Survey
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import ServerState
-from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.server.running import until

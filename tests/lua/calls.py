@@ -14,8 +14,8 @@ from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.dead_letters.jobs import scripts as jobs_scripts
 from rmq.features.groups import scripts as groups_scripts
 from rmq.features.messages import scripts as messages_scripts
-from rmq.features.queries import scripts as queries_scripts
 from rmq.features.schedules import scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids

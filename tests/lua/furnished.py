@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rmq.features.dead_letters.jobs import scripts as jobs_scripts
-from rmq.features.queries import scripts
 from rmq.features.schedules import scripts as schedules_scripts
+from rmq.features.spark import scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.scripts import QueryLease
 from rmq.kernel.core.ids import member_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QUERY_DEADLINE_S, QueryLog
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QUERY_DEADLINE_S, QueryLog
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.scripts import QueryLease, QueryRollbackReply
 from rmq.kernel.core.ids import MEMBER_SIZE

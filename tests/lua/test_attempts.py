@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from rmq.features.dead_letters import scripts
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import failure
 from rmq.kernel.core.ids import member_of

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import ordered
 

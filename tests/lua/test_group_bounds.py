@@ -12,7 +12,7 @@ import rmq
 from rmq.features.audit import scripts as audit_scripts
 from rmq.features.dead_letters import scripts as dead_scripts
 from rmq.features.messages import scripts as messages_scripts
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.producer import scripts as producer_scripts

@@ -8,7 +8,7 @@ import pytest
 
 import rmq
 from rmq.features.dead_letters import scripts as dead_scripts
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua import query

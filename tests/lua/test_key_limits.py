@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of

@@ -7,7 +7,7 @@ import redis
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core.layout import Layout
 from rmq.kernel.core.limits import Concurrency, Limits, Rate

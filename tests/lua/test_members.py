@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import redis
 
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from tests.lua.box import MEMBER, merging
 from tests.lua.calls import CALLS
 from tests.lua.furnished import RUN, furnish

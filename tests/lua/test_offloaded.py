@@ -11,7 +11,7 @@ import pytest
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import record as core_record
 from rmq.kernel.core.ids import member_of

@@ -6,8 +6,8 @@ import msgpack
 import pytest
 import redis
 
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import PublishReply
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import PublishReply
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of, members_of
 from tests.lua.box import Box, merging, ordered, stored, timed

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import Failing
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import Failing
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import timed
 from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, receipt, take

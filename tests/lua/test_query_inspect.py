@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from rmq.kernel.consumer.scripts import QueryState
 from tests.lua.query import ME, RIVAL, RUN, lapse, renew, take
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QueryLog, QuerySettleReply
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QueryLog, QuerySettleReply
 from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QueryLog, QuerySettleReply
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QueryLog, QuerySettleReply
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import ordered
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, receipt, renew, take

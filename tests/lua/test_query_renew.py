@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QueryLog
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QueryLog
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, renew, take
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.features.queries import scripts as queries_scripts
-from rmq.features.queries.scripts import QueryLog
+from rmq.features.spark import scripts as queries_scripts
+from rmq.features.spark.scripts import QueryLog
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import QueryRollbackReply
 from rmq.kernel.core.ids import member_of

@@ -6,8 +6,8 @@ import pytest
 from redis import ResponseError
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
-from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QueryLog
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QueryLog
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua.calls import arrive, schedule_send

@@ -10,8 +10,8 @@ import redis
 
 from rmq.features.dead_letters import scripts
 from rmq.features.messages import scripts as messages_scripts
-from rmq.features.queries import scripts as queries_scripts
-from rmq.features.queries.scripts import PublishReply
+from rmq.features.spark import scripts as queries_scripts
+from rmq.features.spark.scripts import PublishReply
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.context import ReplaySession

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.features.queries.scripts import SinkReply, sink_begin, sink_end
+from rmq.features.spark.scripts import SinkReply, sink_begin, sink_end
 from rmq.kernel.core.keys import sink_key
 from tests.lua.box import Box
 

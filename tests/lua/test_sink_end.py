@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.features.queries.scripts import sink_begin, sink_end
+from rmq.features.spark.scripts import sink_begin, sink_end
 from tests.lua.test_sink_begin import kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.features.queries.scripts import stage_keep, stage_push
+from rmq.features.spark.scripts import stage_keep, stage_push
 from tests.lua.box import Box
 
 

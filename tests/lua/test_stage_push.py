@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import redis
 
-from rmq.features.queries import scripts
+from rmq.features.spark import scripts
 from tests.lua.box import Box
 
 NAME = "q:7:a"

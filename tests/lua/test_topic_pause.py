@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import redis
 
-from rmq.features.queries import scripts as queries_scripts
+from rmq.features.spark import scripts as queries_scripts
 from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import pause

@@ -66,7 +66,7 @@ def dependencies() -> str:
 
 def console_files() -> set[str]:
     """Return the templates and static files of the console, as the tree has them."""
-    folders = [ROOT / "rmq/web" / name for name in ("templates", "static")]
+    folders = [ROOT / "rmq/http_framework" / name for name in ("templates", "static")]
     return {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
 
 

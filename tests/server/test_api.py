@@ -13,8 +13,8 @@ import pytest
 import rmq
 from rmq.features.topic_admin import http
 from rmq.features.topic_admin.service import Sampler
+from rmq.http_framework import message as web_message, requests
 from rmq.kernel.core.settings import TopicSettings
-from rmq.web import message as web_message, requests
 from tests.server.conftest import Ask
 from tests.server.running import ask, dead, serving, until, walked
 from tests.servers import Server as Redis
@@ -297,7 +297,7 @@ def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Cli
 def test_a_walk_over_many_dead_letters_ends_and_goes_on(
     api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.web import message
+    from rmq.http_framework import message
 
     monkeypatch.setattr(message, "WALKED_MAX", 2)
     monkeypatch.setattr(requests, "LIMIT_MOST", 2)

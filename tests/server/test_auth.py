@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 
 import rmq
+from rmq.http_framework import message
+from rmq.http_framework.operation import Operation
 from rmq.kernel.core import compression
 from rmq.kernel.core.access import Role
 from rmq.server import authentication, guard
 from rmq.server.api import BASE, REFUSALS, TABLES
-from rmq.web import message
-from rmq.web.operation import Operation
 from tests.server.running import PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.http_framework import service, survey
+from rmq.http_framework.service import ServiceThread
 from rmq.server import Server, ServerConfig
-from rmq.web import service, survey
-from rmq.web.service import ServiceThread
 from tests.server.console.asked import Watch
 from tests.server.running import ask, until
 from tests.servers import Server as Redis

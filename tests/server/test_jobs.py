@@ -14,9 +14,9 @@ import rmq
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.jobs import flows, run as jobs_run, scripts as jobs_scripts, service
 from rmq.features.topic_admin import service as topic_admin_service
+from rmq.http_framework import survey
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.transport.flow.steps import Command, Sleep
-from rmq.web import survey
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
 

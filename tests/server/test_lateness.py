@@ -9,12 +9,12 @@ import pytest
 
 import rmq
 from rmq.features.topic_admin.service import Sampler
+from rmq.http_framework.service import ServerState
+from rmq.http_framework.survey import Survey
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import telemetry
 from rmq.kernel.topic import stats
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import ServerState
-from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.server.running import ask, serving, until

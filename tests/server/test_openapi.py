@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import rmq
+from rmq.http_framework.operation import Operation, RequestContext, Table
+from rmq.http_framework.requests import Count, Request
 from rmq.kernel.core.access import Role
 from rmq.server.api import BASE, TABLES
-from rmq.web.operation import Operation, RequestContext, Table
-from rmq.web.requests import Count, Request
 from tests.server.running import PATIENCE_S, ask, serving
 from tests.servers import Server as Redis
 

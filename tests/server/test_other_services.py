@@ -12,13 +12,13 @@ from rmq.features.audit import service as audit_service
 from rmq.features.audit.service import Audits
 from rmq.features.dead_letters import service as dead_letters_service
 from rmq.features.dead_letters.service import Expiry
-from rmq.features.queries import service as queries_service
-from rmq.features.queries.service import Queries
+from rmq.features.spark import service as queries_service
+from rmq.features.spark.service import Queries
 from rmq.features.workers import flows
 from rmq.features.workers.service import WorkerRecords
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import worker_key, workers_key
 from rmq.server import metrics
-from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.server.running import get, serving, until
 from tests.servers import Server as Redis

@@ -11,8 +11,8 @@ import pytest
 
 import rmq
 from rmq.errors import ConfigurationError
+from rmq.http_framework.scope import path_of
 from rmq.server import ServerConfig
-from rmq.web.scope import path_of
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.proxy import proxied
 from tests.server.running import PATIENCE_S, get, serving

@@ -9,9 +9,9 @@ import pytest
 
 import rmq
 from rmq.features.topic_admin.service import Sampler
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core import history
 from rmq.kernel.topic import context
-from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.server.running import serving, until

@@ -13,9 +13,9 @@ import pytest
 import rmq
 from rmq.features.messages import service
 from rmq.features.topic_admin import service as topic_admin_service
+from rmq.http_framework import service as web_service, survey
 from rmq.server import leadership, metrics
 from rmq.server.leadership import Leadership
-from rmq.web import service as web_service, survey
 from tests.server.running import get, serving, until
 from tests.servers import Server as Redis
 

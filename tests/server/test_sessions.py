@@ -16,15 +16,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rmq
+from rmq.http_framework import problems
+from rmq.http_framework.principal import principal_of
+from rmq.http_framework.scope import csrf_holds, csrf_token
 from rmq.server import authentication as server_authentication, guard, sessions
 from rmq.server.authentication import Authentication
 from rmq.server.config import Address
 from rmq.server.guard import Guard
 from rmq.server.listener import Listener
 from rmq.server.sessions import sign_in, sign_out
-from rmq.web import problems
-from rmq.web.principal import principal_of
-from rmq.web.scope import csrf_holds, csrf_token
 from tests.server.running import PATIENCE_S, ask, until
 from tests.servers import Server as Redis
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import rmq
-from rmq.web.survey import Survey
+from rmq.http_framework.survey import Survey
 from tests.servers import Server as Redis
 
 

@@ -36,10 +36,10 @@ PATIENCE_S = 150.0  # the product looks once a minute for what is past its reten
 QUICK = {
     "rmq.server.leadership:HOLD_S": 1.5,
     "rmq.server.leadership:Leadership.every_s": 0.3,
-    "rmq.web.service:RETRY_S": 0.2,
+    "rmq.http_framework.service:RETRY_S": 0.2,
     "rmq.features.topic_admin.service:Retention.every_s": 0.5,
     "rmq.features.topic_admin.service:WITH_DEAD_S": 0.5,
-    "rmq.web.survey:EVERY_LEAST_S": 0.5,
+    "rmq.http_framework.survey:EVERY_LEAST_S": 0.5,
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from rmq.features.queries import scripts, stage_flows
+from rmq.features.spark import scripts, stage_flows
 from spark_connector import RmqDataSource, columns, options
 from spark_connector.writer import RmqStreamWriter, _Sink
 from tests.spark.driver import GROUP, POINT, die_at

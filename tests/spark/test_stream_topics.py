@@ -17,7 +17,7 @@ from rmq.errors import (
     TopicNotFound,
     TopicVanished,
 )
-from rmq.features.queries import flows
+from rmq.features.spark import flows
 from spark_connector.stream import RmqStreamReader
 from tests.servers import Server
 from tests.spark.reading import (

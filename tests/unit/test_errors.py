@@ -38,13 +38,14 @@ NOT_OURS = {"Endless", "UsageError"}  # of tests and tools: they lose nothing
 @functools.cache
 def public_exceptions() -> frozenset[str]:
     """Return the exceptions of RMQ, and the others that some `__all__` has, in all our packages."""
-    bases: dict[str, list[str]] = {}
+    bases: dict[str, set[str]] = {}  # of all classes of a name
     named: set[str] = set()
     for package in ("rmq", "spark_connector", "pyspark_rmq"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
-                    bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                    names = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+                    bases.setdefault(node.name, set()).update(names - {node.name})
                 elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                     named |= set(ast.literal_eval(node.value))
 

@@ -12,10 +12,10 @@ import pytest
 
 import rmq
 from rmq.cli import cli
+from rmq.http_framework import requests
 from rmq.kernel.core import telemetry
 from rmq.kernel.transport.lua import script_loader
 from rmq.server import api
-from rmq.web import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)

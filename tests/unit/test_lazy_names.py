@@ -47,7 +47,7 @@ def modules_after(code):
 def test_import_rmq_and_the_help_of_the_command_line_import_no_redis():
     shown = modules_after("import rmq.cli\ntry: rmq.cli.cli.main(['--help'])\nexcept SystemExit: 0")
 
-    assert "rmq.terminal.app" in shown
+    assert "rmq.cli_framework.app" in shown
     assert not shown & {
         "redis",
         "rich",

@@ -26,7 +26,8 @@ FILES = sorted(
 # Fixes of faults: 1400 lines and 4 files; `environment` is one of the files.
 # Folders for the stages of a worker: 17 files, of which 4 are `__init__`; no circles of imports.
 # Folders for the transports: 7 files, all of them `__init__`.
-LIMITS = {"lines": 46_450, "files": 406, "private": 75}
+# A close that leaves deliveries to the calls that settle them: 5 lines.
+LIMITS = {"lines": 46_465, "files": 406, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -11,8 +11,8 @@ import pytest
 
 import rmq
 from rmq.features.dead_letters.jobs import job
-from rmq.features.queries.scripts import read_report
 from rmq.features.schedules.schedule import Definition
+from rmq.features.spark.scripts import read_report
 from rmq.features.workers.status import read_status
 from rmq.kernel.core import access, history, settings
 from rmq.kernel.core.settings import Settings

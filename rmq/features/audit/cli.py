@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 import rmq
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.app import Command, Failed
-from rmq.terminal.confirm import progress
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
-from rmq.terminal.tables import Column
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.app import Command, Failed
+from rmq.cli_framework.confirm import progress
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
+from rmq.cli_framework.tables import Column
 
 FIGURES = (
     "producers", "numbered", "seen", "accounted", "waiting", "in_flight", "dead", "missing",

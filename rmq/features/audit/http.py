@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.requests import Answer, Request, Seconds, TopicPath, show
 from rmq.kernel.core.access import Role
-from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Request, Seconds, TopicPath, show
 
 TABLE = Table("audits")
 

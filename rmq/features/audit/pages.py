@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rmq.features.audit.audit import AuditResult
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View
+from rmq.http_framework.readings import LongReading
 from rmq.kernel.core.access import Role
-from rmq.web.page import PageRequest, Pages, Redirect, View
-from rmq.web.readings import LongReading
 
 PAGES = Pages()
 

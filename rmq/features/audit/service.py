@@ -10,10 +10,10 @@ import time
 
 from rmq.features.audit import flows as audit_flow, scripts
 from rmq.features.audit.audit import Audit
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 

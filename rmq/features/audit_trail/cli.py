@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from rmq.cli_framework import text
+from rmq.cli_framework.app import Command
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.kernel.core.score import moment
-from rmq.terminal import text
-from rmq.terminal.app import Command
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 
 @click.command(cls=Command, examples=("rmq audit-trail", "rmq audit-trail --limit 1000 -o csv"))

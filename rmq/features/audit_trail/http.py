@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
+from rmq.http_framework.operation import RequestContext, Table, read_cursor, write_cursor
+from rmq.http_framework.requests import Answer, CursorText, Limit, Request, show
 from rmq.kernel.core.score import TIMED_MIN, moment
-from rmq.web.operation import RequestContext, Table, read_cursor, write_cursor
-from rmq.web.requests import Answer, CursorText, Limit, Request, show
 
 TABLE = Table("audits")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.web.page import PageRequest, Pages, View
+from rmq.http_framework.page import PageRequest, Pages, View
 
 PAGES = Pages()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from rmq.terminal import text
-from rmq.terminal.app import Command, NotFound
-from rmq.terminal.confirm import YES, confirm
-from rmq.terminal.options import common_options
+from rmq.cli_framework import text
+from rmq.cli_framework.app import Command, NotFound
+from rmq.cli_framework.confirm import YES, confirm
+from rmq.cli_framework.options import common_options
 
 
 @click.command(

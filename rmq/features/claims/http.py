@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import Answer, Done, Request, Text, TopicPath, show
 from rmq.kernel.core.access import Role
-from rmq.web.operation import RequestContext, Table
-from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, Done, Request, Text, TopicPath, show
 
 TABLE = Table("queries")
 

@@ -16,14 +16,18 @@ from rmq.errors import DecodeError, EncodeError
 from rmq.features.dead_letters import filter as dead_letters_filter
 from rmq.features.dead_letters.jobs.job import JobVerb
 from rmq.features.dead_letters.reading import cursor_of
-from rmq.kernel.core import codec as codecs, record
-from rmq.kernel.core.access import Role
-from rmq.kernel.core.message import TRASH_KEEP_S, Message, Outgoing
-from rmq.kernel.topic import reading
-from rmq.web.message import BLOCK_S, Failure, MessageList, StoredMessage, failure_of, shown, walk
-from rmq.web.operation import RequestContext, Table, check_confirm
-from rmq.web.problems import ApiError
-from rmq.web.requests import (
+from rmq.http_framework.message import (
+    BLOCK_S,
+    Failure,
+    MessageList,
+    StoredMessage,
+    failure_of,
+    shown,
+    walk,
+)
+from rmq.http_framework.operation import RequestContext, Table, check_confirm
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import (
     BY,
     LIMIT_MOST,
     Answer,
@@ -41,6 +45,10 @@ from rmq.web.requests import (
     TopicPath,
     show,
 )
+from rmq.kernel.core import codec as codecs, record
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.message import TRASH_KEEP_S, Message, Outgoing
+from rmq.kernel.topic import reading
 
 
 class ExportQuery(Request):

@@ -17,15 +17,15 @@ from typing import Any
 from rmq.errors import InvalidValue
 from rmq.features.dead_letters.filter_terms import FIELDS
 from rmq.features.dead_letters.reading import DeadLetterGroups
+from rmq.http_framework import message as web_message, requests
+from rmq.http_framework.figures import all_figures, topic_figures
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View, whole_number
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.readings import LongReading
+from rmq.http_framework.render import seen
 from rmq.kernel.core import failure
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.message import Message
-from rmq.web import message as web_message, requests
-from rmq.web.figures import all_figures, topic_figures
-from rmq.web.page import PageRequest, Pages, Redirect, View, whole_number
-from rmq.web.problems import ApiError
-from rmq.web.readings import LongReading
-from rmq.web.render import seen
 
 PAGES = Pages()
 

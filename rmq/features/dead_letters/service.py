@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import DropExpiredReply
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 

@@ -6,11 +6,11 @@ import textwrap
 
 import click
 
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import ERROR, OK, PARTLY, Command
+from rmq.cli_framework.options import common_options
 from rmq.features.doctor.flows import CHECKS, NAMES
 from rmq.features.doctor.look import SEVERITIES, Finding
-from rmq.terminal import output, text
-from rmq.terminal.app import ERROR, OK, PARTLY, Command
-from rmq.terminal.options import common_options
 
 WIDTH = 80  # cells of a line; commands are never broken
 NAME, SEVERITY = 18, 9

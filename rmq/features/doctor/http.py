@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from rmq.features.doctor.look import SEVERITIES, Severity
-from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Request, show
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.requests import Answer, Request, show
 
 TABLE = Table("audits")
 

@@ -6,13 +6,13 @@ from typing import get_args
 
 import click
 
+from rmq.cli_framework import text
+from rmq.cli_framework.app import CommandGroup, NotFound
+from rmq.cli_framework.confirm import DRY_RUN, YES, confirm, progress
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.features.groups.flows import Sort
 from rmq.features.groups.scripts import GroupState
-from rmq.terminal import text
-from rmq.terminal.app import CommandGroup, NotFound
-from rmq.terminal.confirm import DRY_RUN, YES, confirm, progress
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 COLUMNS = (
     Column("GROUP", style="cyan"), Column("SLOT", right=True), Column("HELD", right=True),

@@ -9,10 +9,9 @@ from msgspec import Meta
 
 from rmq.features.groups.flows import Sort
 from rmq.features.groups.scripts import GroupState
-from rmq.kernel.core.access import Role
-from rmq.web.operation import RequestContext, Table, check_confirm
-from rmq.web.problems import ApiError
-from rmq.web.requests import (
+from rmq.http_framework.operation import RequestContext, Table, check_confirm
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import (
     Answer,
     Done,
     Limit,
@@ -23,6 +22,7 @@ from rmq.web.requests import (
     TopicPath,
     show,
 )
+from rmq.kernel.core.access import Role
 
 TABLE = Table("groups")
 PATH = "/topics/{topic}/groups"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rmq.features.groups import http
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View
+from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
-from rmq.web.page import PageRequest, Pages, Redirect, View
-from rmq.web.problems import ApiError
 
 PAGES = Pages()
 

@@ -11,8 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from rmq.errors import InvalidValue
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.kernel.core.access import Role
-from rmq.web.message import (
+from rmq.http_framework.message import (
     BLOCK_S,
     SHOWN_MAX,
     MessageList,
@@ -22,9 +21,9 @@ from rmq.web.message import (
     shown,
     walk,
 )
-from rmq.web.operation import RequestContext, Table
-from rmq.web.problems import ApiError
-from rmq.web.requests import (
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import (
     Answer,
     MessageIdText,
     MessagesQuery,
@@ -35,6 +34,7 @@ from rmq.web.requests import (
     TopicPath,
     show,
 )
+from rmq.kernel.core.access import Role
 
 
 class MessagePath(TopicPath):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmq.web import message as web_message, requests
-from rmq.web.page import PageRequest, Pages, Redirect, View, duration, whole_number
-from rmq.web.problems import ApiError
+from rmq.http_framework import message as web_message, requests
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration, whole_number
+from rmq.http_framework.problems import ApiError
 
 if TYPE_CHECKING:
     from rmq.client.topic import AsyncTopic

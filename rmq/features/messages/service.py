@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.consumer import rollback
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from rmq.terminal import text
-from rmq.terminal.app import CommandGroup
-from rmq.terminal.confirm import DRY_RUN, YES, confirm
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
+from rmq.cli_framework import text
+from rmq.cli_framework.app import CommandGroup
+from rmq.cli_framework.confirm import DRY_RUN, YES, confirm
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
 
 
 @click.group(cls=CommandGroup)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.topic import tombstones
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 

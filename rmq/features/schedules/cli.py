@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 import rmq
+from rmq.cli_framework import logs, text as terminal_text
+from rmq.cli_framework.app import CommandGroup, Failed, NotFound
+from rmq.cli_framework.confirm import YES, confirm
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.kernel.core.validation import format_duration
-from rmq.terminal import logs, text as terminal_text
-from rmq.terminal.app import CommandGroup, Failed, NotFound
-from rmq.terminal.confirm import YES, confirm
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 
 @click.group(cls=CommandGroup)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from rmq.features.schedules.flows import ScheduleState
+from rmq.http_framework.message import Body, Sent, body_of
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.requests import Answer, Done, Name, Nothing, TopicPath, show
 from rmq.kernel.core.access import Role
-from rmq.web.message import Body, Sent, body_of
-from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Done, Name, Nothing, TopicPath, show
 
 
 class SchedulePath(TopicPath):

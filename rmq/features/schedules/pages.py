@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from rmq.features.schedules import http
+from rmq.http_framework.figures import topic_figures
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View
+from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
-from rmq.web.figures import topic_figures
-from rmq.web.page import PageRequest, Pages, Redirect, View
-from rmq.web.problems import ApiError
 
 PAGES = Pages()
 

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 import rmq
-from rmq.terminal import text
-from rmq.terminal.app import CommandGroup, NotFound
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION
-from rmq.terminal.tables import Column
+from rmq.cli_framework import text
+from rmq.cli_framework.app import CommandGroup, NotFound
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION
+from rmq.cli_framework.tables import Column
 
 ROLES = ("viewer", "operator", "admin")
 

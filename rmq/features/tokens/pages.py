@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration
+from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
-from rmq.web.page import PageRequest, Pages, Redirect, View, duration
-from rmq.web.problems import ApiError
 
 PAGES = Pages()
 

@@ -10,14 +10,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from rmq.errors import SettingsMismatch
-from rmq.kernel.core.access import Role
-from rmq.kernel.core.history import Sample
-from rmq.kernel.core.pause import PauseVerb
-from rmq.kernel.core.score import moment
-from rmq.kernel.core.settings import Settings as KeptSettings
-from rmq.web.operation import RequestContext, Table, check_confirm, read_cursor, write_cursor
-from rmq.web.problems import ApiError
-from rmq.web.requests import (
+from rmq.http_framework.operation import (
+    RequestContext,
+    Table,
+    check_confirm,
+    read_cursor,
+    write_cursor,
+)
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import (
     BY,
     Answer,
     Count,
@@ -31,6 +32,11 @@ from rmq.web.requests import (
     etag_of,
     show,
 )
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.history import Sample
+from rmq.kernel.core.pause import PauseVerb
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.settings import Settings as KeptSettings
 
 # --- queries -------------------------------------------------------------------------------------
 

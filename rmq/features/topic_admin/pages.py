@@ -8,14 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
 from rmq.features.topic_admin.resize import ResizeResult
-from rmq.kernel.core.access import Role
-from rmq.kernel.core.counts import COUNTERS, GAUGES
-from rmq.kernel.core.history import Sample
-from rmq.kernel.core.limits import Limits
-from rmq.kernel.core.settings import FIXED, Settings
-from rmq.kernel.core.validation import format_duration
-from rmq.web import charts
-from rmq.web.figures import (
+from rmq.http_framework import charts
+from rmq.http_framework.figures import (
     PERIODS,
     WAITING,
     TopicFigures,
@@ -32,8 +26,14 @@ from rmq.web.figures import (
     taken_late_chart,
     topic_figures,
 )
-from rmq.web.page import PageRequest, Pages, Redirect, View, duration, whole_number
-from rmq.web.problems import ApiError
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration, whole_number
+from rmq.http_framework.problems import ApiError
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.counts import COUNTERS, GAUGES
+from rmq.kernel.core.history import Sample
+from rmq.kernel.core.limits import Limits
+from rmq.kernel.core.settings import FIXED, Settings
+from rmq.kernel.core.validation import format_duration
 
 PAGES = Pages()
 

@@ -16,13 +16,13 @@ import time
 from rmq.errors import OutcomeUnknown, TopicVanished, Unavailable
 from rmq.features.topic_admin import history as history_flow, resize
 from rmq.features.topic_admin.resize import Passes
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.core import history
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 import rmq
-from rmq.terminal import output, text
-from rmq.terminal.app import Command, NotFound
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import Command, NotFound
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 
 
 def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:

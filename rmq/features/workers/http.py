@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from rmq.features.workers.status import WorkerStatus
 from rmq.features.workers.wanted import PROCESSES_MAX
-from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Request, TopicPath, show
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.requests import Answer, Request, TopicPath, show
 
 TABLE = Table("server")
 

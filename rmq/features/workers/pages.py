@@ -7,7 +7,7 @@ from functools import partial
 
 from rmq.errors import RMQError
 from rmq.features.workers.status import WorkerStatus
-from rmq.web.page import PageRequest, Pages, View
+from rmq.http_framework.page import PageRequest, Pages, View
 
 PAGES = Pages()
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 from rmq.features.workers import flows
 from rmq.features.workers.wanted import LATELY_MS, WorkersWanted, wanted
+from rmq.http_framework.survey import Survey, TopicProblems
 from rmq.kernel.core import slo
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.web.survey import Survey, TopicProblems
 
 log = logging.getLogger("rmq")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
+from rmq.http_framework import readings as web_readings
+from rmq.http_framework.readings import Readings
 from rmq.kernel.transport.lua import script_loader as transport_scripts
-from rmq.web import readings as web_readings
-from rmq.web.readings import Readings
 from tests.servers import Server as Redis
 
 MOST = 200_000  # calls that are kept

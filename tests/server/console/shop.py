@@ -20,9 +20,9 @@ import rmq
 from rmq.features.topic_admin.service import Sampler
 from rmq.features.workers import flows
 from rmq.features.workers.status import HandlerStatus, write_status
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core import ids
 from rmq.kernel.topic import context
-from rmq.web.survey import Survey
 
 PAST_S, STEP_S = 70 * 60, 10
 HANDLERS = "/srv/shop/handlers.py"  # where tracebacks say that the handlers are

@@ -6,10 +6,10 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import rmq
+from rmq.http_framework.charts import Line, line_chart
+from rmq.http_framework.figures import summed, taken_late_chart
 from rmq.kernel.core.history import COUNTERS, LEVELS, Sample
 from rmq.server import Server
-from rmq.web.charts import Line, line_chart
-from rmq.web.figures import summed, taken_late_chart
 from tests.server.console.fetching import fetch
 
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)

@@ -20,8 +20,8 @@ import rmq
 from bench.console import PAGES, fetch_to_the_end, fill, other_leader
 from rmq.features.dead_letters import pages as dead_letters_pages
 from rmq.features.messages import pages as messages_pages
+from rmq.http_framework.readings import Readings
 from rmq.server import Server
-from rmq.web.readings import Readings
 from tests.server.console.asked import Watch, forgetting
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
@@ -152,7 +152,7 @@ def overview(
     server: Redis, prefix: str, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Server]:
     # What took long is kept for longer, which would make the rate of a busy machine a lower one.
-    monkeypatch.setattr("rmq.web.readings.SHARE", 0)
+    monkeypatch.setattr("rmq.http_framework.readings.SHARE", 0)
     for n in range(TOPICS):
         client.topic(f"t{n:02}").send(n)
     with serving(server.url, prefix) as running:

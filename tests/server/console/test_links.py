@@ -9,8 +9,8 @@ from urllib.parse import urljoin
 import pytest
 
 import rmq
+from rmq.http_framework.page import PageRequest
 from rmq.server import Server
-from rmq.web.page import PageRequest
 from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import fetch
 from tests.server.running import dead, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import rmq
+from rmq.http_framework.render import NOTHING
 from rmq.server import Server
-from rmq.web.render import NOTHING
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import fetch
 

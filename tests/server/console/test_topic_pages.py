@@ -15,12 +15,12 @@ from rmq.features.dead_letters import pages
 from rmq.features.topic_admin.service import Resizes
 from rmq.features.workers import reporter
 from rmq.features.workers.service import Wanted
+from rmq.http_framework.service import ServerState
+from rmq.http_framework.survey import Survey
 from rmq.kernel.core.settings import FIXED
 from rmq.kernel.topic import context
 from rmq.server import Server
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import ServerState
-from rmq.web.survey import Survey
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.running import until

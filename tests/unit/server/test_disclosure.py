@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from rmq.http_framework import message as web_message
+from rmq.http_framework.message import HIDDEN
+from rmq.http_framework.principal import Principal
+from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
 from rmq.server.disclosure import Disclosure
-from rmq.web import message as web_message
-from rmq.web.message import HIDDEN
-from rmq.web.principal import Principal
-from rmq.web.problems import ApiError
 
 SECRET = "4111-1111"
 VIEWER = Principal("v", Role.VIEWER, False, "token")

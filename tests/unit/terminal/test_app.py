@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from rmq.terminal.app import redact, secrets
+from rmq.cli_framework.app import redact, secrets
 
 
 def test_secrets_of_a_url_are_found_encoded_and_decoded():

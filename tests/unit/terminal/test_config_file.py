@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rmq.cli_framework import config_file
 from rmq.errors import ConfigurationError
-from rmq.terminal import config_file
 
 
 @pytest.fixture

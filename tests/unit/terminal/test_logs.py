@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from rmq.terminal.logs import Lines
+from rmq.cli_framework.logs import Lines
 
 OTHERS = """
 import logging, warnings
-from rmq.terminal import logs
+from rmq.cli_framework import logs
 logs.start(None, {as_json})
 logging.getLogger("rmq").info("one")
 logging.getLogger("asyncio").error("two")

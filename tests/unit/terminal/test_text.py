@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rmq.cli_framework.text import dumps, fields
 from rmq.kernel.core.ids import MessageId
-from rmq.terminal.text import dumps, fields
 
 ID = MessageId(range(16))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from rmq.web import charts
+from rmq.http_framework import charts
 
 
 @given(st.floats(min_value=0.0001, max_value=1e12))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from rmq.http_framework import figures
 from rmq.kernel.core.history import Sample
 from rmq.kernel.core.slo import Slo
-from rmq.web import figures
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 

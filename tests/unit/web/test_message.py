@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
+from rmq.http_framework import message
+from rmq.http_framework.message import body_of_record
 from rmq.kernel.core import compression, record
 from rmq.kernel.core.record import Record
-from rmq.web import message
-from rmq.web.message import body_of_record
 
 JSON, MSGPACK, COMPRESSED = 1, 2, 3
 MOST = message.SHOWN_MAX

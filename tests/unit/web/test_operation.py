@@ -10,13 +10,13 @@ import pytest
 from rmq import AsyncClient
 from rmq.features.dead_letters import http
 from rmq.features.dead_letters.jobs import http as jobs_http
+from rmq.http_framework import requests
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.principal import Principal
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.service import ServerState
 from rmq.kernel.core.access import Role
 from rmq.server.api import TABLES
-from rmq.web import requests
-from rmq.web.operation import RequestContext, Table
-from rmq.web.principal import Principal
-from rmq.web.problems import ApiError
-from rmq.web.service import ServerState
 
 OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from rmq.web import operation
+from rmq.http_framework import operation
 
 
 async def pages() -> AsyncIterator[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from rmq.web.readings import TIDIED_LEAST, Meter, Readings
+from rmq.http_framework.readings import TIDIED_LEAST, Meter, Readings
 
 
 def test_a_rate_of_just_now_is_what_a_counter_grew_by() -> None:

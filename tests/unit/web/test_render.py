@@ -8,8 +8,8 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from rmq.web import render
-from rmq.web.message import Body, body_of
+from rmq.http_framework import render
+from rmq.http_framework.message import Body, body_of
 
 BIG = 2**70 + 1
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rmq.http_framework.requests import Answer, show
 from rmq.kernel.core.ids import MessageId
-from rmq.web.requests import Answer, show
 
 ID = MessageId(range(16))
 AT = datetime(2026, 11, 27, tzinfo=UTC)

@@ -11,6 +11,12 @@ from typing import Any
 import click
 
 import rmq
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
+from rmq.cli_framework.confirm import DRY_RUN, YES, confirm, progress
+from rmq.cli_framework.message import detail, find_message
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION, MESSAGE_ID
 from rmq.features.dead_letters.cli import files, listing
 from rmq.features.dead_letters.cli.options import (
     conditions_given,
@@ -27,12 +33,6 @@ from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.cli import started, work
 from rmq.features.dead_letters.reading import cursor_of
 from rmq.kernel.core.message import TRASH_KEEP_S
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
-from rmq.terminal.confirm import DRY_RUN, YES, confirm, progress
-from rmq.terminal.message import detail, find_message
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION, MESSAGE_ID
 
 
 @click.group(cls=CommandGroup)

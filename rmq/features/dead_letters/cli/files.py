@@ -8,12 +8,12 @@ import sys
 from typing import Any, BinaryIO
 
 import rmq
+from rmq.cli_framework import text as terminal_text
 from rmq.errors import DecodeError
 from rmq.features.dead_letters.cli import listing
 from rmq.kernel.core import codec as codecs, record
 from rmq.kernel.core.codec import Codec, RawCodec
 from rmq.kernel.core.record import Record
-from rmq.terminal import text as terminal_text
 
 # Bytes of a line, which contains a body of 16 MiB as base64 and as text.
 LINE_MAX = 64 * 1024 * 1024

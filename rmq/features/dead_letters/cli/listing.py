@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Any
 
 import rmq
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.message import age, tabulate
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
 from rmq.kernel.core.failure import fingerprint
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.message import age, tabulate
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 
 def read_pages(

@@ -8,13 +8,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from rmq.cli_framework import text as terminal_text
+from rmq.cli_framework.app import ERROR, PARTLY, Failed, NotFound, with_options
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 from rmq.features.dead_letters.filter import DeadLetterFilter, joined, parse
 from rmq.features.dead_letters.filter_terms import Operand
 from rmq.kernel.core.failure import REASONS
-from rmq.terminal import text as terminal_text
-from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound, with_options
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 
 F = TypeVar("F", bound=Callable[..., Any])
 

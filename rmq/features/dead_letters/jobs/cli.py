@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 import rmq
-from rmq.terminal import output, text
-from rmq.terminal.app import CommandGroup
-from rmq.terminal.confirm import progress
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import CommandGroup
+from rmq.cli_framework.confirm import progress
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 
 
 @click.group(cls=CommandGroup)

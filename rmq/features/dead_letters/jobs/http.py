@@ -7,9 +7,14 @@ from typing import Any, Literal
 
 from rmq.features.dead_letters import http
 from rmq.features.dead_letters.jobs.job import Job as StoredJob, JobState
-from rmq.kernel.core.access import Role
-from rmq.web.operation import RequestContext, Table, check_confirm, read_cursor, write_cursor
-from rmq.web.requests import (
+from rmq.http_framework.operation import (
+    RequestContext,
+    Table,
+    check_confirm,
+    read_cursor,
+    write_cursor,
+)
+from rmq.http_framework.requests import (
     BY,
     Answer,
     CursorText,
@@ -22,6 +27,7 @@ from rmq.web.requests import (
     TopicPath,
     show,
 )
+from rmq.kernel.core.access import Role
 
 
 class JobPath(Request):

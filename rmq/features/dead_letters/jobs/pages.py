@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rmq.features.dead_letters.jobs.job import Job
+from rmq.http_framework.page import PageRequest, Pages, Redirect, View
 from rmq.kernel.core.access import Role
-from rmq.web.page import PageRequest, Pages, Redirect, View
 
 PAGES = Pages()
 

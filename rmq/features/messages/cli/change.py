@@ -9,10 +9,10 @@ from datetime import datetime
 import click
 
 import rmq
-from rmq.terminal.app import NOTHING, PARTLY, Command, Failed
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION, MOMENT
-from rmq.terminal.tables import Column
+from rmq.cli_framework.app import NOTHING, PARTLY, Command, Failed
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION, MOMENT
+from rmq.cli_framework.tables import Column
 
 WHY_NOT = {
     "in_flight": "a consumer has received it",

@@ -7,12 +7,12 @@ from typing import Literal
 import click
 
 import rmq
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import Command
+from rmq.cli_framework.message import QUEUES, detail, find_message, held_text, tabulate
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
 from rmq.features.messages.flows import LIMIT_MAX, PeekPage
-from rmq.terminal import output, text
-from rmq.terminal.app import Command
-from rmq.terminal.message import QUEUES, detail, find_message, held_text, tabulate
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
 
 Queue = Literal["store", "prepare", "dead"]
 

@@ -19,13 +19,11 @@ from typing import Any, BinaryIO
 import click
 
 import rmq
-from rmq.kernel.core import process
-from rmq.kernel.core.validation import parse_duration
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.app import ERROR, PARTLY, UNREACHABLE, USAGE, Command, Failed
-from rmq.terminal.confirm import bar
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import (
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.app import ERROR, PARTLY, UNREACHABLE, USAGE, Command, Failed
+from rmq.cli_framework.confirm import bar
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import (
     DURABILITY,
     DURATION,
     HEADER,
@@ -34,6 +32,8 @@ from rmq.terminal.param_types import (
     MOMENT,
     moment,
 )
+from rmq.kernel.core import process
+from rmq.kernel.core.validation import parse_duration
 
 
 def result_fields(result: rmq.SendResult) -> dict[str, Any]:

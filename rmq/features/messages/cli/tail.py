@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 import rmq
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import Command
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import DURATION, MESSAGE_TYPE
 from rmq.features.messages.flows import Tail
-from rmq.terminal import output, text
-from rmq.terminal.app import Command
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import DURATION, MESSAGE_TYPE
 
 RECEIVE = 100
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import click
 
 import rmq
+from rmq.cli_framework import output, text as terminal_text
+from rmq.cli_framework.app import PARTLY, USAGE, Command, Failed
+from rmq.cli_framework.confirm import YES, confirm
+from rmq.cli_framework.options import common_options
 from rmq.kernel.core import settings
 from rmq.kernel.core.validation import format_duration, parse_duration
-from rmq.terminal import output, text as terminal_text
-from rmq.terminal.app import PARTLY, USAGE, Command, Failed
-from rmq.terminal.confirm import YES, confirm
-from rmq.terminal.options import common_options
 
 Definitions = dict[str, dict[str, Any]]  # by topic: settings by public name, and `schedules`
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rmq
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import Command, Failed
+from rmq.cli_framework.message import held_text
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.errors import TopicNotFound, TopicVanished
 from rmq.kernel.core.score import moment
-from rmq.terminal import output, text
-from rmq.terminal.app import Command, Failed
-from rmq.terminal.message import held_text
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 if TYPE_CHECKING:
     from rmq.kernel.topic.overview import TopicOverview

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 import rmq
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import Command
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
 from rmq.features.topic_admin.cli.listing import note_held, overview, waiting
 from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import format_duration
-from rmq.terminal import output, text
-from rmq.terminal.app import Command
-from rmq.terminal.options import common_options
-from rmq.terminal.tables import Column
 
 ROW_FIGURES = ("waiting", "later", "in_flight", "dead", "late_ms", "accepted", "settled")
 ROW_TITLES = ("WAITING", "LATER", "IN-FLIGHT", "DEAD", "LATE", "ACCEPTED", "SETTLED")

@@ -8,16 +8,11 @@ from typing import Any, TypeVar
 import click
 
 import rmq
-from rmq.features.topic_admin.cli.files import apply, export, setting_value
-from rmq.features.topic_admin.cli.listing import list_topics, waiting
-from rmq.kernel.core.layout import Resizing
-from rmq.kernel.core.pause import PauseVerb
-from rmq.kernel.core.score import moment
-from rmq.terminal import output, text
-from rmq.terminal.app import CommandGroup, Refused, with_options
-from rmq.terminal.confirm import YES, confirm, progress
-from rmq.terminal.options import common_options
-from rmq.terminal.param_types import (
+from rmq.cli_framework import output, text
+from rmq.cli_framework.app import CommandGroup, Refused, with_options
+from rmq.cli_framework.confirm import YES, confirm, progress
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.param_types import (
     DURABILITY,
     DURATION,
     DURATION_OR_OFF,
@@ -28,6 +23,11 @@ from rmq.terminal.param_types import (
     SLO,
     TIMED_PRIORITY,
 )
+from rmq.features.topic_admin.cli.files import apply, export, setting_value
+from rmq.features.topic_admin.cli.listing import list_topics, waiting
+from rmq.kernel.core.layout import Resizing
+from rmq.kernel.core.pause import PauseVerb
+from rmq.kernel.core.score import moment
 
 F = TypeVar("F", bound=Callable[..., Any])
 

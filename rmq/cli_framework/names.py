@@ -1,0 +1,120 @@
+"""Types of arguments that the shell completes: topics, schedules, workers, ids of messages.
+
+Completion is silent: if Redis is unreachable, slow, or denies access, there are no suggestions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from rmq.cli_framework.options import CommonOptions
+
+if TYPE_CHECKING:
+    import rmq
+
+    ParamType = click.ParamType[Any]
+else:  # generic from click 8.2 on, and for type checkers only
+    ParamType = click.ParamType
+
+ANSWER_S = 0.15  # limit for one command, since the user is waiting
+MOST = 100  # maximum number of suggestions
+READ = 50  # messages that are read for ids
+
+Read = Callable[[CommonOptions, click.Context], Iterable[tuple[str, str]]]
+
+
+def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionItem]:
+    """Return the names that begin with the typed text.
+
+    Args:
+        ctx: Context of the command that is being typed.
+        incomplete: Typed beginning of the name.
+        read: Function that returns names, each with a help text.
+    """
+    options = ctx.find_root().obj or CommonOptions()
+    try:
+        url = options.url_asked
+        if url is not None and url.startswith("embedded:"):  # would start a server
+            return []
+        found = [
+            CompletionItem(name, help=about)
+            for name, about in read(options, ctx)
+            if name.startswith(incomplete)
+        ]
+    except Exception:  # any error, even of a half-typed --url: completion must stay silent
+        return []
+    return found[:MOST]
+
+
+def _client(options: CommonOptions) -> rmq.Client:
+    import rmq
+
+    prefix = options.key_prefix
+    return rmq.Client(options.url_asked, prefix=prefix, retry_for=0, timeout=ANSWER_S)
+
+
+def _topics(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    with _client(options) as client:
+        return [(name, "") for name in client.admin.topics()]
+
+
+def _schedules(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    with _client(options) as client:
+        return [(state.name, "") for state in client.admin.schedules(ctx.params["topic"])]
+
+
+def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    with _client(options) as client:
+        workers = client.admin.workers()
+    return [(each.id, f"{each.host} {' '.join(each.topics)}") for each in workers]
+
+
+def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    """Return names of the objects that the command's group manages."""
+    group = ctx.parent.info_name if ctx.parent else None
+    if group == "schedule":
+        return _schedules(options, ctx)
+    return _topics(options, ctx) if group == "topic" and ctx.info_name != "create" else []
+
+
+def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
+    """Return ids of a topic's first messages: for rmq dlq of dead letters, else of all."""
+    dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
+    with _client(options) as client:
+        found = client.admin.peek(ctx.params["topic"], READ, "dead")
+        if not dead_only:
+            found += client.admin.peek(ctx.params["topic"], READ)
+    return [(str(each.id), each.failure.error if each.failure else "") for each in found]
+
+
+class Name(ParamType):
+    """A text that the shell completes with names from Redis."""
+
+    name = "text"
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin with the typed text."""
+        return choices(ctx, incomplete, self._read)
+
+
+# By parameter name, so that commands get completion automatically.
+_TYPES = {
+    "topic": Name(_topics), "topics": Name(_topics), "of_topic": Name(_topics),
+    "worker": Name(_workers), "name": Name(_named),
+}  # fmt: skip
+
+
+def complete_names(params: Iterable[click.Parameter]) -> None:
+    """Set the type of parameters whose names tell which objects they name."""
+    for param in params:
+        if param.type is click.STRING and param.name in _TYPES:
+            param.type = _TYPES[param.name]

@@ -1,0 +1,72 @@
+"""List and release queries; list and delete sinks."""
+
+from __future__ import annotations
+
+from rmq.features.spark import held
+from rmq.features.spark.held import HeldQuery, Sink
+from rmq.features.spark.stage import check_text
+from rmq.kernel.consumer.scripts import check_run
+from rmq.kernel.topic.verbs import AsyncAdminPart
+
+
+class AsyncQueryAdmin(AsyncAdminPart):
+    """Operations on queries and sinks."""
+
+    async def queries(self, topic: str) -> list[HeldQuery]:
+        """Return the queries that have a lease on a topic (`Topic.query`, Spark).
+
+        Queries are sorted by the end of their leases. At most 1000 per slot are listed.
+        """
+        return await self._run(held.queries(self._context(topic)))
+
+    async def release_query(
+        self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
+    ) -> int:
+        """Give back immediately all messages of a query; return their number.
+
+        Use it for a query that will not start again. Each message loses a retry and waits as after
+        a failure; a message without a remaining retry becomes a dead letter. All expired leases are
+        rolled back as well.
+
+        Args:
+            topic: Name of the topic.
+            run: Name of the query, 32 hex digits, from `queries`.
+            force: Release even if a driver runs the query; the driver would then replay a batch
+                that is gone.
+            dry_run: Only count the messages.
+
+        Guarantee:
+            If the call is interrupted, run it again. A driver that starts at the same moment, or
+            later on the same checkpoint, finds that its batch is gone.
+
+        Raises:
+            QueryOwned: A driver runs the query; nothing was changed.
+        """
+        context = self._context(topic)
+        return await self._run(held.release_query(context, check_run(run), force, dry_run))
+
+    async def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
+        """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
+
+        There is no index of these records, so SCAN walks all keys of the database, 1000 per call.
+        The walk blocks no other client, but takes long with many millions of keys. On a Redis
+        Cluster it walks one master after another, and may miss a key whose hash slot moves
+        meanwhile.
+
+        Args:
+            topic: Name of the topic.
+            query: Name of a single query, which needs no walk.
+        """
+        if query is not None:
+            check_text(query, "query")
+        return await self._run(held.sinks(self._context(topic), query))
+
+    async def forget_sink(self, topic: str, query: str) -> bool:
+        """Delete the record of a query's published batches; return whether there was a record.
+
+        Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay
+        of the last batch is published a second time. Unpublished messages of a begun batch are then
+        published only if the query runs that batch again.
+        """
+        check_text(query, "query")
+        return await self._run(held.forget_sink(self._context(topic), query))

@@ -1,0 +1,133 @@
+"""Flow of a query: fail single messages of a batch, each once, even if the batch runs again.
+
+Any task of the engine may fail a message, and may repeat the call: the query's log has a mark for
+each failed message. See `lua/queries/query_fail.lua`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rmq.errors import InvalidValue
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import Failing
+from rmq.kernel.core import failure
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Flow, pipeline
+
+CALL_MOST = 250  # messages of one call, each with a failure entry to write
+CALL_SPAN = 4000  # difference between the first and the last number of a call
+CALL_BYTES = 256 * 1024  # total size of the errors of a call
+PIPELINE_CALLS = 8
+DELAY_MAX_MS = 315_576_000_000  # 10 years
+
+
+class FailedMessage(NamedTuple):
+    """A message of a batch that could not be processed.
+
+    Attributes:
+        slot: Index of the slot.
+        number: Number in the query's log.
+        id: Id of the message.
+        error: Error text for its failure entry.
+        delay_ms: Time until its retry, in ms; None: by the topic's policy.
+    """
+
+    slot: int
+    number: int
+    id: bytes
+    error: str = ""
+    delay_ms: int | None = None
+
+
+class Failures(NamedTuple):
+    """Numbers of messages by outcome.
+
+    Attributes:
+        retried: Messages that this call gave back for a retry.
+        dead: Messages that this call made dead letters.
+        before: Messages that were failed before, or are twice in this call; nothing was done.
+        lost: Messages that the query does not hold under that number, because its lease expired or
+            they were never handed out; nothing was done.
+    """
+
+    retried: int = 0
+    dead: int = 0
+    before: int = 0
+    lost: int = 0
+
+
+_OUTCOMES = {"r": "retried", "d": "dead", "R": "before", "D": "before", "0": "lost"}
+
+
+def fail(
+    context: TopicContext, run: str, messages: Iterable[FailedMessage], retry: bool
+) -> Flow[Failures]:
+    """Give messages of a batch back for a retry, or make them dead letters.
+
+    Raises:
+        InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
+    """
+    yield from opening.ensure_open(context, create=False)
+    by_slot: dict[int, list[Failing]] = {}
+    worker, counts, known = failure.this_worker(), Counter[str](), len(context.slots)
+    for message in messages:
+        if not 0 <= message.slot < known:  # a topic that was created again may have fewer slots
+            counts["lost"] += 1
+            continue
+        by_slot.setdefault(message.slot, []).append(
+            _checked(context.slots[message.slot], message, worker)
+        )
+    calls = [
+        scripts.query_fail(context, context.slots[slot], run, part, retry)
+        for slot, failing in by_slot.items()
+        for part in _parts(failing)
+    ]
+    for at in range(0, len(calls), PIPELINE_CALLS):
+        for letters in (yield from pipeline(calls[at : at + PIPELINE_CALLS])):
+            counts.update(_OUTCOMES[letter] for letter in letters)
+    return Failures(**counts)
+
+
+def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
+    if message.number < 1:
+        raise InvalidValue(f"number: {message.number}; the numbers of a query begin with 1")
+    member = member_of(message.id)
+    if keys.id_of(member) != message.id:
+        raise InvalidValue(
+            f"id: {MessageId.parse(message.id)} is not of slot {keys.index} of topic {keys.topic!r}"
+        )
+    if message.delay_ms is not None and not 0 <= message.delay_ms <= DELAY_MAX_MS:
+        raise InvalidValue(f"delay_ms: {message.delay_ms}; give 0 to {DELAY_MAX_MS}, or None")
+    error = failure.encode(failure.Rendered(message.error[: failure.ERROR_CHARS], ""), worker)
+    return Failing(message.number, member, error, message.delay_ms)
+
+
+def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
+    """Divide the messages of a slot into calls, each sorted by number."""
+    rounds: list[list[Failing]] = []  # a repeated number goes into another call
+    seen = Counter[int]()
+    for message in sorted(failing, key=lambda each: each.number):
+        if seen[message.number] == len(rounds):
+            rounds.append([])
+        rounds[seen[message.number]].append(message)
+        seen[message.number] += 1
+    for turn in rounds:
+        part: list[Failing] = []
+        size = 0
+        for message in turn:
+            size += len(message.error)
+            if part and (
+                len(part) == CALL_MOST
+                or message.number - part[0].number >= CALL_SPAN
+                or size > CALL_BYTES
+            ):
+                yield part
+                part, size = [], len(message.error)
+            part.append(message)
+        yield part

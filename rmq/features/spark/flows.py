@@ -1,0 +1,469 @@
+"""Flows of a query: take messages into its log, hand them out, settle them, give them back.
+
+Calls may be repeated, also by two drivers: while the query holds its messages, the answer stays the
+same. See `lua/queries/query_take.lua`.
+
+The owner caches the numbers it has taken and the slots that have no messages (`Known`), so that it
+calls Redis only for news. After an error of Redis the cache may be wrong, and is cleared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from rmq.errors import QueryOwned, TopicVanished
+from rmq.features.spark import scripts
+from rmq.features.spark.scripts import QueryLog, QuerySettleReply
+from rmq.kernel.consumer import receive, rollback, scripts as consumer_scripts
+from rmq.kernel.consumer.rollback import QUERY_MOST
+from rmq.kernel.consumer.scripts import LONG_EXPIRED, QueryLease
+from rmq.kernel.core import failure
+from rmq.kernel.topic import opening, scripts as topic_scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import (
+    POLL_S,
+    ROUND_S,
+    AwaitSignal,
+    Command,
+    Flow,
+    RawCommand,
+    Subscription,
+    pipeline,
+)
+
+CALL_MOST = 4000  # messages of one call, a few ms of the server's time
+PIPELINE_MOST = 8000  # messages of a pipeline, during which Redis serves no other client
+ROUNDS_MAX = 10_000  # pipelines of one take
+
+Offsets = Mapping[int, int]  # slot -> number in its log; a missing slot means 0
+NEWEST = 9_000_000_000_000_000  # largest number that scripts can count to
+NEVER = math.inf
+
+
+T = TypeVar("T", QueryLog, QuerySettleReply)
+
+
+class Known:
+    """What the owner of a query has cached about its slots.
+
+    Args:
+        subscription: Subscription to the signals of the topic.
+
+    Attributes:
+        newest: By slot, the number of the newest message taken; None: not known.
+        ready_at: By slot, the time at which it has messages to take, by the monotonic clock. NEVER:
+            a signal will tell. None: not known.
+        look_at: Time at which the next slots are checked without a signal, since signals can
+            be lost.
+    """
+
+    __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.newest: dict[int, int] | None = None
+        self.ready_at: list[float | None] = []
+        self.look_at = 0.0
+        self._turn = 0
+
+    def forget(self) -> None:
+        """Clear the cache, so that Redis is asked for numbers and for each slot again."""
+        self.newest = None
+        self.ready_at = [None] * len(self.ready_at)
+
+    def fit(self, slots: int) -> None:
+        """Adapt to the number of slots; clear the cache if there are no signals."""
+        if self.subscription.held is None:
+            self.ready_at = []
+        self.ready_at += [None] * (slots - len(self.ready_at))
+
+    def unknown(self) -> list[int]:
+        """Return the slots for which `ready_at` is not known."""
+        return [index for index, at in enumerate(self.ready_at) if at is None]
+
+    def ready(self) -> list[int]:
+        """Return the slots that have messages now."""
+        now = time.monotonic()
+        return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
+
+    def note_signals(self, slots: Iterable[int]) -> None:
+        """Record that wake-up signals named these slots."""
+        for index in slots:
+            if index < len(self.ready_at):
+                self.ready_at[index] = 0.0
+
+    def look(self) -> None:
+        """Clear the cache of the next few slots, so that each slot is checked once in ROUND_S."""
+        self.look_at = time.monotonic() + POLL_S
+        count = len(self.ready_at)
+        for _ in range(math.ceil(count * POLL_S / ROUND_S)):
+            self._turn = (self._turn + 1) % count
+            self.ready_at[self._turn] = None
+
+
+def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
+    """Divide calls, by slot with their number of messages, into pipelines of limited size."""
+    part: list[tuple[int, int]] = []
+    messages = 0
+    for index, count in counts.items():
+        if part and messages + count > PIPELINE_MOST:
+            yield part
+            part, messages = [], 0
+        part.append((index, count))
+        messages += count
+    if part:
+        yield part
+
+
+def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
+    """Share a limit among slots; if it is smaller than the number of slots, some get 0."""
+    limits = {}
+    for place, index in enumerate(wanted):
+        share = (
+            min(CALL_MOST, math.ceil(left / (len(wanted) - place))) if left < NEVER else CALL_MOST
+        )
+        if share > 0:
+            limits[index] = share
+            left -= share
+    return limits
+
+
+class Settlement(NamedTuple):
+    """The result of settling a batch.
+
+    Attributes:
+        settled: Number of messages that this call settled.
+        missing: Number of messages of the batch that cannot be settled any more: their lease
+            expired, and other consumers have received them since, or they are dead letters.
+    """
+
+    settled: int
+    missing: int
+
+
+class QueryFlows:
+    """The flows of a query, for its owner.
+
+    All flows except `waiting`, `count_run` and `handed` raise QueryOwned if another driver runs the
+    query.
+
+    Args:
+        context: Context of the topic.
+        lease: Lease of the query.
+
+    Attributes:
+        read_bytes: Total bytes of records and bodies that readers have read of the batches settled
+            by this object.
+    """
+
+    def __init__(self, context: TopicContext, lease: QueryLease) -> None:
+        self.read_bytes = 0
+        self.context = context
+        self.lease = lease
+        self.known = Known(Subscription(context.channel))
+
+    def open(self) -> Flow[None]:
+        """Read the topic's settings, once."""
+        yield from opening.ensure_open(self.context, create=False)
+
+    def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
+        """Run calls that only the owner may make."""
+        answers: list[T] = yield from pipeline(calls)
+        for answer in answers:
+            if answer.owner:
+                left_s = max(0.0, answer.left_ms / 1000)
+                raise QueryOwned(
+                    f"query {self.lease.run} of topic {self.context.name!r} is run by "
+                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
+                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
+                    "share one checkpoint. Stop the other driver, or give this driver a checkpoint "
+                    "and an output of its own",
+                    left_s,
+                )
+        return answers
+
+    def renew(
+        self,
+        after: Offsets,
+        upto: Offsets | None,
+        slots: Iterable[int] | None = None,
+        report: bytes = b"",
+    ) -> Flow[list[QueryLog]]:
+        """Renew the lease of a query; return for each slot how many messages of a batch it holds.
+
+        The ownership is stored in the first slot; only the owner continues to the others.
+
+        Args:
+            after: By slot, the number after which the batch begins.
+            upto: By slot, the last number of the batch; None: the newest number.
+            slots: Slots to renew in addition to the first; None: all.
+            report: Report of the owner, stored in the first slot; b"": keep the previous report.
+        """
+        yield from self.open()
+        home, *others = self.context.slots
+        if slots is not None:
+            known = self.context.slots
+            others = [known[index] for index in slots if 0 < index < len(known)]
+        answers: list[QueryLog] = []
+        for group in ([home], others):
+            calls = [
+                scripts.query_renew(
+                    keys, self.lease, after.get(keys.index, 0),
+                    NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
+                    report=report if keys is home else b"",
+                )
+                for keys in group
+            ]  # fmt: skip
+            if calls:
+                answers += yield from self._asked(calls)
+        return answers
+
+    def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
+        """Take messages after `after`; return the newest number of each slot.
+
+        If the query has already taken messages after `after`, they are the answer, and no more are
+        taken: the caller may have used them as a batch, and the batch must keep its messages.
+        Messages whose lease has expired since then leave gaps in the numbers, so a batch may be
+        empty.
+
+        Args:
+            after: Newest number of each slot that the caller has recorded.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; 0: no limit.
+        """
+        resizes = 0
+        while True:
+            try:
+                return (yield from self._take(after, most, most_bytes))
+            except TopicVanished as error:
+                resizes = yield from opening.follow_resize(self.context, error, resizes)
+
+    def _take(self, after: Offsets, most: int | None, most_bytes: int) -> Flow[dict[int, int]]:
+        yield from self.open()
+        known, count = self.known, len(self.context.slots)
+        # A take in a slot that a resize has added requires the ownership there.
+        if known.newest is None or len(known.newest) < count:
+            logs = yield from self.renew(after, None)
+            known.newest = {index: log.newest for index, log in enumerate(logs)}
+        known.fit(count)
+        try:
+            newest = {
+                index: max(known.newest.get(index, 0), after.get(index, 0))
+                for index in range(count)
+            }
+            if any(newest[index] > after.get(index, 0) for index in newest):
+                return newest
+            yield from self._ask()
+            yield from self._take_ready(newest, most, most_bytes)
+        except Exception:
+            known.forget()
+            raise
+        known.newest = newest
+        return dict(newest)
+
+    def _take_ready(self, newest: dict[int, int], most: int | None, most_bytes: int) -> Flow[None]:
+        """Take about the same number of messages from each slot that has messages."""
+        slots, wanted, rolled_back = self.context.slots, self.known.ready(), set[int]()
+        left = NEVER if most is None else most
+        bytes_left = most_bytes
+        for _ in range(ROUNDS_MAX):
+            if not wanted or left <= 0 or (most_bytes and bytes_left <= 0):
+                return
+            limits = _limits(wanted, left)
+            room = max(1, bytes_left // len(limits)) if most_bytes else 0
+            for part in _in_pipelines(limits):
+                calls = [
+                    scripts.query_take(slots[index], self.lease, newest[index], limit, room)
+                    for index, limit in part
+                ]
+                answers = yield from self._asked(calls)
+                for (index, limit), answer in zip(part, answers, strict=True):
+                    newest[index] = answer.newest
+                    left -= answer.held
+                    bytes_left -= answer.bytes
+                    if answer.held == limit or answer.more:
+                        continue
+                    if answer.expired and index not in rolled_back:
+                        rolled_back.add(index)
+                        if answer.expired & LONG_EXPIRED:
+                            yield from rollback.rollback_long(slots[index])
+                        yield from rollback.rollback(self.context, slots[index])
+                    else:
+                        wanted.remove(index)
+                        self.known.ready_at[index] = None
+
+    def _ask(self) -> Flow[None]:
+        """Ask the slots with unknown state when they have messages.
+
+        A slot without messages records that the query sleeps, and signals new messages.
+        """
+        asked = self.known.unknown()
+        if not asked:
+            return
+        waits = yield from receive.next_ready([self.context.slots[index] for index in asked], True)
+        now = time.monotonic()
+        for index, wait_us in zip(asked, waits, strict=True):
+            self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
+
+    def wait(self, seconds: float) -> Flow[bool]:
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        until, resizes = time.monotonic() + seconds, 0
+        while True:
+            try:
+                return (yield from self._wait(until))
+            except TopicVanished as error:
+                resizes = yield from opening.follow_resize(self.context, error, resizes)
+
+    def _wait(self, until: float) -> Flow[bool]:
+        yield from self.open()
+        known = self.known
+        try:
+            while True:
+                if known.subscription.held is None:
+                    yield AwaitSignal(known.subscription, 0)
+                    known.ready_at = []  # messages before the subscription were not signalled
+                known.fit(len(self.context.slots))
+                if known.ready():
+                    return True
+                yield from self._ask()
+                now = time.monotonic()
+                known.look_at = known.look_at or now + POLL_S
+                soonest = min(at for at in known.ready_at if at is not None)
+                pause = min(until, soonest, known.look_at) - now
+                if pause > 0:
+                    known.note_signals((yield AwaitSignal(known.subscription, pause)))
+                now = time.monotonic()
+                # Also if each wait is shorter: the next call checks the slots.
+                if now >= known.look_at:
+                    known.look()
+                if now >= until:
+                    return bool(known.ready())
+        except Exception:
+            known.forget()
+            raise
+
+    def waiting(self) -> Flow[list[int]]:
+        """Count the messages of each slot that can be taken now."""
+        yield from self.open()
+        calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
+        return (yield from pipeline(calls))
+
+    def _key(self, slot: int) -> bytes:
+        return self.context.slots[slot].query_stem + self.lease.run.encode()
+
+    def count_run(self, batch: str, by: str) -> Flow[int]:
+        """Record that a run has begun a batch; return the number of such runs, including this run.
+
+        Args:
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the engine's run; a name repeated without another name between counts once.
+        """
+        yield from self.open()
+        kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
+        name, last, runs = kept.decode().rsplit("\n", 2)
+        count = int(runs) + (last != by) if name == batch else 1
+        text = f"{batch}\n{by}\n{count}"
+        yield RawCommand("query_begun", "HSET", self._key(0), "begun", text)
+        return count
+
+    def handed(self, slot: int) -> Flow[int]:
+        """Return the number of a slot's newest message that was handed out."""
+        yield from self.open()
+        return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
+
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[Settlement]:
+        """Settle messages up to these numbers.
+
+        Args:
+            upto: By slot, the last number of the batch.
+            batch: By slot, the number of messages in the batch; absent: 0. Messages whose lease
+                expired are settled as well if they have been waiting since then. None: unknown;
+                then only held messages are settled.
+        """
+        yield from self.open()
+        context, slots, sizes = self.context, self.context.slots, batch or {}
+        total = missing = 0
+        since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
+        most = context.settings.call_max if context.settings.groups else CALL_MOST
+        left = {
+            index: min(most, sizes.get(index, most) or 1)
+            for index, end in upto.items()
+            if end > 0 and index < len(slots)
+        }
+        while left:
+            again = {}
+            for part in _in_pipelines(left):
+                calls = [
+                    scripts.query_settle(
+                        context, slots[index], self.lease, since[index], upto[index], most
+                    )
+                    for index, _ in part
+                ]
+                replies = yield from self._asked(calls)
+                for (index, _), reply in zip(part, replies, strict=True):
+                    total += reply.settled
+                    self.read_bytes += reply.bytes
+                    if reply.left > 0:
+                        again[index] = min(most, reply.left)
+                    else:
+                        missing += reply.missing
+            left = again
+        return Settlement(total, missing)
+
+    def again(self, upto: Offsets) -> Flow[None]:
+        """Give the messages of a batch new numbers."""
+        self.known.forget()
+        yield from self.open()
+        slots = self.context.slots
+        yield from self._asked(
+            [scripts.query_again(keys, self.lease, upto.get(keys.index, 0)) for keys in slots]
+        )
+
+    def give_back(self, after: Offsets) -> Flow[int]:
+        """Give back messages after these numbers that were not handed out; return the count."""
+        self.known.forget()
+        yield from self.open()
+        context, lease, total = self.context, self.lease, 0
+        left = list(context.slots)
+        while left:
+            calls = [
+                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MOST)
+                for keys in left
+            ]
+            answers = yield from self._asked(calls)
+            total += sum(answer.held for answer in answers)
+            left = [keys for keys, answer in zip(left, answers, strict=True) if answer.more]
+        return total
+
+    def reject(self, upto: Offsets, reason: str) -> Flow[int]:
+        """Make all messages up to these numbers dead letters; return how many were held."""
+        yield from self.open()
+        context, lease, total = self.context, self.lease, 0
+        entry = failure.encode(reason, failure.this_worker())
+        left = [keys for keys in context.slots if upto.get(keys.index, 0) > 0]
+        while left:
+            calls = [
+                scripts.query_reject(context, keys, lease, upto[keys.index], entry, QUERY_MOST)
+                for keys in left
+            ]
+            replies = yield from self._asked(calls)
+            total += sum(reply.settled for reply in replies)
+            left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MOST]
+        return total
+
+
+def release(context: TopicContext, run: str) -> Flow[int]:
+    """Give back all messages of a query, even before its lease expires; return their number."""
+    yield from opening.ensure_open(context, create=False)
+    total = 0
+    for keys in context.slots:
+        while True:
+            reply = yield consumer_scripts.query_rollback(keys, run, QUERY_MOST, force=True)
+            total += reply.back
+            if not reply.more:
+                break
+    return total

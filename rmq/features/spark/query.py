@@ -1,0 +1,276 @@
+"""A query: a reader that gets the same messages again until it settles their batch.
+
+Queries are for engines that replay. Spark plans a batch, records its end, runs it, possibly twice,
+and settles it afterwards. A query numbers the messages that it takes in a log of its own, and they
+are in flight for all consumers. The query holds one lease per slot; when a lease expires, all
+messages of the slot go back to the queue, and each loses a retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.features.spark import fail_flows, flows, scripts
+from rmq.features.spark.fail_flows import FailedMessage, Failures
+from rmq.features.spark.flows import Offsets, QueryFlows, Settlement
+from rmq.features.spark.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
+from rmq.kernel.consumer.scripts import QueryLease, check_run
+from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.blocking import Transport
+
+
+class Held(NamedTuple):
+    """The messages of one slot that a query holds.
+
+    Attributes:
+        newest: Number of the newest message that the query ever took.
+        messages: Number of held messages of the requested batch.
+        settled: Number of the newest message that was settled, rejected or lost.
+        handed: Number of the newest message that `read` returned.
+    """
+
+    newest: int
+    messages: int
+    settled: int
+    handed: int
+
+
+def wait_s(seconds: Duration) -> float:
+    """Check a waiting time and return it in seconds."""
+    return duration_ms(seconds, "seconds", zero=True) / 1000
+
+
+def lease_of(
+    run: str, owner: str, lease: Duration, owner_lease: Duration, exact: bool
+) -> QueryLease:
+    """Check the name and the leases of a query, and return its lease."""
+    check_run(run)
+    if not isinstance(owner, str):
+        raise InvalidType(f"owner: {type(owner).__name__}; give a str")
+    if not 1 <= len(owner.encode()) <= 200:
+        raise InvalidValue("owner: pass 1 to 200 bytes")
+    return QueryLease(
+        run,
+        owner,
+        duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
+        duration_ms(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
+        exact,
+    )
+
+
+class QueryBase:
+    """The lease of a query, and its cached state."""
+
+    def __init__(self, context: TopicContext, lease: QueryLease) -> None:
+        self._context = context
+        self._flows = QueryFlows(context, lease)
+
+    @property
+    def read_bytes(self) -> int:
+        """Total bytes of records and bodies read of the batches that this object settled.
+
+        Readers report the bytes at the end of their parts; repeated reads count twice.
+        """
+        return self._flows.read_bytes
+
+    @property
+    def run(self) -> str:
+        """The query's name: 32 hex digits, the same for the life of its checkpoint."""
+        return self._flows.lease.run
+
+    @property
+    def max_retries(self) -> int:
+        """Maximum retries of a message of the topic, which must be open."""
+        return self._context.settings.max_retries
+
+
+def open_parts(
+    transport: Transport, run: str, parts: Iterable[HeldPart], rows: int, size: int
+) -> Callable[[], list[Block]]:
+    """Return a function that reads the next page of parts of a batch, and an empty page at the end.
+
+    The function reads several slots at a time. After an error, it continues where the last page
+    ended.
+
+    Args:
+        transport: Transport of a client; the topics need not be open.
+        run: Name of the query.
+        parts: Parts to read, in this order.
+        rows: Maximum number of messages of a page.
+        size: Approximate maximum bytes of records and bodies of a page.
+    """
+    reader = PartReader(run, parts, rows, size)
+    return lambda: transport.run(reader.read())
+
+
+class AsyncQuery(QueryBase):
+    """Messages of a topic for one run of a query; created by `AsyncTopic.query`."""
+
+    def __init__(self, transport: AsyncTransport, context: TopicContext, lease: QueryLease) -> None:
+        super().__init__(context, lease)
+        self._transport = transport
+        self._run = transport.run
+
+    async def slots(self) -> int:
+        """Return the number of slots of the topic, or raise TopicNotFound."""
+        await self._run(self._flows.open())
+        return len(self._context.slots)
+
+    async def waiting(self) -> list[int]:
+        """Return by slot the number of messages that can be taken now."""
+        return await self._run(self._flows.waiting())
+
+    async def take(
+        self, after: Offsets, most: int | None = None, most_bytes: int | None = None
+    ) -> dict[int, int]:
+        """Take up to `most` messages after `after`; return the newest number of each slot.
+
+        If messages after `after` were taken before, they are the answer, and no more are taken: a
+        repeated call has the same result. Messages that other consumers have received since then
+        leave their numbers unused, so a batch may be empty.
+
+        Args:
+            after: By slot, the last number that the caller has recorded; absent: 0.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; None: no limit. A limit costs reading the records.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return await self._run(self._flows.take(after, most, most_bytes or 0))
+
+    async def wait(self, seconds: Duration) -> bool:
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        return await self._run(self._flows.wait(wait_s(seconds)))
+
+    async def close(self) -> None:
+        """Close the connection of the subscription; the query keeps its messages."""
+        await self._transport.unsubscribe(self._flows.known.subscription)
+
+    async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
+        """Renew the lease on all messages; return the held messages of a batch, by slot.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        logs = await self._run(self._flows.renew(after, upto))
+        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
+
+    async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
+        """Stay the owner, and renew the lease on messages of these slots.
+
+        Args:
+            slots: Indexes of the slots; the first slot is always renewed.
+            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
+                None: keep the previous report.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        said = scripts.encode_report(report)
+        await self._run(self._flows.renew({}, {}, slots, said))
+
+    async def handed(self, slot: int) -> int:
+        """Return the number of a slot's newest message that `read` returned."""
+        return await self._run(self._flows.handed(slot))
+
+    async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
+        """Iterate over the held messages of a slot between two numbers, in blocks.
+
+        Reading changes nothing: the query keeps the messages.
+        """
+        await self._run(self._flows.open())
+        context = self._context
+        part = HeldPart(context.prefix, context.name, slot, after, upto, self.max_retries)
+        reader = PartReader(self.run, [part], BATCH_MAX, PAGE_BYTES)
+        while blocks := await self._run(reader.read()):
+            for block in blocks:
+                yield block
+
+    async def begun(self, batch: str, by: str) -> int:
+        """Record that a run has begun a batch; return the number of such runs, including this run.
+
+        For an engine that gives up a batch after some attempts.
+
+        Args:
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the run; a name repeated without another name between counts once.
+        """
+        return await self._run(self._flows.count_run(batch, by))
+
+    async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
+        """Settle all messages up to these numbers permanently.
+
+        Args:
+            upto: By slot, the last number of the finished batch.
+            batch: By slot, the number of messages in the batch. For an `exact` query, messages
+                whose lease expired are settled as well, unless another consumer has received them.
+                None: only held messages are settled, and no message counts as missing.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return await self._run(self._flows.settle(upto, batch))
+
+    async def again(self, upto: Offsets) -> None:
+        """Give the messages of a batch new numbers, so that `take` returns them again.
+
+        For an engine that has ended a batch without reading any message.
+
+        Args:
+            upto: By slot, the last number of the batch.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        await self._run(self._flows.again(upto))
+
+    async def give_back(self, after: Offsets) -> int:
+        """Give back messages taken after these numbers; return their number.
+
+        They go to the front of the queue, without losing a retry. Later messages get the same
+        numbers, so the numbers must not have been recorded. If a message of a slot after its number
+        was already read, no message of that slot is given back.
+
+        Args:
+            after: By slot, the last number to keep; absent: 0.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return await self._run(self._flows.give_back(after))
+
+    async def reject(self, upto: Offsets, reason: str) -> int:
+        """Make all messages up to these numbers dead letters; return their number.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return await self._run(self._flows.reject(upto, reason))
+
+    async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
+        """Fail single messages of a batch; each message fails once, even if the call is repeated.
+
+        The messages stay in the batch: `read` returns them as before while they have a record, and
+        `settle` skips them. Any task may call this, even if it is not the owner.
+
+        Args:
+            messages: Messages that `read` returned.
+            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
+                remaining retry becomes a dead letter. False: all become dead letters.
+
+        Raises:
+            InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
+        """
+        return await self._run(fail_flows.fail(self._context, self.run, messages, retry))
+
+    async def release(self) -> int:
+        """Give back all messages now; return their number. Each message loses a retry."""
+        self._flows.known.forget()
+        return await self._run(flows.release(self._context, self.run))

@@ -1,0 +1,185 @@
+# Generated from rmq/features/spark/query.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.spark.query`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from rmq.features.spark import fail_flows, flows, scripts
+from rmq.features.spark.fail_flows import FailedMessage, Failures
+from rmq.features.spark.flows import Offsets, Settlement
+from rmq.features.spark.query import Held, QueryBase, wait_s
+from rmq.features.spark.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
+from rmq.kernel.consumer.scripts import QueryLease
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.single.blocking import Transport
+
+
+class Query(QueryBase):
+    """Messages of a topic for one run of a query; created by `Topic.query`."""
+
+    def __init__(self, transport: Transport, context: TopicContext, lease: QueryLease) -> None:
+        super().__init__(context, lease)
+        self._transport = transport
+        self._run = transport.run
+
+    def slots(self) -> int:
+        """Return the number of slots of the topic, or raise TopicNotFound."""
+        self._run(self._flows.open())
+        return len(self._context.slots)
+
+    def waiting(self) -> list[int]:
+        """Return by slot the number of messages that can be taken now."""
+        return self._run(self._flows.waiting())
+
+    def take(
+        self, after: Offsets, most: int | None = None, most_bytes: int | None = None
+    ) -> dict[int, int]:
+        """Take up to `most` messages after `after`; return the newest number of each slot.
+
+        If messages after `after` were taken before, they are the answer, and no more are taken: a
+        repeated call has the same result. Messages that other consumers have received since then
+        leave their numbers unused, so a batch may be empty.
+
+        Args:
+            after: By slot, the last number that the caller has recorded; absent: 0.
+            most: Maximum number of messages over all slots; None: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
+                message per slot; None: no limit. A limit costs reading the records.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return self._run(self._flows.take(after, most, most_bytes or 0))
+
+    def wait(self, seconds: Duration) -> bool:
+        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        return self._run(self._flows.wait(wait_s(seconds)))
+
+    def close(self) -> None:
+        """Close the connection of the subscription; the query keeps its messages."""
+        self._transport.unsubscribe(self._flows.known.subscription)
+
+    def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
+        """Renew the lease on all messages; return the held messages of a batch, by slot.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        logs = self._run(self._flows.renew(after, upto))
+        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
+
+    def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
+        """Stay the owner, and renew the lease on messages of these slots.
+
+        Args:
+            slots: Indexes of the slots; the first slot is always renewed.
+            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
+                None: keep the previous report.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        said = scripts.encode_report(report)
+        self._run(self._flows.renew({}, {}, slots, said))
+
+    def handed(self, slot: int) -> int:
+        """Return the number of a slot's newest message that `read` returned."""
+        return self._run(self._flows.handed(slot))
+
+    def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
+        """Iterate over the held messages of a slot between two numbers, in blocks.
+
+        Reading changes nothing: the query keeps the messages.
+        """
+        self._run(self._flows.open())
+        context = self._context
+        part = HeldPart(context.prefix, context.name, slot, after, upto, self.max_retries)
+        reader = PartReader(self.run, [part], BATCH_MAX, PAGE_BYTES)
+        while blocks := self._run(reader.read()):
+            for block in blocks:
+                yield block
+
+    def begun(self, batch: str, by: str) -> int:
+        """Record that a run has begun a batch; return the number of such runs, including this run.
+
+        For an engine that gives up a batch after some attempts.
+
+        Args:
+            batch: Name of the batch, which replaces the previous batch.
+            by: Name of the run; a name repeated without another name between counts once.
+        """
+        return self._run(self._flows.count_run(batch, by))
+
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
+        """Settle all messages up to these numbers permanently.
+
+        Args:
+            upto: By slot, the last number of the finished batch.
+            batch: By slot, the number of messages in the batch. For an `exact` query, messages
+                whose lease expired are settled as well, unless another consumer has received them.
+                None: only held messages are settled, and no message counts as missing.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return self._run(self._flows.settle(upto, batch))
+
+    def again(self, upto: Offsets) -> None:
+        """Give the messages of a batch new numbers, so that `take` returns them again.
+
+        For an engine that has ended a batch without reading any message.
+
+        Args:
+            upto: By slot, the last number of the batch.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        self._run(self._flows.again(upto))
+
+    def give_back(self, after: Offsets) -> int:
+        """Give back messages taken after these numbers; return their number.
+
+        They go to the front of the queue, without losing a retry. Later messages get the same
+        numbers, so the numbers must not have been recorded. If a message of a slot after its number
+        was already read, no message of that slot is given back.
+
+        Args:
+            after: By slot, the last number to keep; absent: 0.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return self._run(self._flows.give_back(after))
+
+    def reject(self, upto: Offsets, reason: str) -> int:
+        """Make all messages up to these numbers dead letters; return their number.
+
+        Raises:
+            QueryOwned: Another owner runs the query.
+        """
+        return self._run(self._flows.reject(upto, reason))
+
+    def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
+        """Fail single messages of a batch; each message fails once, even if the call is repeated.
+
+        The messages stay in the batch: `read` returns them as before while they have a record, and
+        `settle` skips them. Any thread may call this, even if it is not the owner.
+
+        Args:
+            messages: Messages that `read` returned.
+            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
+                remaining retry becomes a dead letter. False: all become dead letters.
+
+        Raises:
+            InvalidValue: An id belongs to another slot or topic, or a delay is not valid.
+        """
+        return self._run(fail_flows.fail(self._context, self.run, messages, retry))
+
+    def release(self) -> int:
+        """Give back all messages now; return their number. Each message loses a retry."""
+        self._flows.known.forget()
+        return self._run(flows.release(self._context, self.run))

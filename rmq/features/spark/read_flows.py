@@ -1,0 +1,214 @@
+"""Flows that read the messages that a query holds.
+
+A script returns the members, for several slots in one pipeline; plain commands then return the
+records.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from rmq.features.spark import scripts
+from rmq.features.spark.flows import CALL_MOST, PIPELINE_MOST
+from rmq.features.spark.scripts import QueryPage
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import MEMBER_SIZE
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.topic import reading
+from rmq.kernel.transport.flow.steps import Flow, pipeline
+
+PAGE_BYTES = 16 * 1024 * 1024  # default size of a page
+FIRST_ROWS = 500  # messages of the first page of a part, before their size is known
+
+
+class Block(NamedTuple):
+    """Messages of one slot, column by column, sorted by number.
+
+    Attributes:
+        topic: Name of the topic.
+        slot: Index of the slot.
+        numbers: Numbers in the query's log.
+        ids: Ids, 16 bytes each, joined; `rmq.MessageId(ids[:16])` is the first id.
+        attempts: Attempt of each message; 1 for the first delivery.
+        records: Envelopes and bodies as stored in Redis; `rmq.connectors` decodes them.
+    """
+
+    topic: str
+    slot: int
+    numbers: range
+    ids: bytes
+    attempts: Sequence[int]
+    records: Sequence[bytes]
+
+
+class HeldPart(NamedTuple):
+    """A part of a batch, for a task of an engine that has not opened the topic.
+
+    Attributes:
+        prefix: First part of all keys.
+        topic: Name of the topic.
+        slot: Index of the slot.
+        after: Number before the first message.
+        upto: Number of the last message.
+        max_retries: Maximum retries of the topic.
+    """
+
+    prefix: str
+    topic: str
+    slot: int
+    after: int
+    upto: int
+    max_retries: int
+
+
+@lru_cache
+def _keys_of(prefix: str, topic: str, slot: int) -> SlotKeys:
+    return SlotKeys(prefix, topic, slot)
+
+
+def _keys(part: HeldPart) -> SlotKeys:
+    return _keys_of(part.prefix, part.topic, part.slot)
+
+
+def _members(page: QueryPage) -> list[bytes]:
+    joined = page.members
+    return [joined[at : at + MEMBER_SIZE] for at in range(0, len(joined), MEMBER_SIZE)]
+
+
+def _block(
+    part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
+) -> Block:
+    """Return messages as columns; `receipts` is empty if no message of the slot has failed."""
+    attempts: Sequence[int] = [1] * len(members)
+    if receipts:
+        attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
+    ids = _keys(part).join_ids(b"".join(members))
+    numbers = range(after + 1, after + 1 + len(members))
+    return Block(part.topic, part.slot, numbers, ids, attempts, records)
+
+
+class PartReader:
+    """Read parts of a batch, several slots in one pipeline: first members, then their records.
+
+    After an error, the next call continues where the last page ended.
+
+    Args:
+        run: Name of the query.
+        parts: Parts to read, in this order.
+        rows: Maximum number of messages of a page.
+        size: Maximum bytes of records and bodies of a page, exceeded by at most a message. Sizes
+            are known only after reading, so a page after smaller messages may be larger.
+    """
+
+    def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
+        self._run, self._rows, self._size = run, rows, size
+        self._parts = [part for part in parts if part.after < part.upto][::-1]
+        self._found: list[tuple[HeldPart, int, list[bytes], list[float]]] = []
+        self._count = min(rows, FIRST_ROWS)  # messages of the next page
+        self._last = self._parts[0] if self._parts else None
+        self._bytes = 0  # bytes that were read and not reported yet
+
+    def read(self) -> Flow[list[Block]]:
+        """Return the next page; empty at the end."""
+        while not self._found:
+            if not self._parts:
+                yield from self._tell()
+                return []
+            yield from self._find()
+        chosen, room = [], self._count
+        for part, after, members, receipts in self._found:
+            if room <= 0:
+                break
+            chosen.append((part, after, members[:room], receipts[:room]))
+            room -= len(chosen[-1][2])
+        replies = yield from pipeline(
+            [scripts.read_records(_keys(part), members) for part, _, members, _ in chosen]
+        )
+        page, size = [], 0
+        for (part, after, members, receipts), reply in zip(chosen, replies, strict=True):
+            gap, wanted = 0, len(members)
+            if None in reply:
+                whole = yield from self._read_at_once(part, after, wanted)
+                if whole is None:  # no longer held
+                    self._skip(wanted)
+                    continue
+                gap = whole[0] - after
+                after, members, receipts, reply = whole
+            large = record.positions(reply)
+            records, cut = self._within(reply, large, size)
+            if large:
+                ids = _keys(part).ids_of(members[:cut])
+                records = yield from reading.fetch(_keys(part), ids, records)
+            size += sum(map(len, records))
+            page.append(_block(part, after, members[:cut], receipts[:cut], records))
+            self._skip(gap + cut)
+            if gap + cut < wanted:
+                break
+        rows = sum(len(block.numbers) for block in page)
+        if rows:
+            self._count = max(1, min(self._rows, 4 * rows, self._size * rows // (size + 1)))
+        self._bytes += size
+        return page if page else (yield from self.read())
+
+    def _tell(self) -> Flow[None]:
+        """Add the bytes that were read to a figure of the query, for its driver."""
+        if self._bytes and self._last is not None:
+            keys, upto = _keys(self._last), self._last.upto
+            yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
+            self._bytes = 0
+
+    def _find(self) -> Flow[None]:
+        """Read the members of the next parts."""
+        wanted, room = [], PIPELINE_MOST
+        for part in reversed(self._parts):
+            if room <= 0:
+                break
+            wanted.append(part)
+            room -= min(CALL_MOST, part.upto - part.after)
+        calls = [
+            scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MOST, False)
+            for part in wanted
+        ]
+        pages: list[QueryPage] = yield from pipeline(calls)
+        for part, page in zip(wanted, pages, strict=True):
+            self._parts.pop()
+            if members := _members(page):
+                self._found.append((part, page.after, members, page.receipts))
+        # Put the remaining members in front of the parts, first part first.
+        for part, page in list(zip(wanted, pages, strict=True))[::-1]:
+            after = page.after + len(page.members) // MEMBER_SIZE
+            if page.members and after < part.upto:
+                self._parts.append(part._replace(after=after))
+
+    def _read_at_once(
+        self, part: HeldPart, after: int, count: int
+    ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
+        """Read members and records in one step, after a first read found records missing.
+
+        Returns None if the messages are no longer held, or their records are lost.
+        """
+        limit = min(count, BATCH_MAX)
+        page = yield scripts.query_read(_keys(part), self._run, after, after + count, limit)
+        members = _members(page)
+        return (page.after, members, page.receipts, page.records) if members else None
+
+    def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
+        """Return the first records that fit into the page, and their number."""
+        sizes = list(map(len, records))
+        for at in large:
+            sizes[at] += record.size_of(records[at])
+        # Size of the page before each record, and after the last record.
+        ends = list(accumulate(sizes, initial=size))
+        cut = min(bisect_right(ends, self._size, 1), len(records))
+        return records[:cut], cut
+
+    def _skip(self, count: int) -> None:
+        """Drop the first members, which have been read."""
+        part, after, members, receipts = self._found.pop(0)
+        if count < len(members):
+            self._found.insert(0, (part, after + count, members[count:], receipts[count:]))

@@ -1,0 +1,70 @@
+"""Watch queries for `/metrics`: the messages they hold, and the reports of their drivers."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from rmq.features.spark import held
+from rmq.features.spark.held import HeldQuery
+from rmq.http_framework.survey import Survey, SurveyedService, TopicCounts
+from rmq.kernel.transport.single.blocking import Transport
+
+EVERY_S = 5.0
+WITHOUT_S = 600.0  # time between two looks at a topic without messages in flight
+PER_TOPIC = 50  # queries of a topic that are read
+
+
+class _Look(NamedTuple):
+    """The result of the last look at a topic."""
+
+    at: float  # time of the look, by the monotonic clock
+    delivered: int
+    has_queries: bool
+
+
+class Queries(SurveyedService):
+    """Read the queries of all topics after each pass of the survey.
+
+    A topic without queries and without messages in flight costs nothing: a new query there is found
+    with its first message, or within ten minutes.
+
+    Attributes:
+        held: Queries by topic; topics without queries are omitted.
+    """
+
+    name = "queries"
+    every_s = EVERY_S
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        super().__init__(transport, survey)
+        self._seen = -1  # last handled pass of the survey
+        self._looks: dict[str, _Look] = {}
+        self.held: dict[str, list[HeldQuery]] = {}
+
+    def run_once(self) -> int:
+        """Read the queries of topics that may have some; return their number."""
+        seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
+        if seen == self._seen:
+            return 0
+        looks = {name: look for name, look in self._looks.items() if name in topics}
+        asked = {
+            name: counts
+            for name, counts in topics.items()
+            if self._may_have_some(looks.get(name), counts, now)
+        }
+        found = self._transport.run(held.watch(asked.values(), PER_TOPIC))
+        for name, counts in asked.items():
+            looks[name] = _Look(now, counts.total["delivered"], name in found)
+        self.held, self._looks, self._seen = found, looks, seen
+        return sum(map(len, found.values()))
+
+    def _may_have_some(self, look: _Look | None, counts: TopicCounts, now: float) -> bool:
+        total = counts.total
+        return (
+            look is None
+            or look.has_queries
+            or total["in_flight"] > 0
+            or total["delivered"] != look.delivered
+            or now - look.at >= WITHOUT_S
+        )

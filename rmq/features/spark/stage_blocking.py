@@ -1,0 +1,58 @@
+# Generated from rmq/features/spark/stage.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.spark.stage`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rmq.features.spark import stage_flows
+from rmq.features.spark.stage import StageBase, columns_of
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.transport.single.blocking import Transport
+
+
+class Stage(StageBase):
+    """Storage for messages that are not sent yet.
+
+    Created by `Topic.stage`; use it from a single writer.
+    """
+
+    def __init__(self, transport: Transport, flows: stage_flows.StageFlows) -> None:
+        super().__init__(flows)
+        self._run = transport.run
+
+    def push(self, messages: Iterable[Outgoing]) -> int:
+        """Check, encode and store messages; return the number of messages in the stage.
+
+        Pass many messages at a time: up to 1000 messages of a slot become one entry. After an error
+        the stage cannot be used; discard it, and write another stage.
+
+        Raises:
+            RMQError: A message cannot be sent, as in `Topic.send_many`.
+            QueueFull: Redis is at maxmemory.
+            StageLost: The stage has expired, or another writer uses its name.
+        """
+        return self._run(self._flows.push(messages))
+
+    def push_bodies(
+        self,
+        bodies: Iterable[Any],
+        *,
+        priorities: Sequence[int | None] | None = None,
+        slot_bases: Sequence[str | bytes | None] | None = None,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        types: Sequence[str | None] | None = None,
+        groups: Sequence[str | None] | None = None,
+    ) -> int:
+        """Store messages given as columns, much faster than `push`; return their number.
+
+        Pass some thousands at a time: messages without a basis are spread evenly over the slots. A
+        column has a value for each body; None leaves the field unset.
+        """
+        columns = columns_of(priorities, slot_bases, headers, types, groups)
+        return self._run(self._flows.push_bodies(bodies, columns))
+
+    def discard(self) -> None:
+        """Drop all messages of this stage, even after a failed push."""
+        self._run(self._flows.discard())

@@ -1,0 +1,282 @@
+"""The form in which the HTTP API and the console show messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rmq.errors import DecodeError
+from rmq.http_framework.operation import RequestContext, read_cursor, write_cursor
+from rmq.http_framework.principal import sees_bodies
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.requests import (
+    LIMIT_MOST,
+    Answer,
+    DeadQuery,
+    LeasesQuery,
+    MessagesQuery,
+    show,
+)
+from rmq.kernel.core import codec, failure as failures, record
+from rmq.kernel.core.compression import CEILING
+from rmq.kernel.core.message import Message, QueueName, SendStatus
+from rmq.kernel.topic.paging import Cursor, Span
+
+WALKED_MAX = 5000  # messages that one filtered request reads; its cursor continues after them
+BLOCK_S = 3.0  # how long a send waits for room if the topic's overflow is "block"
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The position of a list of messages, encoded in its cursor."""
+
+    slot: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    score: float | None = None  # None: the beginning of the slot
+    seen: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
+
+
+async def walk(
+    context: RequestContext,
+    topic: str,
+    query: MessagesQuery | DeadQuery,
+    queue: QueueName,
+    fits: Callable[[Message], bool] | None = None,
+) -> MessageList:
+    """Return one page of a queue's messages, in the form in which they are shown."""
+    found, cursor = await page_of(context, topic, query, queue, fits)
+    return MessageList(messages=[shown(context, each) for each in found], cursor=cursor)
+
+
+SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` is true
+
+
+def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
+    """Convert a message to the form in which it is shown, without decoding hidden bodies.
+
+    Args:
+        context: Context of the request.
+        message: Message whose body is its record.
+        most: Maximum number of body bytes to show; None: all.
+    """
+    if not sees_bodies(context.principal):
+        body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
+    elif isinstance(message.body, record.Record):
+        body, unreadable = body_of_record(message.body, most)
+    else:  # the record cannot be read
+        body, unreadable = body_of(message.body, most), message.unreadable
+    failure = failure_of(message.failure)
+    return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
+
+
+async def page_of(
+    context: RequestContext,
+    topic: str,
+    query: MessagesQuery | DeadQuery | LeasesQuery,
+    queue: QueueName,
+    fits: Callable[[Message], bool] | None = None,
+) -> tuple[list[Message], str | None]:
+    """Return the messages after the query's cursor, by slot and score, and the next cursor."""
+    settings = await context.admin.settings(topic)
+    slots = settings.layout.most if settings.layout else settings.slots
+    first = query.slot or 0
+    if first >= slots:
+        raise ApiError("invalid", f"slot: {first}; the topic has {slots}", "slot")
+    last = first if query.slot is not None else slots - 1
+    position = read_cursor(query.cursor, Position) if query.cursor else Position(first)
+    if not first <= position.slot <= last:
+        raise ApiError("invalid", "cursor: use the query that returned it", "cursor")
+    found: list[Message] = []
+    walked = 0
+    while True:
+        cursor = None if position.score is None else Cursor(position.score, position.seen)
+        size = LIMIT_MOST if fits else query.limit - len(found)
+        page = await context.admin.page(
+            topic, queue, Span(position.slot), cursor, raw=True, limit=size
+        )
+        for message in page.messages:
+            seen = position.seen + 1 if message.score == position.score else 1
+            position = Position(position.slot, message.score, seen)
+            walked += 1
+            if fits is None or fits(message):
+                found.append(message)
+                if len(found) == query.limit:
+                    return found, write_cursor(position)
+        if page.cursor is None:
+            if position.slot == last:
+                return found, None
+            position = Position(position.slot + 1)
+        if walked >= WALKED_MAX:
+            return found, write_cursor(position)
+
+
+# Bytes of a body that are decoded: Python values take up to 30 times as much memory. Larger bodies
+# are shown as they are stored.
+DECODED_MAX = 1024 * 1024
+HIDDEN = "(hidden)"
+
+
+class Body(Answer):
+    """A body, as text.
+
+    Attributes:
+        kind: "json": `text` is JSON, with all digits of its numbers. "text": a string, unchanged.
+            "base64": bytes. "hidden": you have no right to see the body.
+        size: Size in bytes of the complete body, or of the stored form if `text` is truncated; null
+            if the size is unknown because a compressed body was decompressed only in part.
+        is_truncated: Whether `text` is only the beginning of the body.
+    """
+
+    kind: Literal["json", "text", "base64", "hidden"]
+    text: str
+    size: int | None
+    is_truncated: bool
+
+
+class Failure(Answer):
+    """The last failure of a message. Failures with the same cause have the same fingerprint."""
+
+    reason: str
+    deliveries: int
+    error: str
+    traceback: str
+    fingerprint: str
+
+
+class Attempt(Answer):
+    """A failed attempt to handle a message, its redrive or its expiry: see `rmq.Attempt`."""
+
+    number: int | None
+    at: datetime
+    reason: str
+    error: str
+    traceback: str
+    worker: str
+
+
+class StoredMessage(Answer):
+    """A message as it is stored in Redis; the fields are those of `rmq.Message`.
+
+    Attributes:
+        queue: "store" (waiting), "prepare" (in flight) or "dead".
+        unreadable: Why the body could not be decoded and is shown as bytes; empty: it was decoded.
+        attempts: Failed attempts, newest first.
+    """
+
+    id: str
+    queue: QueueName
+    slot: int
+    offset: int
+    body: Body
+    type: str | None
+    group: str | None
+    share_key: str | None
+    weight: int | None
+    held: bool
+    priority: int | None
+    due: datetime | None
+    expires: datetime | None
+    merge_key: str | None
+    headers: dict[str, str]
+    deliveries: int
+    deadline: datetime | None
+    held_by_query: bool
+    died: datetime | None
+    failure: Failure | None
+    unreadable: str
+    attempts: list[Attempt]
+
+
+class MessageList(Answer):
+    """A page of messages."""
+
+    messages: list[StoredMessage]
+    cursor: str | None
+
+
+class Peeked(MessageList):
+    """Messages in their delivery order within each slot."""
+
+
+class Sent(Answer):
+    """The result of a send; the fields are those of `rmq.SendResult`."""
+
+    id: str
+    status: SendStatus
+    slot: int
+    offset: int
+    into: str | None
+    durable: str
+
+
+def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
+    """Convert a decoded body for display, with at most `most` bytes (None: all)."""
+    if isinstance(value, bytes):
+        shown = value[:most]
+        text = base64.b64encode(shown).decode()
+        return Body(kind="base64", text=text, size=len(value), is_truncated=len(shown) < len(value))
+    kind: Literal["json", "text"] = "text"
+    if isinstance(value, str):
+        text = value
+    else:
+        try:
+            text, kind = json.dumps(value, ensure_ascii=False, allow_nan=False), "json"
+        except (TypeError, ValueError, RecursionError):
+            text = _written(value)  # a map with bytes, NaN, or any object of a user's codec
+    whole = text.encode("utf-8", "replace")  # JSON may contain half of a surrogate pair
+    shown = whole[:most]
+    return Body(
+        kind=kind,
+        text=shown.decode("utf-8", "ignore"),  # the cut may be inside a character
+        size=len(whole),
+        is_truncated=len(shown) < len(whole),
+    )
+
+
+def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
+    """Convert a stored body for display; also return why it was not decoded, or "".
+
+    Decompresses only the bytes that are shown: at most `most`, or all if `most` is None.
+    """
+    try:
+        if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size
+            return body_of(codec.decode(entry.codec, entry.body), most), ""
+        parts, is_whole = record.beginning_of(entry, CEILING if most is None else most)
+        data = b", ".join(data for _, data in parts)
+        codecs = {number for number, _ in parts}
+        collects = bool(entry.flags & record.COLLECTS)
+        if is_whole and len(data) <= DECODED_MAX:
+            values = [codec.decode(number, data) for number, data in parts]
+            return body_of(values if collects else values[0], most), ""
+        if is_json := codecs == {codec.JSON.number}:
+            data = b"[%b]" % data if collects else data
+            if is_whole:
+                msgspec.json.decode(data, type=msgspec.Raw)  # raises if the body is not JSON
+    except (DecodeError, msgspec.DecodeError, RecursionError) as error:
+        return body_of(entry.body, most), str(error)
+    body = body_of(data.decode("utf-8", "replace") if is_json else data, most)
+    body.kind = "json" if is_json else "base64"
+    if not is_whole:
+        body.is_truncated = True
+        body.size = None if entry.codec == codec.COMPRESSED.number else len(entry.body)
+    is_decoded = is_json or codecs == {codec.BYTES.number}
+    return body, "" if is_decoded else "shown as stored: the body is too large to be decoded here"
+
+
+def _written(value: Any) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return "(too deeply nested to be shown)"
+    except Exception as error:  # raised by the `repr` of an object that a user's codec returned
+        return f"({type(value).__name__}; it cannot be shown: {type(error).__name__})"
+
+
+def failure_of(failure: failures.Failure | None) -> Failure | None:
+    """Convert a failure to the form in which it is shown."""
+    if failure is None:
+        return None
+    return show(failure, Failure, fingerprint=failures.fingerprint(failure))

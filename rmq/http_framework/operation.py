@@ -1,0 +1,266 @@
+"""Routes of the HTTP API, declared by the annotations of their functions.
+
+A handler function takes the parameters that it needs, each a msgspec struct:
+
+    context  the client of Redis, and the state of the server (always)
+    path     the parts of the path in braces
+    query    the query string
+    body     the JSON body of the request
+
+The function's name is the operationId, its docstring the description, its return type the schema.
+An async generator of lists answers with lines of NDJSON, which are sent while they are read.
+
+A cursor is the position at which a list continues. Only the server can interpret a cursor, and the
+server stores nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
+
+from rmq.http_framework.principal import Principal
+from rmq.http_framework.problems import ApiError
+from rmq.http_framework.service import ServerState
+from rmq.kernel.core.access import Role
+
+if TYPE_CHECKING:
+    from rmq.client.admin import AsyncAdmin
+    from rmq.client.client import AsyncClient
+
+
+T = TypeVar("T")
+
+
+def write_cursor(position: object) -> str:
+    """Encode a position as a cursor."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, kind: type[T]) -> T:
+    """Decode the position from a cursor.
+
+    Raises:
+        ApiError: The text is not a cursor of this kind of list.
+    """
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+        return msgspec.json.decode(text, type=kind)
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise ApiError("invalid", "cursor: use a cursor that a list returned", "cursor") from None
+
+
+MEDIA_TYPE = "application/x-ndjson"
+SEND_S = 30.0  # longest wait for a client to read a page; then the connection is closed
+_ENCODER = msgspec.json.Encoder()
+
+
+class _Lines(StreamingResponse):
+    """A response of NDJSON lines. An error breaks the connection, so that the client notices it."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send all pages."""
+
+        async def send_in_time(message: Any) -> None:
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
+        await super().stream_response(send_in_time)
+
+
+async def answer(
+    pages: AsyncIterator[list[Any]],
+    shown: Callable[[Any], Any],
+    request: Request,
+    headers: Mapping[str, str],
+) -> Response:
+    """Return a response that streams pages of lines; the first page is read before it begins.
+
+    Args:
+        pages: Lists of structs.
+        shown: Function that removes hidden parts of a page.
+        request: The request to answer.
+        headers: Headers of the response.
+    """
+    first: list[Any] = await anext(pages, [])
+    if request.method == "HEAD":
+        return Response(None, 200, headers, MEDIA_TYPE)
+
+    async def sent() -> AsyncIterator[bytes]:
+        yield _ENCODER.encode_lines(shown(first))
+        async for page in pages:
+            yield _ENCODER.encode_lines(shown(page))
+
+    return _Lines(sent(), 200, headers, MEDIA_TYPE)
+
+
+Handler = Callable[..., Any]  # a coroutine function, or an async generator of pages of lines
+H = TypeVar("H", bound=Handler)
+
+ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
+          "head-too-large", "internal", "unavailable")  # fmt: skip
+OF_TOPICS = ("topic-not-found", "conflict")
+OF_READS = ("timeout",)
+OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Everything that a handler needs to answer a request.
+
+    Attributes:
+        client: Client of the Redis that this server serves.
+        state: State of this server.
+        principal: Sender of the request.
+        address: Network address of the sender.
+        headers: Headers of the request; names are case-insensitive.
+    """
+
+    client: AsyncClient
+    state: ServerState
+    principal: Principal
+    address: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def admin(self) -> AsyncAdmin:
+        """Operations on topics."""
+        return self.client.admin
+
+    def require(self, role: Role) -> None:
+        """Check a role that only some values of an operation require.
+
+        Raises:
+            ApiError: The principal lacks the role.
+        """
+        if not self.principal.role.includes(role):
+            raise ApiError(
+                "forbidden", f"the role {self.principal.role} lacks the rights of {role}"
+            )
+
+
+def check_confirm(confirm: str | None, topic: str) -> None:
+    """Check that a destructive request repeats the name of its topic.
+
+    Raises:
+        ApiError: The name is missing or differs.
+    """
+    if confirm != topic:
+        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        method: HTTP method.
+        path: Path below /api/v1, with parameters in braces.
+        tag: Subject, by which the document groups operations.
+        role: Role that a principal needs.
+        status: HTTP status of a successful answer.
+        has_etag: Whether the operation supports If-None-Match (reads) or If-Match (changes).
+        errors: Kinds of errors, in addition to the kinds that all operations share.
+        handler: Function that answers.
+        types: Structs of "path", "query" and "body", and of "return".
+        has_lines: Whether the handler yields pages of NDJSON lines.
+    """
+
+    method: str
+    path: str
+    tag: str
+    role: Role
+    status: int
+    has_etag: bool
+    errors: tuple[str, ...]
+    handler: Handler
+    types: dict[str, Any] = field(default_factory=dict)
+    has_lines: bool = False
+
+    @property
+    def name(self) -> str:
+        """The operationId."""
+        return self.handler.__name__
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the operation changes nothing."""
+        return self.method == "GET"
+
+    @property
+    def all_errors(self) -> tuple[str, ...]:
+        """All kinds of errors that the operation can answer with."""
+        fields = getattr(self.types.get("body"), "__struct_fields__", ())
+        of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
+        of_topics = OF_TOPICS if "{topic}" in self.path else ()
+        return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
+
+    def reads_only(self, given: Mapping[str, Any]) -> bool:
+        """Return whether this call changes nothing: it reads, or is a dry run."""
+        return self.is_read or getattr(given.get("body"), "dry_run", False) is True
+
+
+class Table:
+    """The operations of one subject.
+
+    Args:
+        tag: The subject.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.operations: list[Operation] = []
+
+    def get(
+        self, path: str, *errors: str, role: Role = Role.VIEWER, has_etag: bool = False
+    ) -> Callable[[H], H]:
+        """Register a handler that reads."""
+        return self._register("GET", path, role, 200, errors, has_etag)
+
+    def post(self, path: str, *errors: str, role: Role, status: int = 200) -> Callable[[H], H]:
+        """Register a handler that acts; its requests have a body."""
+        return self._register("POST", path, role, status, errors)
+
+    def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
+        """Register a handler that changes something and returns it; its requests have a body."""
+        return self._register("PATCH", path, role, 200, errors, has_etag=True)
+
+    def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
+        """Register a handler that deletes something; its requests have no body."""
+        return self._register("DELETE", path, role, 200, errors)
+
+    def _register(
+        self,
+        method: str,
+        path: str,
+        role: Role,
+        status: int,
+        errors: tuple[str, ...],
+        has_etag: bool = False,
+    ) -> Callable[[H], H]:
+        def register(handler: H) -> H:
+            types = get_type_hints(handler)
+            types.pop("context")
+            has_lines = get_origin(types["return"]) is AsyncIterator
+            if has_lines:
+                ((types["return"],),) = (get_args(page) for page in get_args(types["return"]))
+            assert ("body" in types) == (method in ("POST", "PATCH")), handler
+            assert ("path" in types) == ("{" in path), handler
+            assert inspect.getdoc(handler), handler
+            operation = Operation(
+                method, path, self.tag, role, status, has_etag, errors, handler, types, has_lines
+            )
+            self.operations.append(operation)
+            return handler
+
+        return register

@@ -1,0 +1,277 @@
+"""Structs for paths, queries and bodies of requests; the base class of answers, and `show`.
+
+The structs check all bounds that RMQ does not check itself, as it does for a topic's settings.
+Reading a body is limited in size and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache, partial
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import ClientDisconnect
+
+from rmq.http_framework.problems import ApiError
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.limits import TEXT_MAX
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as StarletteRequest
+
+
+LIMIT_MOST = 500
+BY = "HTTP API"  # default for the name of a job's author
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
+MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
+Line = Annotated[str, Meta(max_length=500)]
+Text = Annotated[str, Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
+Slot = Annotated[int, Meta(ge=0, le=1023)]
+CursorText = Annotated[str, Meta(max_length=500)]
+FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
+JobText = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
+PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a position per slot; enough for 100
+Queue = Literal["store", "prepare", "dead"]
+Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
+
+
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a request; unknown fields are refused."""
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+class TopicPath(Request):
+    """The topic of a request."""
+
+    topic: Name
+
+
+class PeekQuery(Request):
+    """Selects messages to show."""
+
+    queue: Queue = "store"
+    slot: Slot | None = None
+    type: str | None = None
+    group: str | None = None
+    limit: Limit = 50
+    cursor: PeekCursor | None = None
+
+
+class MessagesQuery(Request):
+    """Selects messages to list."""
+
+    queue: Queue = "store"
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: CursorText | None = None
+
+
+class DeadQuery(Request):
+    """Selects dead letters to list; a filter is for example: reason=failed and age>1h."""
+
+    filter: FilterText | None = None
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: CursorText | None = None
+
+
+class LeasesQuery(Request):
+    """Selects messages in flight to list."""
+
+    slot: Slot | None = None
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+class Nothing(Request):
+    """A request without fields: send {}."""
+
+
+class LetterConditions(Request):
+    """Conditions for dead letters or letters of the trash; a letter must meet all of them.
+
+    Attributes:
+        filter: For example: error contains "timeout" and header.tenant=7 and body.order>100.
+    """
+
+    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
+    reason: Reason | None = None
+    type: str | None = None
+    filter: FilterText | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the conditions that were sent, as keyword arguments of `Admin`."""
+        values = {name: getattr(self, name, None) for name in _CONDITIONS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class DeadLetterConditions(LetterConditions):
+    """Conditions for dead letters; a dead letter must meet all of them.
+
+    Attributes:
+        older_than: Minimum time since the message died, in seconds.
+        filter: For example: error contains "timeout" and age>1h and body.order>100.
+    """
+
+    older_than: Seconds | None = None
+
+
+_CONDITIONS = DeadLetterConditions.__struct_fields__
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The body of an answer."""
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def show(value: object, kind: type[A], /, **given: Any) -> A:
+    """Convert a value of the library to an answer: each field gets the attribute of the same name.
+
+    Ids become text, timedeltas become seconds, and mappings become dicts. A field whose type is an
+    answer, or a list of answers, is converted in the same way.
+
+    Args:
+        value: NamedTuple, dataclass or other object with attributes.
+        kind: Type of the answer.
+        given: Fields that the value does not have, or that replace its attributes.
+
+    Raises:
+        TypeError: A field is neither given nor an attribute of the value.
+    """
+    for name, convert in _conversions(kind).items():
+        if name not in given:
+            try:
+                given[name] = convert(getattr(value, name))
+            except AttributeError as error:
+                raise TypeError(f"{kind.__name__}.{name}: {error}") from error
+    return kind(**given)
+
+
+@cache
+def _conversions(kind: type[Answer]) -> dict[str, Callable[[Any], Any]]:
+    """Return, by field, the function that converts its attribute."""
+    return {name: _conversion(hint) for name, hint in get_type_hints(kind).items()}
+
+
+def _conversion(hint: Any) -> Callable[[Any], Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return dict
+    if origin is list:
+        convert = _conversion(*parts)
+        return lambda values: [convert(each) for each in values]
+    for part in parts or (hint,):  # the members of X | None
+        if isinstance(part, type) and issubclass(part, Answer):
+            return partial(_show_unless_none, part)
+    return _plain
+
+
+def _show_unless_none(kind: type[Answer], value: Any) -> Answer | None:
+    return None if value is None else show(value, kind)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, MessageId):
+        return str(value)
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def etag_of(answer: bytes) -> str:
+    """Compute the ETag of the bytes of an answer."""
+    return f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
+
+
+class Count(Answer):
+    """A number of messages."""
+
+    count: int
+
+
+class Done(Answer):
+    """Whether there was something to do."""
+
+    done: bool
+
+
+async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -> bytes:
+    """Read the body of a request.
+
+    Args:
+        request: The request.
+        kind: Required media type.
+        most: Maximum size in bytes.
+        wait_s: Maximum time for the whole body, in seconds.
+
+    Raises:
+        ApiError: The media type is wrong, the body is too large, or it does not arrive in time.
+    """
+    given = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if given != kind:
+        raise ApiError("not-json" if kind.endswith("json") else "invalid",
+                       f"give the header Content-Type: {kind}")  # fmt: skip
+    length = request.headers.get("Content-Length", "0")
+    too_large = ApiError("too-large", f"the body of this request has {most // 1024} KiB at most")
+    if not length.isdecimal() or int(length) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(wait_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_large
+    except (TimeoutError, ClientDisconnect):
+        raise ApiError(
+            "too-slow", "the body of the request did not come; nothing was done"
+        ) from None
+    return bytes(body)
+
+
+FORM_MAX = 64 * 1024  # bytes
+FORM_S = 10.0
+FIELDS_MAX = 1_200  # a page has up to 500 rows with a check box
+
+
+async def read_form(request: StarletteRequest) -> dict[str, str]:
+    """Read the fields of a form. Several values of one field are joined with line breaks.
+
+    Raises:
+        ApiError: The body is not a form, is too large, or does not arrive in time.
+    """
+    content = await read(request, "application/x-www-form-urlencoded", FORM_MAX, FORM_S)
+    try:
+        pairs = parse_qsl(
+            content.decode("ascii"), keep_blank_values=True, errors="strict",
+            max_num_fields=FIELDS_MAX,
+        )  # fmt: skip
+    except ValueError:
+        raise ApiError("invalid", "the form cannot be read") from None
+    form: dict[str, str] = {}
+    for name, value in pairs:
+        form[name] = f"{form[name]}\n{value}" if name in form else value
+    return form

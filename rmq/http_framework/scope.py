@@ -1,0 +1,84 @@
+"""The path of a request below the root path, and the CSRF token of its forms.
+
+The root path is the path where an application is mounted, or where a reverse proxy serves it.
+
+CSRF: each form of the console contains a token that other sites cannot know. A browser sends its
+cookie by itself, and a local server needs no cookie, so another site could send a form to RMQ. The
+guard checks where the browser says that a request comes from (Sec-Fetch-Site, Origin). The token
+protects browsers that send neither header. It depends on the session, or on the principal, and on
+a secret of the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from rmq.http_framework.principal import Principal
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+CSRF = "rmq.csrf"  # key in the scope of a request
+
+
+def root_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the root path of a request, without a slash at its end; empty: the top."""
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def path_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the path of a request below the root path.
+
+    ASGI includes the root path in `path`; some servers omit it.
+    """
+    path: str = scope["path"]
+    root = root_of(scope)
+    if root and (path == root or path.startswith(root + "/")):
+        return path[len(root) :]
+    return path
+
+
+class RootPath:
+    """Set the root path of requests, for an application behind a reverse proxy.
+
+    The proxy may remove the root path from requests or keep it, and local probes may omit it.
+
+    Args:
+        app: The application.
+        root: Root path, with a slash before each name and none at its end; empty: the top.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application, with the root path in its scope."""
+        if scope["type"] == "http" and self._root:
+            scope = {**scope, "root_path": self._root}
+            scope["path"] = self._root + path_of(scope)
+        await self._app(scope, receive, send)
+
+
+def csrf_token(scope: MutableMapping[str, Any]) -> str:
+    """Return the CSRF token for the hidden field of a form: letters and digits only."""
+    text: str = scope[CSRF]
+    return text
+
+
+def csrf_holds(scope: MutableMapping[str, Any], text: str) -> bool:
+    """Return whether the text of a submitted form equals the CSRF token."""
+    return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
+
+
+def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
+    """Compute the CSRF token of a principal, or of an anonymous browser (None)."""
+    bound = "\0"
+    if principal is not None:
+        bound = "\0".join((principal.kind, principal.name, principal.session or ""))
+    return hmac.new(secret, bound.encode(), hashlib.sha256).hexdigest()
