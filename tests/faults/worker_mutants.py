@@ -21,7 +21,7 @@ from rmq.worker.watchdog import Watchdog
 
 def blind_heartbeat() -> None:
     """The heartbeat renews for a process that is stopped, for as long as that is."""
-    main = "main(int(sys.argv[2]))"
+    main = "main(int(sys.argv[1]))"
     blind = "import rmq.worker.heartbeat.renewer as h; h.is_stopped = lambda pid: False; "
     assert start.PROGRAM.endswith(main)
     start.PROGRAM = start.PROGRAM.removesuffix(main) + blind + main

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from rmq.errors import OutcomeUnknown, QueryOwned, RMQError, Unavailable
+from rmq.errors import AccessDenied, OutcomeUnknown, QueryOwned, RMQError, Unavailable
 from rmq.features.spark import flows as query_flow, scripts as queries_scripts
 from rmq.kernel.consumer import rollback, scripts
 from rmq.kernel.consumer.scripts import QueryState
@@ -206,7 +206,7 @@ def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
     for at, reply in enumerate(replies):
-        if isinstance(reply, Unavailable | OutcomeUnknown):
+        if isinstance(reply, Unavailable | OutcomeUnknown | AccessDenied):
             raise reply
         if isinstance(reply, RMQError):
             replies[at] = ()
