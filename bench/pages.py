@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,11 @@ def fill(text: str, name: str, content: str) -> str:
     return block.sub(lambda match: f"{match[1]}{content}{match[2]}", text)
 
 
+def wrapped(text: str) -> str:
+    """Return a paragraph of a page in lines of at most 160 characters."""
+    return textwrap.fill(text, 160, break_long_words=False, break_on_hyphens=False)
+
+
 def _has(figures: Figures, block: Block) -> bool:
     return figures.parts.issuperset(block.parts)
 
@@ -158,7 +164,8 @@ def update(figures: Figures, root: Path, source: str = "", found: Sequence[str] 
             continue
         content = block.make(figures)
         if block.how is not None:
-            content = f"{mark}{source}{figures.caption(block.parts, block.how)}\n\n{content}"
+            caption = wrapped(f"{mark}{source}{figures.caption(block.parts, block.how)}")
+            content = f"{caption}\n\n{content}"
         pages[block.page] = fill(pages[block.page], name, content)
     for page, text in pages.items():
         (root / page).write_text(text)

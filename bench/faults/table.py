@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.pages import wrapped
+
 WIDTH = 140  # if stdout is not a terminal
 STYLES = {"broken": "red", "unknown": "yellow"}
 LONG = 240  # characters of a figure on the page
@@ -113,4 +115,4 @@ def markdown(run: dict[str, Any]) -> str:
             f"| {row['number']} | {row['fault']} | {row['holds']}{note} | {row['verdict']}{why} | "
             f"{tests} | {controls} | {told} |"
         )
-    return f"{caption(run)}\n\n" + "\n".join(lines)
+    return f"{wrapped(caption(run))}\n\n" + "\n".join(lines)

@@ -38,7 +38,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _texts(checkout: Path) -> list[str]:
-    return [(checkout / page).read_text() for page in PAGES]
+    """Return the pages with single spaces, because captions are wrapped."""
+    return [" ".join((checkout / page).read_text().split()) for page in PAGES]
 
 
 def _file(where: Path, change: Change = lambda _: None) -> Path:

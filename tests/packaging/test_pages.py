@@ -279,6 +279,27 @@ def test_a_broken_row_is_found() -> None:
     assert broken_rows(table + "| e | f\n g |\n") == ["| e | f", " g |"]
 
 
+def long_lines(text: str) -> list[str]:
+    """Return the lines of more than 160 characters that are not code, a table or a picture."""
+    found, is_code = [], False
+    for line in text.splitlines():
+        is_code ^= line.lstrip().startswith("```")
+        if len(line) > 160 and not is_code and not line.lstrip().startswith(("|", "![")):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("page", sorted(str(each.relative_to(ROOT)) for each in MARKDOWN))
+def test_lines_have_at_most_160_characters(page: str) -> None:
+    assert long_lines((ROOT / page).read_text()) == []
+
+
+def test_a_long_line_is_found() -> None:
+    line = "word " * 40
+    assert long_lines(line[:160] + "\n| " + line + "|\n```text\n" + line + "\n```\n") == []
+    assert long_lines("```text\n```\n- " + line + "\n") == ["- " + line]
+
+
 def without_source(text: str) -> list[str]:
     """Return the cells of tables without a link, and names of links that are unknown or unused."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:2] == "| "]
