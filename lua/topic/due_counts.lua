@@ -1,12 +1,13 @@
 --[[
-due_counts: count the waiting messages of a slot by when they are due. Changes nothing.
+due_counts: count the waiting messages of a slot by due time. Changes nothing.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2..] boundaries           ms from now, rising; 1 to 60
-Returns   for each boundary, how many timed messages are due then or before, and after the boundary before it; then how
-          many are due after the last one. A message that was handed back is due. Last, how many have no due time:
-          retries and priorities, which may be taken at once or are held behind others of their groups
-Cost      O(b log L), b = boundaries
+ARGV[2..] boundaries           ms from now, ascending; 1 to 60
+Returns   For each boundary, the number of timed messages that are due by then and after the
+          previous boundary. Then the number that is due after the last boundary. A message that was
+          handed back is due. Last, the number of retries and messages with a priority: they have no
+          due time.
+Cost      O(b log L), b = boundaries, L = waiting messages
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @keys slot store
@@ -29,7 +30,8 @@ for i = 2, #ARGV do
 end
 local reply, from = {}, string.format('%.0f', PRIORITY_END)
 for i = 1, #boundaries do
-  local past = string.format('%.0f', now + boundaries[i] + 1) -- a due time has a fraction: the whole ms counts
+  -- The score of a due time has a fraction, so the range ends before the next ms.
+  local past = string.format('%.0f', now + boundaries[i] + 1)
   reply[i] = redis.call('ZCOUNT', store, from, '(' .. past)
   from = past
 end

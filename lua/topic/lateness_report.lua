@@ -1,13 +1,13 @@
 --[[
-lateness_report: add to the counts of how late messages of a topic were taken (rmq/kernel/core/telemetry.py). The field
-`lateness` of the slot has a count for each bucket.
+lateness_report: add to the counts of how late messages of a topic were received
+(rmq/kernel/core/telemetry.py). The field `lateness` of the slot has one count for each bucket.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3..] how many deliveries to add to each bucket, 1 to 64 buckets
+ARGV[3..] deliveries           how many to add to each bucket; 1 to 64 buckets
 Returns   1
 Cost      O(buckets)
-Atomic    One write, which Redis refuses at maxmemory. Sent twice with one number, it is added once.
+Atomic    One write, which Redis refuses at maxmemory. A call that is sent twice is added once.
 ]]
 --- @keys slot
 --- @include "lib/check"
@@ -17,9 +17,9 @@ local now = clock(ARGV[1])
 if #ARGV < 3 or #ARGV > 66 then
   fail('ARG', 'count')
 end
-local added = {}
+local counts = {}
 for i = 3, #ARGV do
-  added[i - 2] = whole_number(ARGV[i], 0, DELIVERIES_MOST, 'deliveries')
+  counts[i - 2] = whole_number(ARGV[i], 0, DELIVERIES_MOST, 'deliveries')
 end
 local created, lateness = unpack(redis.call('HMGET', slot, 'created', 'lateness'))
 if not created then
@@ -28,14 +28,14 @@ end
 if replayed(ARGV[2]) then
   return 1
 end
-local i = 0
+local bucket = 0
 for count in string.gmatch(lateness or '', '%d+') do
-  i = i + 1
-  added[i] = (added[i] or 0) + tonumber(count)
+  bucket = bucket + 1
+  counts[bucket] = (counts[bucket] or 0) + tonumber(count)
 end
-for at = 1, #added do
-  added[at] = string.format('%.0f', added[at])
+for i = 1, #counts do
+  counts[i] = string.format('%.0f', counts[i])
 end
-redis.call('HSET', slot, 'lateness', table.concat(added, ' '))
+redis.call('HSET', slot, 'lateness', table.concat(counts, ' '))
 remember(ARGV[2], now, '1')
 return 1

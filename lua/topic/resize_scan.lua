@@ -1,19 +1,23 @@
 --[[
-resize_scan: does a page of a slot's records have messages from before the topic was resized, which newer ones in other
-slots must not overtake? Changes nothing. `upto` of the slot is the last message from before the resize.
+resize_scan: count messages from before a resize, which newer messages in other slots must not
+overtake. Reads a page of the slot's records and changes nothing. The field `upto` of the slot is
+the acceptance number of the last message before the resize.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp since the resize; another stamp is an error
-ARGV[3]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
-ARGV[4]   limit                1 to 1000, about so many records a page
-Returns   {cursor of the next page, 0 at the end; how many such messages the page has; the number of the slot's newest
-          delivery}. Messages that are not due yet and dead letters do not count: nothing waits for them, but for the retry of a
-          group in order. Each group that is stopped counts, too: what is sent to it now is in another slot, which does
-          not know of that
+ARGV[3]   cursor               0 for the first page, or the cursor of the last answer. With a
+          cursor of another server, the scan begins again.
+ARGV[4]   limit                1 to 1000: approximate number of records in a page.
+Returns   {cursor of the next page, 0 at the end; number of such messages in the page; number of the
+          slot's newest delivery}. Dead letters and messages that are not due do not count, because
+          no message waits for them. The retry of an ordered group counts, because its group waits
+          for it. Each stopped group counts: its new messages go to another slot, in which the group
+          is not stopped.
 Cost      O(limit), at most about 16 MiB of records
-Atomic    Reads only. A caller that asks for a page until it has none, and then goes on to the next, has seen at the end that
-          none is left: a record that is there from the first page to the last is on one of them (one HSCAN). That holds on
-          one server until it is restarted: another one has the records in another order, so a cursor names its server.
+Atomic    Reads only. The caller repeats a page until it finds no such message there, and then reads
+          the next page. So no such message is left at the end: one HSCAN returns every record that
+          exists from the first page to the last. This is true for one server until it restarts.
+          Another server has the records in another order, so a cursor names its server.
 ]]
 --- @keys slot store prepare records
 --- @include "lib/check"
@@ -23,20 +27,9 @@ Atomic    Reads only. A caller that asks for a page until it has none, and then 
 --- @include "lib/scan_cursor"
 --- @include "lib/scores/score_ranges"
 local now = clock(ARGV[1])
-local created, chunk, last_before, delivered, grouped, paused, held = unpack(redis.call('HMGET',
-  slot, 'created', 'chunk', 'upto', 'delivered', 'groups', 'groups_paused', 'groups_held'))
-local in_order = grouped and string.find(grouped, '^%d+:1')
-
--- Whether a message that waits for its time is the retry of a group in order, which waits for it.
-local function is_awaited_retry(record, id)
-  local name = in_order and group_of(record) or ''
-  local entry, member = name ~= '' and redis.call('HGET', slot, '/' .. name), nil
-  if entry then
-    member = select(4, struct.unpack(GROUP_ENTRY, entry))
-  end
-  return member == id
-end
-
+local created, chunk, last_accepted, delivered, groups_setting, groups_paused, groups_held =
+  unpack(redis.call('HMGET', slot, 'created', 'chunk', 'upto', 'delivered', 'groups',
+    'groups_paused', 'groups_held'))
 if created ~= ARGV[2] then
   fail(created and 'ANEW' or 'GONE', slot)
 end
@@ -45,20 +38,42 @@ local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('HLEN', records)
-if not last_before then
-  return { '0', 0, tonumber(delivered or 0) } -- a slot that this resize has created
+local newest_delivery = tonumber(delivered or 0)
+if not last_accepted then
+  return { '0', 0, newest_delivery } -- the resize has created this slot
 end
-local upto = tonumber(last_before)
-local page, before = redis.call('HSCAN', records, cursor, 'COUNT', limit), tonumber(paused or 0) + tonumber(held or 0)
+local upto = tonumber(last_accepted)
+local in_order = groups_setting and string.find(groups_setting, '^%d+:1')
+
+-- Return whether a message that is not due is the retry of an ordered group.
+local function is_awaited_retry(id, record)
+  local name = in_order and group_of(record) or ''
+  local entry = name ~= '' and redis.call('HGET', slot, '/' .. name)
+  return entry and id == select(4, struct.unpack(GROUP_ENTRY, entry))
+end
+
+-- Return whether a record is from before the resize. It has the low 32 bits of its acceptance
+-- number, and is from before the resize if that number is at most 2^31 below `upto`.
+local function is_old(record)
+  local age = #record >= FIXED and (upto - struct.unpack('>I4', record, 5)) % ACCEPTED_CYCLE
+  return age and age < ACCEPTED_CYCLE / 2
+end
+
+-- Return whether newer messages wait for a message.
+local function must_go_first(id, record)
+  local score = tonumber(redis.call('ZSCORE', store, id) or nil)
+  if not score then
+    return redis.call('ZSCORE', prepare, id)
+  end
+  return score < TIMED_MIN or score < now + 1 or is_awaited_retry(id, record)
+end
+
+local page = redis.call('HSCAN', records, cursor, 'COUNT', limit)
+local count = tonumber(groups_paused or 0) + tonumber(groups_held or 0)
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
-  -- Records have the low 32 bits of the number; it is older than the resize if it is at most 2^31 back from `upto`.
-  if #record >= FIXED and (upto - struct.unpack('>I4', record, 5)) % ACCEPTED_CYCLE < ACCEPTED_CYCLE / 2 then
-    local score = redis.call('ZSCORE', store, id)
-    if score and (tonumber(score) < TIMED_MIN or tonumber(score) < now + 1 or is_awaited_retry(record, id))
-        or redis.call('ZSCORE', prepare, id) then
-      before = before + 1
-    end
+  if is_old(record) and must_go_first(id, record) then
+    count = count + 1
   end
 end
-return { write_cursor(page[1], server), before, tonumber(delivered or 0) }
+return { write_cursor(page[1], server), count, newest_delivery }

@@ -1,13 +1,13 @@
 --[[
-sample: keep figures of a topic for one moment.
+sample: store the figures of a topic for one moment in its history.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   keep_ms              1000 to 10 000 000 000: the history expires so long after the last sample
-ARGV[3..] pairs of place, figures; at most 10
-Returns   1 kept, 0 the topic is missing, is being deleted, or has another stamp
+ARGV[2]   keep_ms              1000 to 10 000 000 000: how long the history is kept after this call
+ARGV[3..] pairs of place in the history, figures; at most 10 pairs
+Returns   1 stored, 0 the topic is missing, is being deleted, or has another stamp
 Cost      O(pairs)
-Atomic    A place is written as a whole: of two servers that sample the same moment, the later one's figures stand.
-          A second run writes the same.
+Atomic    The figures of a place are written as a whole. If two servers sample the same moment, the
+          second call replaces the figures of the first call. A second run writes the same.
 ]]
 --- @keys topic history
 --- @include "lib/check"

@@ -1,22 +1,27 @@
 --[[
-slot_delete: delete a slot of a topic, with its messages if they are no more than the caller allows; or only count them.
+slot_delete: delete a slot of a topic if it has no more messages than the caller allows; or only
+count its messages.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   most           ''    only count; or the number of messages that may be deleted with the slot
-Returns   {1 deleted | 0 left: it holds more, or the call only counts | -1 left: it has a newer stamp | -2 left: bodies in a
-          store belong to it, waiting, in flight, dead}
-Cost      O(1): Redis frees large keys in another thread
-Atomic    The slot is deleted as a whole, or stays as it is; what is in its trash is not counted. Types are checked first. A slot
-          that has had offloaded bodies is deleted when it has no message any more, also none in the trash, and no tombstone
-          (lib/records/large_bodies): else their objects would stay in the store. Works while Redis is at maxmemory. A second run
+ARGV[2]   most           ''    only count; or the number of messages that may be deleted with it
+Returns   {1 deleted | 0 not deleted: it has more messages, or the call only counts | -1 not
+          deleted: it has a newer stamp | -2 not deleted: bodies in a store belong to it; number of
+          messages that wait, that are in flight, that are dead}
+Cost      O(1): Redis frees large keys in another thread.
+Atomic    The slot is deleted as a whole or not changed. Letters in its trash are not counted. Types
+          are checked first. A slot that has had offloaded bodies is deleted only when it has no
+          messages, also none in the trash, and no tombstones (lib/records/large_bodies). Otherwise
+          their objects would stay in the store. Works while Redis is at maxmemory. A second run
           finds nothing.
 ]]
 --- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals
 --- @include "lib/check"
 local created = whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, EXACT_MOST, 'most')
-local stamp, offloaded, released = unpack(redis.call('HMGET', slot, 'created', 'offloaded', 'released'))
-local waiting, in_flight, dead_letters = redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', dead)
+local stamp, offloaded, released =
+  unpack(redis.call('HMGET', slot, 'created', 'offloaded', 'released'))
+local waiting, in_flight = redis.call('ZCARD', store), redis.call('ZCARD', prepare)
+local dead_letters = redis.call('ZCARD', dead)
 local stored = redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('HLEN', merge)
@@ -39,6 +44,6 @@ end
 if not most or waiting + in_flight + dead_letters > most then
   return { 0, waiting, in_flight, dead_letters }
 end
-redis.call('UNLINK', slot, store, prepare, records, dead, failures, merge, audit, settled0, settled1, queries, bodies,
-  leases, rates, trash, deaths, arrivals)
+redis.call('UNLINK', slot, store, prepare, records, dead, failures, merge, audit, settled0,
+  settled1, queries, bodies, leases, rates, trash, deaths, arrivals)
 return { 1, waiting, in_flight, dead_letters }

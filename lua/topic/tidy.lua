@@ -1,15 +1,16 @@
 --[[
-tidy: drop what is past its time: dead letters past the topic's retention, letters in the trash,
-settled ids past the dedup window, answers to callers that were silent for minutes, full buckets of
-a limit for each key, and old notes of messages that went to another topic. Release groups that wait
-for a message which somebody deleted by hand.
+tidy: drop everything of a slot whose time is over.
+
+It drops dead letters past the topic's retention, letters in the trash, settled ids past the dedup
+window, and old answers in replay sessions. It drops full buckets of limits for each key, and old
+notes of messages that went to another topic. Groups that wait for a message which somebody deleted
+by hand continue.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   limit                1 to 1000 dead letters, and as many buckets and notes of each kind
-Returns   {number of dead letters dropped, including those in the trash; 1 if the limit left
-          something to drop, else 0}
-Cost      O(n log L), n = limit, L = messages of the slot. The entries of about 100 groups are read,
-          in turn. Redis frees the ids in another thread.
+ARGV[2]   limit                1 to 1000: most dead letters, and most buckets and notes of each kind
+Returns   {number of dead letters dropped, also from the trash; 1 if there is more to drop, else 0}
+Cost      O(n log L), n = limit, L = messages of the slot. Each call reads the entries of about 100
+          groups, and the next call continues behind them. Redis frees the ids in another thread.
 Atomic    Types are checked before the first write, and no write needs memory. A second run
           continues.
 ]]

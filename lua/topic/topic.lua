@@ -1,12 +1,14 @@
 --[[
-topic: create a topic, or open the one that exists. Its settings are decided here, once.
+topic: create a topic, or open the existing topic. Its settings are decided here, once.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   create               1: create it where it is missing; 0: only read it
+ARGV[2]   create               1: create the topic if it is missing; 0: only read it
 ARGV[3..] pairs of setting, value
-Returns   {1 created | 0 existed, setting, value, ...}, or {-1} where it is missing and was not to be created
+Returns   {1 created | 0 existed, setting, value, ...}, or {-1} if the topic is missing and create
+          is 0
 Cost      O(settings)
-Atomic    The first caller's settings stand; later callers compare. A second run opens it.
+Atomic    The settings of the first caller are stored. Later callers compare theirs with them. A
+          second run opens the topic.
 ]]
 --- @keys topic
 --- @include "lib/clock"

@@ -1,8 +1,8 @@
 --[[
-topic_close: mark a topic as being deleted, so that nobody opens it any more; or remove the mark.
+topic_close: mark a topic as being deleted, so that it cannot be opened; or remove the mark.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   closed               1: being deleted; 0: not any more
+ARGV[2]   closed               1: it is being deleted; 0: remove the mark
 Returns   1 done, 0 the topic is missing or has another stamp
 Cost      O(1)
 Atomic    Works while Redis is at maxmemory. A second run changes nothing.
@@ -14,7 +14,7 @@ whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 if redis.call('HGET', topic, 'created') ~= ARGV[1] then
   return 0
 end
-redis.call('HDEL', topic, 'deleting') -- a write that needs no memory: after it, Redis checks no more
+redis.call('HDEL', topic, 'deleting') -- needs no memory: after it, Redis does not check memory
 if closed == 1 then
   redis.call('HSET', topic, 'deleting', 1)
 end

@@ -1,14 +1,15 @@
 --[[
-topic_resize: change the fields of a topic that say how many slots it has, and how far a resize has come. Its slots follow
-by `slot`, which takes the newest revision.
+topic_resize: change the fields of a topic for its number of slots and the progress of a resize. The
+caller then calls `slot` for each slot, which applies the newest revision.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   revision             as the caller read it; where there was another change since, nothing happens
+ARGV[2]   revision             as the caller read it
 ARGV[3..] pairs of field, value; an empty value removes the field
-Returns   {1 changed | 0 there was another change, setting, value, ...}, or {-1} where the topic is missing, is being
-          deleted, or has another stamp
+Returns   {1 changed | 0 the topic has another revision, field, value, ...}, or {-1} if the topic is
+          missing, is being deleted, or has another stamp
 Cost      O(settings)
-Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run finds another revision.
+Atomic    All pairs are written and the revision grows by one, or nothing changes. A second run
+          finds another revision.
 ]]
 --- @keys topic
 --- @include "lib/topic"

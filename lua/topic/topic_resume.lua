@@ -1,10 +1,11 @@
 --[[
-topic_resume: end the pause of a topic. Its slots follow by `slot`, which takes the newest revision and wakes consumers.
+topic_resume: end a pause of a topic. The caller then calls `slot` for each slot, which applies the
+newest revision and wakes consumers.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   verb                 what goes on: receive or send
-Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} where the topic is missing, is being deleted, or
-          has another stamp
+ARGV[2]   verb                 what is resumed: receive or send
+Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} if the topic is missing, is
+          being deleted, or has another stamp
 Cost      O(settings)
 Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 ]]

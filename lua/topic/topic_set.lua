@@ -1,13 +1,15 @@
 --[[
-topic_set: change settings of a topic that exists. Its slots follow by `slot`, which takes the newest revision.
+topic_set: change settings of an existing topic. The caller then calls `slot` for each slot, which
+applies the newest revision.
 
 ARGV[1]   created              the topic's stamp
-ARGV[2]   revision             how often it was changed when the caller read it; '': whatever it is
+ARGV[2]   revision             as the caller read it; '': any
 ARGV[3..] pairs of setting, value
-Returns   {1 changed | 0 had these values, setting, value, ...}, {-1} where the topic is missing, is being deleted,
-          or has another stamp, or {-2} where it has another revision and other values
+Returns   {1 changed | 0 had these values, setting, value, ...}; {-1} if the topic is missing, is
+          being deleted, or has another stamp; {-2} if it has another revision and other values
 Cost      O(settings)
-Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run changes nothing.
+Atomic    All pairs are written and the revision grows by one, or nothing changes. A second run
+          changes nothing.
 ]]
 --- @keys topic
 --- @include "lib/topic"
@@ -21,10 +23,11 @@ for i = 3, #ARGV, 2 do
     changed = 1
   end
 end
-if changed == 1 and revision and revision ~= tonumber(redis.call('HGET', topic, 'revision') or 0) then
+if changed == 0 then
+  return change_reply(0)
+end
+if revision and revision ~= tonumber(redis.call('HGET', topic, 'revision') or 0) then
   return { -2 }
 end
-if changed == 1 then
-  redis.call('HSET', topic, unpack(ARGV, 3))
-end
-return change_reply(changed)
+redis.call('HSET', topic, unpack(ARGV, 3))
+return change_reply(1)

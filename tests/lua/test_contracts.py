@@ -25,6 +25,8 @@ OF_NO_TOPIC = ("leader_renew", "leader_release")
 SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
 QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
 ORDER = [*keys.TYPES, script_loader.ALL_KEYS]  # of the keys in a line @needs
+# Where lines have at most 100 columns. A list of keys is one line, however long.
+NARROW = ("topic/",)
 BYTES_MOST = 1_287_500  # of all scripts together: Redis keeps them, and a new server loads them
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 # By library, how many calls may be refused.
@@ -172,6 +174,20 @@ def test_script_keeps_the_rules_of_the_house():
             assert all(len(line) <= 132 for line in text.splitlines())
             assert text.endswith("\n")
             assert "\t" not in text
+
+
+def test_lines_have_at_most_100_columns():
+    paths = [str(path.relative_to(LUA)) for path in sorted(LUA.rglob("*.lua"))]
+    narrow = [path for path in paths if path.startswith(NARROW)]
+    too_long = [
+        f"{path}:{number}"
+        for path in narrow
+        for number, line in enumerate((LUA / path).read_text("utf-8").splitlines(), 1)
+        if len(line) > 100 and not line.startswith("--- @keys ")
+    ]
+
+    assert all(any(path.startswith(folder) for path in narrow) for folder in NARROW)
+    assert too_long == []
 
 
 def test_every_include_is_there_and_none_is_left_unexpanded():

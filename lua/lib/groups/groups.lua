@@ -55,7 +55,7 @@ local function open_groups(setting)
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
   return { most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
     vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0),
-    lane_was = lane, count_was = count, entries = {}, touched = {}, shares = nil, changed = {},
+    lane_was = lane, count_was = count, entries = {}, touched = {}, changed = {},
     add = {}, move = {}, pending = {}, departed = {}, departing = {}, died = {}, lost = {},
     moved = 0, fresh = {}, firsts = {} }
 end
@@ -412,13 +412,6 @@ local function fill_group(groups, entry)
   end
 end
 
--- Remove an empty group from the users of its share.
-local function leave_share(groups, entry)
-  local share
-  share = share_of(groups, entry)
-  share.users = share.users - 1
-end
-
 -- Append the fields and values of shares to `set`, and the fields of unused shares to `gone`.
 local function write_shares(shares, set, gone)
   for i = 1, #shares.names do
@@ -447,7 +440,8 @@ local function changes_of(groups)
       gone[#gone + 1] = '/' .. name
       entries[name] = false
       if entry and entry.share then
-        leave_share(groups, entry)
+        local share = share_of(groups, entry)
+        share.users = share.users - 1
       end
     end
   end
