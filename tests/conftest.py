@@ -19,7 +19,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from tests import forkserver, leaks, parallel
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
@@ -271,7 +271,7 @@ class Clock:
         self._set()
 
     def _set(self) -> None:
-        context.set_clock(self.now_us)
+        command_clock.set_clock(self.now_us)
 
     @property
     def now_ms(self) -> int:
@@ -285,7 +285,7 @@ class Clock:
 @pytest.fixture
 def clock() -> Iterator[Clock]:
     yield Clock()
-    context.set_clock(None)
+    command_clock.set_clock(None)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,8 @@ from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.handlers.dependencies import check_lifespan
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport import url as urls
 from rmq.kernel.transport.open import open_async_transport, open_transport
 from rmq.kernel.transport.single.asyncio import AsyncTransport

@@ -18,7 +18,8 @@ from rmq.features.schedules.dispatch import Dispatch
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.message import Message, QueueName
 from rmq.kernel.core.validation import Duration, Moment, check_int, duration_ms
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Adoptions

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from rmq.errors import InvalidValue
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, duration_ms
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock
 from rmq.kernel.transport.single.blocking import Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ class Clock:
         for serve in self.services:
             serve()
         self.now_us = now_us
-        context.set_clock(now_us)
+        clock.set_clock(now_us)
         for serve in self.services:
             serve()
         return self.now
@@ -76,7 +76,7 @@ def start(now: Moment | None) -> Clock:
             time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * check_epoch_ms(now, "now")
         )
         _active = Clock(now_us)
-        context.set_clock(now_us)
+        clock.set_clock(now_us)
     elif now is not None:
         raise InvalidValue("now: another broker has stopped the clock of this process already")
     _users += 1
@@ -95,4 +95,4 @@ def release() -> None:
     _users -= 1
     if not _users:
         _active = None
-        context.set_clock(None)
+        clock.set_clock(None)

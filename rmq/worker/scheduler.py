@@ -18,7 +18,8 @@ from rmq.errors import InvalidType, InvalidValue, RMQError
 from rmq.features.schedules.dispatch import POLL_S, RETRY_S, Dispatch
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.process import StopSignals
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.open import as_blocking
 
 log = logging.getLogger("rmq")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from tests.acl.scene import Scene
 from tests.conftest import EACH, NEWEST, run_on
 from tests.servers import Server
@@ -28,7 +28,7 @@ def scene(each_server: Server, name: str) -> Iterator[Scene]:
     made = Scene(each_server, name)
     yield made
     made.close()
-    context.set_clock(None)
+    command_clock.set_clock(None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.acl import ROLES, SCRIPTS, Role
 from tests.acl.scene import Scene, Step
 from tests.patience import PATIENCE_S, wait_for
@@ -80,7 +80,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
         yield got
     finally:
         if thread.is_alive() and not got:
-            context.set_clock(None)
+            command_clock.set_clock(None)
             s.full.topic(s.name).send("end")
         thread.join()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.acl import AclRules, Role, ServerVersion
 from tests.integration.driven import Driven, connect
 from tests.patience import PATIENCE_S, wait_for
@@ -116,7 +116,7 @@ class Scene:
 
     def later(self, seconds: float) -> None:
         """Let time pass for the scripts."""
-        context.set_clock(round((time.time() + seconds) * 1_000_000))
+        command_clock.set_clock(round((time.time() + seconds) * 1_000_000))
 
     def see_renewal(self) -> None:
         """Wait until the heartbeat of a worker has renewed the shared lease of the slot."""

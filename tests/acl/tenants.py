@@ -24,7 +24,7 @@ from rmq.features.workers import flows as worker_flows
 from rmq.features.workers.service import Wanted, WorkerRecords
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import Survey
-from rmq.kernel.topic import context, overview
+from rmq.kernel.topic import clock as command_clock, overview
 from rmq.kernel.transport.acl import Role, acl_rules
 from rmq.server.metrics import ServerMetrics
 from tests.acl.scene import PASSWORD, version_of
@@ -67,7 +67,7 @@ class Place:
 
     def clear(self) -> None:
         """Begin again, with both topics as they should be."""
-        context.set_clock(None)
+        command_clock.set_clock(None)
         for key in self.raw.scan_iter(f"{self.prefix}:*", count=1000):
             self.raw.unlink(key)
         self.client.close()
@@ -125,7 +125,9 @@ class Place:
 
     def read(self) -> None:
         """Let every service and every reader of all topics work; check what topic `other` gets."""
-        context.set_clock(round((time.time() + 130) * 1_000_000))  # its lease and schedule are due
+        command_clock.set_clock(
+            round((time.time() + 130) * 1_000_000)
+        )  # its lease and schedule are due
         with rmq.Client(self.server.url, prefix=self.prefix, retry_for=2) as client:
             transport, run = client._transport, client._transport.run
             survey = Survey(transport, self.prefix)
@@ -162,7 +164,7 @@ class Place:
                     read_one("mine")
 
     def close(self) -> None:
-        context.set_clock(None)
+        command_clock.set_clock(None)
         self.raw.execute_command("ACL", "DELUSER", self.prefix)
         self.client.close()
         self.raw.close()
@@ -200,12 +202,12 @@ def _played(place: Place, rng: random.Random, steps: int) -> Played:
         Resizes(transport, place.prefix, survey),
     ]  # fmt: skip
     now_s = time.time()
-    context.set_clock(round(now_s * 1_000_000))  # a lease ends by this clock alone
+    command_clock.set_clock(round(now_s * 1_000_000))  # a lease ends by this clock alone
 
     def serve() -> None:
         nonlocal now_s
         now_s += 90
-        context.set_clock(round(now_s * 1_000_000))
+        command_clock.set_clock(round(now_s * 1_000_000))
         survey._whole_at = 0.0
         for service in services:
             try:

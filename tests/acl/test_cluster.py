@@ -12,7 +12,7 @@ import redis
 
 import rmq
 from rmq.kernel.core.keys import topic_key
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport import acl
 from rmq.kernel.transport.hash_slots import hash_slot
 from tests.acl.conftest import ENGINES
@@ -100,7 +100,7 @@ def scene(cluster: Cluster, as_server: ClusterAsServer, name: str) -> Iterator[C
     made = ClusterScene(cluster, as_server, name)
     yield made
     made.close()
-    context.set_clock(None)
+    command_clock.set_clock(None)
 
 
 @pytest.mark.parametrize(("role", "step"), ALL_STEPS)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport import acl
 from tests.acl.calls import noted, ran
 from tests.acl.registry import ON_TOPICS
@@ -88,7 +88,7 @@ def play(each_server: Server) -> Callable[[acl.Role, str], Played]:
                 error = raised
             finally:
                 ran_then, refused = ran(scene.raw), scene.refused()
-                context.set_clock(None)
+                command_clock.set_clock(None)
                 scene.close()
             played[role, step] = Played(error, ran_then, called, refused)
         return played[role, step]
@@ -121,7 +121,7 @@ def test_a_role_may_do_it_with_an_async_client(
 
         assert scene.refused() <= DONE_WITHOUT.get(step, set())
     finally:
-        context.set_clock(None)
+        command_clock.set_clock(None)
         scene.close()
 
 
@@ -163,7 +163,7 @@ def test_each_command_of_the_rules_is_needed(
             refused = error
             break
         finally:
-            context.set_clock(None)
+            command_clock.set_clock(None)
             tried.close()
 
     assert is_tried

@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
-from rmq.kernel.topic.context import slot_of
+from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
 from rmq.kernel.transport.flow.coalescing import FEW
 from rmq.kernel.transport.hash_slots import NodeExchange, hash_slot

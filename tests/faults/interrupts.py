@@ -24,7 +24,7 @@ from typing import Any
 
 import rmq
 from rmq.kernel.core.places import Place
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow import coalescing
 from tests.faults.senders import Books
 from tests.faults.storm import END_S, Played, insist
@@ -251,7 +251,7 @@ class Storm:
         while self.taken:
             self._settle(Window())
         left = admin.stats(name)["records"]
-        context.set_clock(int((time.time() + 2 * LEASE_S) * 1_000_000))
+        command_clock.set_clock(int((time.time() + 2 * LEASE_S) * 1_000_000))
         admin.rollback(name)  # what interrupted receives took, and gave to nobody
         while (stats := admin.stats(name))["records"] and time.monotonic() < until:
             self.note(self.consumer.receive(BATCH))

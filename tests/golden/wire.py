@@ -27,7 +27,7 @@ import redis.asyncio.connection
 import redis.connection
 
 from rmq.kernel.core import failure, ids
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.lua import script_loader
 from tests.golden.wire_text import NOW_US, PROCESS, Request, Text, lines_by_thread, read_commands
 from tests.integration.driven import connect
@@ -62,7 +62,7 @@ class Environment:
         """Let time pass, for Redis and for the client."""
         self._now_us += round(seconds * 1_000_000)
         self._monotonic_s += seconds
-        context.set_clock(self._now_us)
+        command_clock.set_clock(self._now_us)
 
     def _draw(self, size: int) -> bytes:
         if size <= 2:
@@ -95,8 +95,8 @@ class Environment:
         random.seed(1)
         failure._host.cache_clear()
         self._restore.callback(failure._host.cache_clear)
-        self._restore.callback(context.set_clock, None)
-        context.set_clock(self._now_us)
+        self._restore.callback(command_clock.set_clock, None)
+        command_clock.set_clock(self._now_us)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
 from tests.servers import Server
@@ -296,7 +296,7 @@ def test_the_clients_own_clock_decides_about_no_moment(
 ) -> None:
     topic, at = api.topic(name), clock.now_ms - 60_000
     for wrong_by_s in (-86_400, 86_400):
-        monkeypatch.setattr(context, "now_ms", lambda by=wrong_by_s: clock.now_ms + 1000 * by)
+        monkeypatch.setattr(command_clock, "now_ms", lambda by=wrong_by_s: clock.now_ms + 1000 * by)
         assert topic.send("x", at=at).status == "stored"
         assert topic.reschedule(topic.send("y", delay=60).id, at=at) == "rescheduled"
 

@@ -25,7 +25,7 @@ from rmq.kernel.consumer import offloaded
 from rmq.kernel.core import codec, offloading
 from rmq.kernel.producer import offload
 from rmq.kernel.topic import tombstones
-from rmq.kernel.topic.context import set_clock
+from rmq.kernel.topic.clock import set_clock
 from tests.integration.driven import both_clients
 from tests.integration.objects import damage, objects
 from tests.patience import wait_for

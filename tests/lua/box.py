@@ -18,7 +18,8 @@ from rmq.kernel.core.retry import Immediate
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.topic.context import ReplaySession, ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession, ReplaySessions
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 from tests.lua import failures

@@ -10,7 +10,7 @@ import redis
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import HandOver, Offer
 from rmq.kernel.producer import scripts as producer_scripts
-from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.lua import script_loader as transport_scripts
 from rmq.kernel.transport.lua.script_loader import Script
 from tests.lua.box import Box, Lease

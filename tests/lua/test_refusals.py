@@ -11,7 +11,7 @@ from rmq.features.messages import scripts
 from rmq.kernel.core import keys
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.limits import Concurrency, Limits
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from tests.lua.box import LEASE_MAX_MS, Box, case
 from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
 from tests.lua.furnished import furnish
@@ -490,7 +490,7 @@ def test_answer_of_an_error_never_repeats_what_the_caller_sent(anew):
 
 
 def test_clock_of_the_server_is_used_where_no_test_gives_one(box):
-    context.set_clock(None)
+    command_clock.set_clock(None)
     before = box.redis.time()[0]
     id = box.one(due=60_000)
     after = box.redis.time()[0]

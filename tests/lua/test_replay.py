@@ -7,7 +7,7 @@ import pytest
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts
-from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.topic.sessions import ReplaySession
 
 KEPT_S = 300
 

@@ -11,7 +11,7 @@ import redis
 import rmq
 from rmq.kernel.core import record
 from rmq.kernel.producer import scripts
-from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.lua.script_loader import final_text
 from tests.lua.both_ways import compare
 from tests.lua.box import ordered, stored

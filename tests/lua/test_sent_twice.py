@@ -14,7 +14,7 @@ from rmq.features.spark import scripts as queries_scripts
 from rmq.features.spark.scripts import PublishReply
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.lua.box import Box

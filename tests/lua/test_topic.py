@@ -6,8 +6,9 @@ import pytest
 
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import Settings, from_redis
-from rmq.kernel.topic import context, scripts
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic import clock as command_clock, scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from tests.lua.box import Box
 
 
@@ -58,7 +59,7 @@ def test_looking_at_a_missing_topic_creates_nothing(raw, handle, run):
 
 
 def test_without_a_tests_time_the_servers_clock_is_asked(raw, handle, run):
-    context.set_clock(None)
+    command_clock.set_clock(None)
     before = raw.time()
 
     stamp = int(run(scripts.topic(handle, Settings().to_redis())).kept["created"])

@@ -9,8 +9,8 @@ import redis
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context
-from rmq.kernel.topic.context import slot_of
+from rmq.kernel.topic import clock as command_clock
+from rmq.kernel.topic.spread import slot_of
 from tests.property.driver import Driver
 from tests.property.model import Model
 from tests.property.snapshot import (
@@ -83,7 +83,7 @@ class Ground(RuleBasedStateMachine):
 
     def tick_to(self, now: int) -> None:
         self.now = now
-        context.set_clock(now * 1000)
+        command_clock.set_clock(now * 1000)
 
     def claim(self, holds: bool, text: str) -> None:
         if not holds:

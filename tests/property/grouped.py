@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import rmq
 from rmq.kernel.core import record
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from tests.lua.group import check_groups
 from tests.lua.reading import HELD, read_entry
 from tests.property.driver import Driver
@@ -68,7 +68,7 @@ class Grouped(RuleBasedStateMachine):
 
     def tick_to(self, now: int) -> None:
         self.now = now
-        context.set_clock(now * 1000)
+        command_clock.set_clock(now * 1000)
 
     def do(self, call: Any, lost: bool = False) -> Any:
         self.driver.lost = lost
@@ -348,6 +348,6 @@ class Grouped(RuleBasedStateMachine):
             if not self.broken and hasattr(self, "keys"):
                 self.drain()
         finally:
-            context.set_clock(None)
+            command_clock.set_clock(None)
             self.driver.close()
             self.raw.close()

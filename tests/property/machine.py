@@ -12,7 +12,7 @@ import rmq
 from rmq.kernel.consumer import settle as settle_flow
 from rmq.kernel.core import record
 from rmq.kernel.core.message import Receipt
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.lua import script_loader
 from tests.property.ground import TOPIC, Ground, HeldDelivery
 from tests.property.model import Msg
@@ -592,6 +592,6 @@ class Machine(Ground):
             if not self.broken and hasattr(self, "keys"):
                 self.drain()
         finally:
-            context.set_clock(None)
+            command_clock.set_clock(None)
             self.driver.close()
             self.raw.close()

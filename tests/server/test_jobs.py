@@ -15,7 +15,7 @@ from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.jobs import flows, run as jobs_run, scripts as jobs_scripts, service
 from rmq.features.topic_admin import service as topic_admin_service
 from rmq.http_framework import survey
-from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow.steps import Command, Sleep
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
@@ -172,7 +172,7 @@ class JobClock:
     def advance(self, seconds: float) -> None:
         """Move the time."""
         self.now_ms += round(seconds * 1000)
-        topic_context.set_clock(self.now_ms * 1000)
+        command_clock.set_clock(self.now_ms * 1000)
 
     def sleep(self, seconds: float) -> Sleep:
         """Stand in for the step that waits."""
@@ -193,7 +193,7 @@ def job_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], JobClock
         return clock
 
     yield stopped
-    topic_context.set_clock(None)
+    command_clock.set_clock(None)
 
 
 def test_a_throttled_job_keeps_its_rate_and_stops_where_it_is_told(

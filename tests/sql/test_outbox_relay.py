@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow.steps import Sleep
 from rmq.outbox import Outbox, Relay, stub_id
 from rmq.sql.outbox import confirm_queries, relay_queries as sql
@@ -57,7 +57,7 @@ def test_times_are_the_databases_whatever_the_clock_of_redis_says(
     monkeypatch.setattr("rmq.sql.outbox.dispatch.server_ms", time_of_redis)
 
     def drained(after_s):
-        context.set_clock(int((redis_s + after_s) * 1e6))
+        command_clock.set_clock(int((redis_s + after_s) * 1e6))
         return drain(client.topic(name))
 
     try:
@@ -66,7 +66,7 @@ def test_times_are_the_databases_whatever_the_clock_of_redis_says(
         assert drained(50) == ["now"]
         assert sorted(drained(70)) == ["at", "delay"]  # each in its own millisecond
     finally:
-        context.set_clock(None)
+        command_clock.set_clock(None)
 
     assert states(engine) == {("unconfirmed", 1): 4}
     assert client.admin.stats(name)["dead"] == 1  # the late one had expired

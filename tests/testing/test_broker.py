@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue, TopicNotFound
-from rmq.kernel.topic import context as command_clock
+from rmq.kernel.topic import clock as command_clock
 from rmq.testing import Broker, servers
 from tests.testing.conftest import BACKENDS
 

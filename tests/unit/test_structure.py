@@ -27,7 +27,8 @@ FILES = sorted(
 # Folders for the stages of a worker: 17 files, of which 4 are `__init__`; no circles of imports.
 # Folders for the transports: 7 files, all of them `__init__`.
 # A close that leaves deliveries to the calls that settle them: 5 lines.
-LIMITS = {"lines": 46_465, "files": 406, "private": 75}
+# A file for each part of a topic's context: 3 files, and 40 lines that import them.
+LIMITS = {"lines": 46_505, "files": 409, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -43,7 +43,7 @@ def audit_open(
     return Command(
         script_loader.load("audit_open"),
         (keys.slot, keys.audit),
-        [context.now_us, after, limit, every_ms],
+        [clock.now_us, after, limit, every_ms],
         parse,
     )
 

@@ -22,9 +22,10 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
 from rmq.kernel.core.validation import check_int, check_message_type, check_rate, duration_ms
 from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep
 
 # Messages of one call, limited because other clients wait meanwhile: Redis frees bodies, and a

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -28,7 +29,7 @@ def redrive(
         script_loader.load("redrive"),
         (keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare),
         [
-            topic_context.now_us, session.call, context.channel, keys.index,
+            clock.now_us, session.call, context.channel, keys.index,
             "" if died_by_ms is None else died_by_ms, *members_of(ids),
         ],
         bytes.decode,
@@ -53,7 +54,7 @@ def drop_expired(
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
             keys.bodies,
         ),
-        [topic_context.now_us, context.channel, keys.index, rank, limit],
+        [clock.now_us, context.channel, keys.index, rank, limit],
         lambda reply: DropExpiredReply(*reply),
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ def trash(
             keys.bodies,
         ),
         [
-            topic_context.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
+            clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
             *members_of(ids),
         ],
         bytes.decode,
@@ -90,7 +91,7 @@ def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Com
     return Command(
         script_loader.load("restore"),
         (keys.slot, keys.dead, keys.trash, keys.deaths),
-        [topic_context.now_us, session.call, *members_of(ids)],
+        [clock.now_us, session.call, *members_of(ids)],
         bytes.decode,
     )
 
@@ -164,7 +165,7 @@ def redrive_hold(
     return Command(
         script_loader.load("redrive_hold"),
         (keys.slot, keys.dead, keys.records),
-        [topic_context.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs],
+        [clock.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs],
         parse,
     )
 
@@ -180,7 +181,7 @@ def redrive_send(
             keys.merge, keys.audit, keys.bodies, keys.prepare, keys.arrivals,
         ),
         [
-            topic_context.now_us, context.channel, keys.index, keys.created,
+            clock.now_us, context.channel, keys.index, keys.created,
             *(part for arrival in arrivals for part in arrival),
         ],
         lambda reply: ArrivalReply(reply[0], reply[1].decode()),
@@ -203,6 +204,6 @@ def redrive_settle(
             keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
             keys.settled0, keys.settled1, keys.arrivals,
         ),
-        [topic_context.now_us, session.call, *pairs],
+        [clock.now_us, session.call, *pairs],
         bytes.decode,
     )  # fmt: skip

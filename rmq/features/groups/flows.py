@@ -16,9 +16,10 @@ from rmq.kernel.core.ids import Id
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, scripts as topic_scripts
-from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
 SCAN = 100_000  # groups that a list examines; Redis returns about 30 000 per second

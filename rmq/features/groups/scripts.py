@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import PRIORITY_END, lane_range, moment
-from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
@@ -137,6 +137,6 @@ def group_resume(
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),
-        [topic_context.now_us, context.channel, keys.index, name, what],
+        [clock.now_us, context.channel, keys.index, name, what],
         bool,
     )

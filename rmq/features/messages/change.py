@@ -9,7 +9,7 @@ from rmq.errors import InvalidValue
 from rmq.features.messages import scripts
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.validation import Moment, check_due_ms, check_priority, duration_ms
-from rmq.kernel.topic import context as topic_context, opening
+from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
@@ -37,7 +37,7 @@ def reschedule(
     if at is None:
         due = duration_ms(delay, "delay", zero=True)
     else:
-        due = check_due_ms(at, "at", topic_context.now_ms())
+        due = check_due_ms(at, "at", clock.now_ms())
     yield from opening.ensure_open(context, create=False)
     message_id = context.check_id(id)
     keys = context.slots[message_id.slot]

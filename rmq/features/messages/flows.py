@@ -23,7 +23,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
 from rmq.kernel.core.record import BARE, offset_of
 from rmq.kernel.core.validation import check_int
-from rmq.kernel.topic import context as topic_context, opening, reading, stats as topic_stats, tidy
+from rmq.kernel.topic import clock, opening, reading, stats as topic_stats, tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ALL, PRIORITIES, Place, SlotReader, ranges_in_order
 from rmq.kernel.topic.scripts import QueueMember
@@ -158,7 +158,7 @@ def _begin(
         return SlotWalk(context, queue, asked, read_cursor(queue, cursor, count))
     now_ms = 0
     if queue == "store":
-        now_ms = topic_context.now_ms() if topic_context.now_us else (yield from server_ms("peek"))
+        now_ms = clock.now_ms() if clock.now_us else (yield from server_ms("peek"))
     return SlotWalk(context, queue, asked, Position(now_ms, 0, {}))
 
 

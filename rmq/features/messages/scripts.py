@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -20,7 +21,7 @@ def cancel(
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, keys.audit, keys.bodies,
         ),
-        [topic_context.now_us, session.call, member_of(id), context.channel, keys.index],
+        [clock.now_us, session.call, member_of(id), context.channel, keys.index],
         bytes.decode,
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def reschedule(
     return Command(
         script_loader.load("reschedule"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
-        [topic_context.now_us, session.call, context.channel, keys.index, member_of(id), due],
+        [clock.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
     )  # fmt: skip
 
@@ -42,6 +43,6 @@ def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: in
     return Command(
         script_loader.load("set_priority"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
-        [topic_context.now_us, session.call, member_of(id), priority],
+        [clock.now_us, session.call, member_of(id), priority],
         bytes.decode,
     )  # fmt: skip

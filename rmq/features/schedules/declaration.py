@@ -14,7 +14,7 @@ from rmq.kernel.core import validation
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handlers
-from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 
@@ -150,7 +150,7 @@ class Declaring(Generic[ScheduleT]):
             expires_ms=None if expires is None else validation.duration_ms(expires, "expires"),
             type=None if type is None else validation.check_message_type(type),
         )
-        if definition.after(topic_context.now_ms()) is None:
+        if definition.after(clock.now_ms()) is None:
             raise InvalidValue(f"cron: {cron!r} has no time in the next 50 years")
         declared = self._declaration(definition)
         self._handlers.schedules[self._context.name, name] = declared

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
@@ -98,7 +98,7 @@ def schedule_set(
         script_loader.load("schedule_set"),
         _keys(keys),
         [
-            topic_context.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
+            clock.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
             generation,
         ],
         lambda reply: reply.decode(),
@@ -110,7 +110,7 @@ def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command
     return Command(
         script_loader.load("schedule_due"),
         _keys(keys),
-        [topic_context.now_us, limit, keys.created, generation],
+        [clock.now_us, limit, keys.created, generation],
         _due_reply,
     )
 
@@ -120,7 +120,7 @@ def schedules(
 ) -> Command[SchedulesReply]:
     """Read a schedule, or a page of all schedules."""
     return Command(
-        script_loader.load("schedules"), _keys(keys), [topic_context.now_us, name, offset, limit],
+        script_loader.load("schedules"), _keys(keys), [clock.now_us, name, offset, limit],
         _schedules_reply,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def schedule_send(
             keys.merge, keys.audit, keys.bodies, keys.schedules, keys.schedule_times, keys.prepare,
         ),
         [
-            topic_context.now_us, context.channel, keys.index, keys.created, *schedule,
+            clock.now_us, context.channel, keys.index, keys.created, *schedule,
             *(following or (b"", b"")), *sending,
         ],
         int,
@@ -174,7 +174,7 @@ def schedule_resume(
     return Command(
         script_loader.load("schedule_resume"),
         _keys(keys),
-        [topic_context.now_us, keys.created, name, revision, next_ms, due_ms],
+        [clock.now_us, keys.created, name, revision, next_ms, due_ms],
         int,
     )
 

@@ -7,7 +7,8 @@ import time
 from rmq.features.schedules.dispatch import POLL_S, Dispatch
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.handlers.handler import Handlers
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.single.blocking import Transport
 
 

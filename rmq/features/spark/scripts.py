@@ -25,8 +25,9 @@ from rmq.kernel.consumer.scripts import (
 from rmq.kernel.core.keys import SlotKeys, sink_key
 from rmq.kernel.core.score import HELD_MIN
 from rmq.kernel.core.validation import EXACT_MOST, UNREADABLE
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -80,7 +81,7 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
 
 def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
     """Return the first arguments of commands that only the owner of a query may run."""
-    return topic_context.now_us, lease.run, lease.owner
+    return clock.now_us, lease.run, lease.owner
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
@@ -310,7 +311,7 @@ def query_fail(
             keys.audit, keys.bodies, *_query_keys(keys, run), _marks_key(keys, run),
         ),
         [
-            topic_context.now_us, context.channel, keys.index, "f" if retry else "r",
+            clock.now_us, context.channel, keys.index, "f" if retry else "r",
             *(message.number for message in failing),
             *(message.member for message in failing),
             *(b"" if message.wait_ms is None else message.wait_ms for message in failing),
@@ -325,7 +326,7 @@ def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
     return Command(
         script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
-        [topic_context.now_us],
+        [clock.now_us],
         lambda reply: QueryState(
             reply[0], reply[1], reply[2].decode(errors="backslashreplace"), reply[3]
         ),
@@ -395,7 +396,7 @@ def publish(
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies, keys.prepare,
         ),
-        [topic_context.now_us, context.channel, keys.index, session.call, keys.created],
+        [clock.now_us, context.channel, keys.index, session.call, keys.created],
         _publish_reply,
     )  # fmt: skip
 

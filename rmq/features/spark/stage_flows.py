@@ -34,7 +34,8 @@ from rmq.kernel.producer.encode import (
     group_mark,
 )
 from rmq.kernel.topic import opening
-from rmq.kernel.topic.context import RUN_LENGTH, TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.spread import RUN_LENGTH, slot_of
 from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
@@ -209,7 +210,7 @@ def _add_columns(
         run = min(turn, _entry_max(settings), max(1, CALL_BYTES // (longest + RECORD_BYTES)))
         head = record.head(codec.number, 0, settings.default_priority)
         for at in range(0, len(data), run):
-            calls.add_run(context.spread.next(), head, data[at : at + run])
+            calls.add_run(next(context.spread), head, data[at : at + run])
         return
     heads = _heads(context, columns.get("priority"), len(data))
     if columns.keys() & {"headers", "type", "group"}:
@@ -287,7 +288,7 @@ def _with_headers(
 
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
     """Return the slots of messages; messages without a basis go to the slots in turn, in runs."""
-    turns = chain.from_iterable(repeat(context.spread.next(), turn) for _ in repeat(None))
+    turns = chain.from_iterable(repeat(next(context.spread), turn) for _ in repeat(None))
     if bases is None:
         return list(islice(turns, count))
     slots = context.settings.slots

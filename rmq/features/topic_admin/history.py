@@ -10,7 +10,7 @@ from rmq.features.topic_admin import scripts
 from rmq.kernel.core import history
 from rmq.kernel.core.history import Figures, Ring, Sample
 from rmq.kernel.core.validation import Duration, check_epoch_ms, duration_ms
-from rmq.kernel.topic import context as topic_context, opening, samples
+from rmq.kernel.topic import clock, opening, samples
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, server_ms
 
@@ -67,6 +67,6 @@ def _step_ms(step: Duration | None, span_ms: int) -> int:
 
 
 def _now_ms() -> Flow[int]:
-    if topic_context.now_us:
-        return int(topic_context.now_us) // 1000
+    if clock.now_us:
+        return int(clock.now_us) // 1000
     return (yield from server_ms(samples.READ))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.pause import Verb
-from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply, _pairs, _topic_reply
 from rmq.kernel.transport.flow.steps import Command
@@ -51,7 +51,7 @@ def topic_pause(
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),
-        [topic_context.now_us, created, verb, by, why],
+        [clock.now_us, created, verb, by, why],
         _topic_reply,
     )
 
@@ -78,6 +78,6 @@ def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScan
     return Command(
         script_loader.load("resize_scan"),
         (keys.slot, keys.store, keys.prepare, keys.records),
-        [topic_context.now_us, keys.created, cursor, limit],
+        [clock.now_us, keys.created, cursor, limit],
         lambda reply: ResizeScanReply(*reply),
     )

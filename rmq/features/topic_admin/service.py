@@ -21,7 +21,8 @@ from rmq.kernel.core import history
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
 from rmq.kernel.topic import tidy
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")

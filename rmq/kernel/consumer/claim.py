@@ -18,7 +18,8 @@ from rmq.kernel.core.claim import BUSY, FIRST, UNSURE, Claim
 from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
-from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, raise_first_error
 
 log = logging.getLogger("rmq")

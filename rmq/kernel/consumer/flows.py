@@ -133,8 +133,9 @@ class ConsumerFlows:
                 "give each its own topic.consumer()"
             )
         try:
-            if self._missing_replies.are_missing() and not self.settles_fast:
-                yield from self._missing_replies.repeat()
+            missing = self._missing_replies
+            if (missing.waiting or missing.repeating) and not self.settles_fast:
+                yield from missing.repeat()
             if self._unreadable:
                 with suppress(StorageError):  # the next command raises it again
                     yield from self._reject_unreadable()
@@ -387,11 +388,10 @@ class ConsumerFlows:
             if verb != "ack":
                 self._check_has_leases()
             return self._note_letters(self._leases(given)[0], "1" * len(given))
-        if self._missing_replies.are_missing():
-            slots = None
-            if self.settles_fast:
-                slots = {d.origin.keys.slot for d in given}
-            yield from self._missing_replies.repeat(slots, self.settles_fast)
+        missing = self._missing_replies
+        if missing.waiting or missing.repeating:
+            slots = {d.origin.keys.slot for d in given} if self.settles_fast else None
+            yield from missing.repeat(slots, self.settles_fast)
         unsettled = []
         for delivery in given:
             if delivery.state != OPEN and delivery.unconfirmed == verb:
@@ -431,7 +431,7 @@ class ConsumerFlows:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
         lost = note(deliveries, answer)
-        if verb == "ack":
+        if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
         if settling.unanswered:
             if settles:

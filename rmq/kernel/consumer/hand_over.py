@@ -27,7 +27,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import Batch, CreditState, Offer
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import shared_lease
-from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Subscription
 
 if TYPE_CHECKING:

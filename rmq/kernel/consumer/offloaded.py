@@ -96,7 +96,7 @@ class Removal:
 
     def plan(self) -> Flow[None]:
         """Schedule a removal of the bodies that are acked by then."""
-        if self.slots and not self._is_planned:
+        if not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)
 

@@ -104,10 +104,6 @@ class MissingReplies:
         self.waiting: deque[_Unanswered] = deque()
         self.repeating: dict[int, tuple[weakref.ref[Place], frozenset[bytes]]] = {}
 
-    def are_missing(self) -> bool:
-        """Whether there are settlings without an answer."""
-        return bool(self.waiting or self.repeating)
-
     def add(
         self,
         verb: str,

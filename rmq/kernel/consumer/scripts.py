@@ -20,8 +20,9 @@ from rmq.kernel.core.delivery import SharedLease
 from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -78,7 +79,7 @@ def claim(
     return Command(
         script_loader.load("claim"),
         _claim_keys(keys, names),
-        [topic_context.now_us, hold_ms, *owners],
+        [clock.now_us, hold_ms, *owners],
         _claim_reply,
     )
 
@@ -99,7 +100,7 @@ def finish(
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
-        [topic_context.now_us, *owners, *ttls_ms],
+        [clock.now_us, *owners, *ttls_ms],
         _booleans,
     )
 
@@ -114,7 +115,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
     return Command(
         script_loader.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
-        [topic_context.now_us, number, lease_ms],
+        [clock.now_us, number, lease_ms],
         int,
     )
 
@@ -124,7 +125,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
     return Command(
         script_loader.load("lease_rollback"),
         (keys.slot, keys.prepare, keys.leases, keys.queries),
-        [topic_context.now_us, limit],
+        [clock.now_us, limit],
         lambda reply: (reply[0], reply[1] == 1),
     )
 
@@ -136,7 +137,7 @@ def lease_release(
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
-        [topic_context.now_us, channel, keys.index, number, limit, *members_of(begun)],
+        [clock.now_us, channel, keys.index, number, limit, *members_of(begun)],
         int,
     )
 
@@ -206,7 +207,7 @@ def query_rollback(
             keys.leases,
             keys.querymarks_stem + run.encode(),
         ),
-        [topic_context.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
+        [clock.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
         lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),
     )
 
@@ -216,7 +217,7 @@ def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]
     return Command(
         script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
-        [topic_context.now_us, limit],
+        [clock.now_us, limit],
         lambda reply: [(run.decode(), ms) for run, ms in zip(reply[::2], reply[1::2], strict=True)],
     )
 
@@ -326,7 +327,7 @@ def prepare(
             keys.audit, keys.bodies, keys.leases, keys.rates,
         ),
         [
-            topic_context.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, _waits(waits),
+            clock.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, _waits(waits),
             b"1" if ordered else b"0", keys.created, b"" if shared is None else b"%d" % shared,
         ],
         parse,
@@ -347,7 +348,7 @@ def next_ready(
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
-    args = [topic_context.now_us, 1 if waits else 0, *stamps]
+    args = [clock.now_us, 1 if waits else 0, *stamps]
     return Command(script_loader.load("next_ready"), keys, args, list)
 
 
@@ -378,7 +379,7 @@ def next_ready_or_credit(
 
     return Command(
         script_loader.load("next_ready"), keys,
-        [topic_context.now_us, b" ".join(words), slots[0].created], parse,
+        [clock.now_us, b" ".join(words), slots[0].created], parse,
         marks_repeats=True,
     )  # fmt: skip
 
@@ -400,7 +401,7 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
     return Command(
         script_loader.load("lateness_report"),
         (keys.slot,),
-        [topic_context.now_us, session.call, *counts],
+        [clock.now_us, session.call, *counts],
         bool,
     )
 
@@ -440,7 +441,7 @@ def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies,
         ),
-        [topic_context.now_us, context.channel, keys.index, limit],
+        [clock.now_us, context.channel, keys.index, limit],
         lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
     )  # fmt: skip
 
@@ -473,7 +474,7 @@ def ack(
             keys.audit, keys.dead, keys.bodies, keys.store,
         ),
         [
-            topic_context.now_us, session.call, context.channel, b"%d" % keys.index,
+            clock.now_us, session.call, context.channel, b"%d" % keys.index,
             *encode_receipts(receipts, numbers or [0] * len(ids)), *members_of(ids), *marks,
         ],
         bytes.decode,
@@ -497,7 +498,7 @@ def nack(
             keys.audit, keys.bodies,
         ),
         [
-            topic_context.now_us, session.call, context.channel, keys.index,
+            clock.now_us, session.call, context.channel, keys.index,
             b"" if wait_ms is None else wait_ms, *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
@@ -521,7 +522,7 @@ def reject(
             keys.audit, keys.bodies, keys.store,
         ),
         [
-            topic_context.now_us, session.call, context.channel, keys.index, reason,
+            clock.now_us, session.call, context.channel, keys.index, reason,
             *members_of(ids), *map(repr, receipts), *errors,
         ],
         bytes.decode,
@@ -548,7 +549,7 @@ def release(
             keys.records,
         ),
         [
-            topic_context.now_us, session.call, context.channel, keys.index, wait_ms,
+            clock.now_us, session.call, context.channel, keys.index, wait_ms,
             *members_of(ids), *map(repr, receipts), *places,
         ],
         bytes.decode,
@@ -571,6 +572,6 @@ def extend(
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),
-        [topic_context.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
+        [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
         _extend_reply,
     )

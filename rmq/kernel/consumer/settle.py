@@ -19,7 +19,8 @@ from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand
 
 T = TypeVar("T")

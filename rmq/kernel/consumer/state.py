@@ -20,7 +20,7 @@ from rmq.kernel.core.delivery import SharedLeases
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.places import Places
 from rmq.kernel.core.telemetry import LatenessCounter
-from rmq.kernel.topic import context as topic_context, tidy
+from rmq.kernel.topic import clock, tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
     LOOKS,
@@ -210,7 +210,7 @@ class ReceiveState:
 
     def count_lateness(self, batch: Batch, max_retries: int) -> None:
         """Count how late the messages of a batch were taken; a new message has `max_retries`."""
-        now_ms, by_test = topic_context.now_ms(), bool(topic_context.now_us)
+        now_ms, by_test = clock.now_ms(), bool(clock.now_us)
         self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
 
     def is_signalled(self) -> bool:

@@ -98,31 +98,6 @@ class Outgoing:
     marks: dict[str, str] | None = None
 
 
-def is_plain(out: Outgoing) -> bool:
-    """Return whether a message has a body and no option but a priority, as most messages do."""
-    return (
-        out.delay is None
-        and out.at is None
-        and out.slot_basis is None
-        and out.headers is None
-        and out.type is None
-        and out.group is None
-        and out.share_key is None
-        and out.weight is None
-        and out.marks is None
-        and out.retry is None
-        and out.max_runtime is None
-        and out.id is None
-        and out.dedup_key is None
-        and out.expires is None
-        and out.merge_key is None
-        and out.time_range is None
-        and out.max_wait is None
-        and out.merge == "first"
-        and not out.extend
-    )
-
-
 # Names of send options in other queues.
 _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from rmq.kernel.core import ids, record, sequence
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.message import Outgoing, is_plain
+from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
-from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
+from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain, is_plain
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.spread import RUN_LENGTH
 
 ALIKE_MIN = 16  # with fewer messages, grouping one by one is faster
 MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # largest call of messages with merge keys
@@ -131,7 +132,7 @@ def _group_alike(
     filling: dict[int, Group] = {}
     run = min(RUN_LENGTH, group_max)
     for start in range(0, len(outs), run):
-        slot, indexes = context.spread.next(), range(start, min(start + run, len(outs)))
+        slot, indexes = next(context.spread), range(start, min(start + run, len(outs)))
         group = filling.get(slot)
         if group is None or len(group.indexes) + len(indexes) > group_max:
             group = filling[slot] = Group(slot, None)
@@ -205,7 +206,7 @@ def _group_each(
             merging = made if made.merge_key else None
         if slot < 0:  # no slot was chosen
             if not run_left:
-                run_slot, run_left = context.spread.next(), RUN_LENGTH
+                run_slot, run_left = next(context.spread), RUN_LENGTH
             slot, run_left = run_slot, run_left - 1
         if producer_sequence is not None:
             slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)

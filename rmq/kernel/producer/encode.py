@@ -26,8 +26,9 @@ from rmq.kernel.core.validation import (
     duration_ms,
     utf8,
 )
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.spread import slot_of
 
 MERGE_KEY_BYTES = 1024
 RECORD_BYTES = 64  # most bytes of a call per message, without body and headers
@@ -145,6 +146,31 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
     return group
 
 
+def is_plain(out: Outgoing) -> bool:
+    """Return whether a message has a body and no option but a priority, as most messages do."""
+    return (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.type is None
+        and out.group is None
+        and out.share_key is None
+        and out.weight is None
+        and out.marks is None
+        and out.retry is None
+        and out.max_runtime is None
+        and out.id is None
+        and out.dedup_key is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+    )
+
+
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
     """Check and encode a message without options except a priority; return head and body."""
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
@@ -241,7 +267,7 @@ def _check_due(out: Outgoing, allow_past: bool) -> int:
 
 
 def _due_ms(at: Any) -> int:
-    return check_due_ms(at, "at", topic_context.now_ms())
+    return check_due_ms(at, "at", clock.now_ms())
 
 
 @lru_cache(4096, typed=True)  # most messages have the same range

@@ -13,7 +13,7 @@ from rmq.kernel.core.codec import Coded, Offloaded
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.offloading import Reference
 from rmq.kernel.producer.encode import encode
-from rmq.kernel.topic import context as topic_context, opening, scripts
+from rmq.kernel.topic import clock, opening, scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread
 
@@ -40,7 +40,7 @@ def send(
             data = codec.encode(out.body)
             coded = Coded(data)
             if len(data) > above:
-                now_ms = topic_context.now_ms()
+                now_ms = clock.now_ms()
                 reference = codec.store.new_reference(context.name, context.identity, now_ms, data)
                 objects[index] = reference, data
                 coded = Coded(offloading.FIRST + reference.packed)

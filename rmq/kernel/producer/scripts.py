@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import IdRun, member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -29,7 +30,7 @@ def audit_report(
     return Command(
         script_loader.load("audit_report"),
         (keys.slot, keys.audit),
-        [topic_context.now_us, producer, old, sent, *pairs],
+        [clock.now_us, producer, old, sent, *pairs],
         int,
     )
 
@@ -153,7 +154,7 @@ def _send(
     transaction.
     """
     before = [
-        topic_context.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
+        clock.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
         b"%d" % count,
     ]  # fmt: skip
     return Command(
@@ -208,6 +209,6 @@ def merge(
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
             keys.failures, keys.audit, keys.bodies,
         ),
-        [topic_context.now_us, session.call, context.channel, keys.index, keys.created, *each],
+        [clock.now_us, session.call, context.channel, keys.index, keys.created, *each],
         _send_reply,
     )  # fmt: skip

@@ -22,16 +22,25 @@ from rmq.kernel.core import ids as core_ids
 from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
-from rmq.kernel.core.message import Outgoing, SendResult, is_plain
+from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import offload, report, scripts
 from rmq.kernel.producer.batches import Group, Outdated, group_messages
-from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, basis_of, encode, encode_plain
+from rmq.kernel.producer.encode import (
+    RECORD_BYTES,
+    EncodedMessage,
+    basis_of,
+    encode,
+    encode_plain,
+    is_plain,
+)
 from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_into
 from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
-from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
+from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.coalescing import APART, Apart, Coalescer, coalesced, same_error
 from rmq.kernel.transport.flow.steps import Await, Coalesce, Command, Flow, Sleep, durable_pipeline
 
@@ -103,7 +112,7 @@ def send(
 
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
     """Send a message without options except a priority; return APART if it was refused."""
-    slot = context.spread.next()
+    slot = next(context.spread)
     id = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
     keys, apart_bytes = context.slots[slot], context.apart_bytes
@@ -142,7 +151,7 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
     """Make an id for a send that may be repeated."""
     yield from opening.ensure_open(context)
     basis = basis_of(group, basis)
-    slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
+    slot = next(context.spread) if basis is None else slot_of(basis, context.settings.slots)
     return core_ids.make(slot, context.check, kept=True)[0]
 
 

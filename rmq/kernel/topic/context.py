@@ -1,29 +1,14 @@
-"""The state of a topic in one client: name, keys, settings, replay sessions, the choice of slots.
-
-A replay session is a name under which one caller at a time sends numbered commands to a slot. The
-slot remembers the last number and its reply (`lua/lib/replay.lua`), so a command that is sent
-twice is done once.
-
-A message's slot is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes of its `slot_basis`,
-modulo the number of slots. Any language with that CRC agrees;
-tests/unit/kernel/topic/test_context_slots.py has vectors from crcmod.
-
-Commands carry no time, so that scripts ask the server's clock, or a test's.
-"""
+"""A topic as one client knows it: its name, keys, settings and slots."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-from rmq.errors import ConfigurationError, InvalidType, InvalidValue
-from rmq.kernel.core import ids, process, record, settings as core_settings
+from rmq.errors import ConfigurationError, InvalidValue
+from rmq.kernel.core import ids, record, settings as core_settings
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks
@@ -36,97 +21,8 @@ from rmq.kernel.core.keys import (
     wake_channel,
 )
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.core.validation import utf8
-
-
-class ReplaySession:
-    """A name and the sequence number of the last command that was sent under it."""
-
-    __slots__ = ("name", "number")
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.number = 0
-
-    @property
-    def call(self) -> bytes:
-        """The present command, as scripts take it."""
-        return b"%s %d" % (self.name, self.number)
-
-
-class ReplaySessions:
-    """The sessions of one client. Threads and tasks take one each for the time of a command.
-
-    A forked child starts its own: two processes that number commands in one session would be given
-    each other's answers.
-    """
-
-    __slots__ = ("_free", "_generation", "_made", "_stem")
-
-    def __init__(self) -> None:
-        self._free: deque[ReplaySession] = deque()
-        self._start()
-
-    def _start(self) -> None:
-        self._generation = process.generation
-        self._stem = os.urandom(9).hex().encode()
-        self._made = itertools.count(1)  # next() is atomic, so two threads never get the same name
-        self._free = deque()
-
-    @contextmanager
-    def borrowed(self) -> Iterator[ReplaySession]:
-        """Lend a session for one command, at its next number."""
-        session = self.take()
-        try:
-            yield session
-        finally:
-            self.give(session)
-
-    def take(self) -> ReplaySession:
-        """Return a session for one command, at its next number; `give` it back after the reply."""
-        if self._generation != process.generation:
-            self._start()
-        try:
-            session = self._free.pop()
-        except IndexError:
-            session = ReplaySession(b"@%s-%d" % (self._stem, next(self._made)))
-        session.number += 1
-        return session
-
-    def give(self, *sessions: ReplaySession) -> None:
-        """Take sessions back for the next commands."""
-        for session in sessions:
-            if session.name.startswith(self._stem, 1):
-                self._free.append(session)
-
-
-# Messages without a basis go to a slot in runs of this length: the load is even over time, and a
-# batch needs one script call instead of a call for each slot.
-RUN_LENGTH = 100
-
-
-def slot_of(basis: str | bytes, slots: int) -> int:
-    """Return the slot of a basis: always the same while the topic exists."""
-    if isinstance(basis, str):
-        basis = utf8(basis, "slot_basis")
-    elif not isinstance(basis, bytes):
-        raise InvalidType(f"slot_basis: {type(basis).__name__}; give str or bytes")
-    return zlib.crc32(basis) % slots
-
-
-class SlotRotation:
-    """Chooses slots for messages without a basis, round-robin."""
-
-    __slots__ = ("_turn", "slots")
-
-    def __init__(self, slots: int, start: int = 0) -> None:
-        self.slots = slots
-        self._turn = itertools.count(start)
-
-    def next(self) -> int:
-        """Return the slot for the next RUN_LENGTH messages."""
-        return next(self._turn) % self.slots
-
+from rmq.kernel.topic.sessions import ReplaySessions
+from rmq.kernel.topic.spread import slot_rotation
 
 FOLLOW_S = 30.0  # the greatest age of a client's copy of the settings
 
@@ -166,7 +62,7 @@ class TopicContext:
         self._is_open = False
         # Of an open topic only:
         self.slots: list[SlotKeys] = []  # that may hold messages, by index
-        self.spread: SlotRotation  # the rotation of slots for messages without a basis
+        self.spread: Iterator[int]  # slots for messages without a basis, in turn
         self.apart_bytes = record.MIN_BYTES_OF_CALL  # in one call: larger bodies stand apart
 
     @property
@@ -195,7 +91,7 @@ class TopicContext:
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
         # A take with limits for each key reads many records.
         self.apart_bytes = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
-        self.spread = SlotRotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
+        self.spread = slot_rotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created
         self.revision = revision
         self.read_at = time.monotonic()
@@ -234,21 +130,3 @@ class TopicContext:
                 f"topic {self.name!r} has {len(self.slots)}"
             )
         return message_id
-
-
-now_us = b""  # ARGV of scripts: epoch microseconds of a test, or nothing for the server's clock
-
-
-def set_clock(test_us: int | None) -> None:
-    """Give every later command this time instead of the server's clock; for tests only."""
-    global now_us
-    now_us = b"" if test_us is None else b"%d" % test_us
-
-
-def now_ms() -> int:
-    """Return the time in epoch ms as this process knows it: a test's, or the local clock's.
-
-    It is good enough to tell years apart. Whether a message is due is decided by the server's
-    clock.
-    """
-    return int(now_us) // 1000 if now_us else time.time_ns() // 1_000_000

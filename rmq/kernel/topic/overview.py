@@ -29,7 +29,8 @@ from rmq.kernel.core.keys import (
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import opening, scripts, stats
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand, is_master_away
 
 CALLS_AT_ONCE = 256  # calls of a script in one round trip

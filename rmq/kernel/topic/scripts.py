@@ -10,8 +10,9 @@ from rmq.kernel.core import telemetry
 from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.telemetry import Counts
-from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -32,7 +33,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
             keys.store, keys.prepare,
         ),
-        [topic_context.now_us, limit],
+        [clock.now_us, limit],
         lambda reply: TidyReply(reply[0], reply[1] == 1),
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
     return Command(
         script_loader.load("due_counts"),
         (keys.slot, keys.store),
-        [topic_context.now_us, *steps_ms],
+        [clock.now_us, *steps_ms],
         lambda reply: reply[:-1],
     )
 
@@ -94,7 +95,7 @@ def ready_count(keys: SlotKeys) -> Command[int]:
         return reply[0] + reply[2]
 
     return Command(
-        script_loader.load("due_counts"), (keys.slot, keys.store), [topic_context.now_us, 0], parse
+        script_loader.load("due_counts"), (keys.slot, keys.store), [clock.now_us, 0], parse
     )
 
 
@@ -175,7 +176,7 @@ def purge(
             keys.bodies,
         ),
         [
-            topic_context.now_us, session.call, context.channel, keys.index, high, limit,
+            clock.now_us, session.call, context.channel, keys.index, high, limit,
             *members_of(ids),
         ],
         int,
@@ -217,7 +218,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
         ),
-        [topic_context.now_us],
+        [clock.now_us],
         lambda reply: dict(zip(STATS, reply[:-1], strict=True)),
     )  # fmt: skip
 
@@ -267,7 +268,7 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
     return Command(
         script_loader.load("topic"),
         (context.key,),
-        [topic_context.now_us, 0 if create is None else 1, *_pairs(create or {})],
+        [clock.now_us, 0 if create is None else 1, *_pairs(create or {})],
         _topic_reply,
     )
 
@@ -298,7 +299,7 @@ def slot(
     return Command(
         script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
-        [topic_context.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
+        [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 from rmq.kernel.transport.single.blocking import Transport
 

@@ -22,7 +22,9 @@ from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
 from rmq.kernel.core.settings import BODY_CEILING, Settings
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.kernel.producer.encode import encode
-from rmq.kernel.topic.context import ReplaySessions, TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
+from rmq.kernel.topic.spread import slot_of
 from rmq.sql.connections import (
     Here,
     HereAsync,

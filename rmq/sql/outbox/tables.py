@@ -37,7 +37,8 @@ from rmq.errors import InvalidValue
 from rmq.kernel.core import ids, retry as policies
 from rmq.kernel.core.ids import TEXT_SIZE, MessageId
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.spread import slot_of
 from rmq.sql.database import Bytes
 
 

@@ -7,7 +7,7 @@ import logging
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.handlers.handler import TopicHandlers
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock
 from rmq.worker.settling.disposition import (
     Disposition,
 )
@@ -34,7 +34,7 @@ class Unhandled:
 
     def disposition(self, delivery: HeldDelivery) -> Disposition:
         """Decide how an unhandled delivery is settled: released for a while, or rejected."""
-        message_type, now_ms = delivery.type, context.now_ms()
+        message_type, now_ms = delivery.type, clock.now_ms()
         met_ms = self._met_ms.get(message_type)
         if met_ms is None:
             met_ms = self._meet(message_type, now_ms)
@@ -84,5 +84,5 @@ def _age_ms(delivery: HeldDelivery, now_ms: int, known_ms: int) -> int:
     An id that was derived from a dedup key has no time, and under a test's clock no id has one: the
     age is then how long this process has known the type.
     """
-    due = delivery.due or (None if context.now_us else delivery.id.made_at)
+    due = delivery.due or (None if clock.now_us else delivery.id.made_at)
     return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))

@@ -22,7 +22,7 @@ from rmq.features.workers import flows
 from rmq.features.workers.status import HandlerStatus, write_status
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core import ids
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 
 PAST_S, STEP_S = 70 * 60, 10
 HANDLERS = "/srv/shop/handlers.py"  # where tracebacks say that the handlers are
@@ -102,12 +102,12 @@ class Shop:
         with mock.patch.object(ids, "time") as clock:
             for step in range(PAST_S // STEP_S):
                 now_us = round((end - PAST_S + step * STEP_S) * 1e6)
-                context.set_clock(now_us)
+                command_clock.set_clock(now_us)
                 clock.time_ns.return_value = now_us * 1000
                 self.work(step / 60)
                 survey.run_once()
                 sampler.run_once()
-        context.set_clock(None)
+        command_clock.set_clock(None)
 
     def work(self, minute: float) -> None:
         """Send and handle what comes in ten seconds."""

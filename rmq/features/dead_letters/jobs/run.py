@@ -31,8 +31,9 @@ from rmq.features.dead_letters.scripts import TOKEN_BYTES
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening, reading, scripts
-from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep, pipeline
 
 log = logging.getLogger("rmq")

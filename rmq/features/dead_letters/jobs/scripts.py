@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import job_key, job_log_key
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
@@ -56,14 +56,14 @@ def job_stop(prefix: str, job: str, keep_s: int) -> Command[JobReply]:
     return Command(
         script_loader.load("job_stop"),
         (job_key(prefix, job), job_log_key(prefix, job)),
-        [context.now_us, keep_s],
+        [clock.now_us, keep_s],
         _job_reply,
     )
 
 
 def _changing(verb: str, prefix: str, job: str, args: Sequence[Any] = ()) -> Command[JobReply]:
     return Command(
-        script_loader.load(verb), (job_key(prefix, job),), [context.now_us, *args], _job_reply
+        script_loader.load(verb), (job_key(prefix, job),), [clock.now_us, *args], _job_reply
     )
 
 
@@ -82,7 +82,7 @@ def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTak
     return Command(
         script_loader.load("job_take"),
         (job_key(prefix, job),),
-        [context.now_us, runner, hold_ms],
+        [clock.now_us, runner, hold_ms],
         parse,
     )
 
@@ -108,7 +108,7 @@ def job_step(
         script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),
         [
-            context.now_us, runner, hold_ms, number, letters, examined, cursor, slot,
+            clock.now_us, runner, hold_ms, number, letters, examined, cursor, slot,
             b"".join(members_of(ids)), 1 if last else "", keep_s, most,
         ],
         lambda reply: JobStepReply(reply[0], reply[1].decode(), reply[2], reply[3]),

@@ -9,7 +9,8 @@ from rmq.errors import JobNotFound, RMQError
 from rmq.features.dead_letters.jobs import flows, run
 from rmq.features.dead_letters.jobs.job import Job
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")

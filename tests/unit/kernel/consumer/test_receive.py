@@ -13,7 +13,8 @@ from rmq.kernel.consumer.scripts import Batch, RollbackReply
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import AwaitSignal, Command
 
 RECORD = bytes([1 << 5, 0, 0, 100, 0, 0, 0, 1]) + b"1"

@@ -12,7 +12,7 @@ from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.replies import MissingReplies
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic.context import ReplaySessions
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Sleep
 
 SLOTS = [SlotKeys("rmq", "t", index) for index in range(3)]
@@ -95,4 +95,5 @@ def test_missing_replies_of_other_slots_keep_nobody_waiting() -> None:
     with pytest.raises(StopIteration):
         flow.send("1")
     assert noted == ["?1?"]
-    assert not missing.are_missing()
+    assert not missing.waiting
+    assert not missing.repeating

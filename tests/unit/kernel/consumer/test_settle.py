@@ -12,7 +12,8 @@ from rmq.kernel.consumer.scripts import ExtendReply
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import BATCH_MAX, Settings
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Pipeline
 
 

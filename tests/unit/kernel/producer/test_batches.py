@@ -13,13 +13,15 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import CALL_BYTES, Settings
 from rmq.kernel.producer import batches
 from rmq.kernel.producer.batches import ALIKE_MIN, MERGE_BYTES, MERGE_MAX, Group, group_messages
-from rmq.kernel.topic.context import ReplaySessions, SlotRotation, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
+from rmq.kernel.topic.spread import slot_rotation
 
 
 def context(**settings: Any) -> TopicContext:
     made = TopicContext("rmq", "orders", BYTES, ReplaySessions(), {})
     made.mark_open(Settings(**settings), b"1")
-    made.spread = SlotRotation(made.settings.slots)  # begins at slot 0
+    made.spread = slot_rotation(made.settings.slots)  # begins at slot 0
     return made
 
 

@@ -14,7 +14,8 @@ from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.producer.encode import EncodedMessage, encode
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySessions
 
 
 def encoded(out: rmq.Outgoing, **settings: object) -> EncodedMessage:

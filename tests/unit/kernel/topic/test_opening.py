@@ -11,8 +11,9 @@ from rmq.errors import Unavailable
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import opening
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply
+from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Pipeline, RawCommand, Sleep
 
 

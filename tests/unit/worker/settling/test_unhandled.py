@@ -15,7 +15,7 @@ from rmq.kernel.core import ids, record
 from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.topic import context
+from rmq.kernel.topic import clock as command_clock
 from rmq.worker.settling import unhandled
 from rmq.worker.settling.unhandled import Unhandled
 from tests.foreign import own_records
@@ -25,14 +25,14 @@ HOUR_MS = 3_600_000
 
 
 def at(ms: int) -> None:
-    context.set_clock((START_MS + ms) * 1000)
+    command_clock.set_clock((START_MS + ms) * 1000)
 
 
 @pytest.fixture(autouse=True)
 def test_clock() -> Iterator[None]:
     at(0)
     yield
-    context.set_clock(None)
+    command_clock.set_clock(None)
 
 
 def make_unhandled(**changes: Any) -> Unhandled:
@@ -126,7 +126,7 @@ def test_a_message_without_a_type_is_told_so() -> None:
 
 def test_the_age_of_a_message_without_a_due_time_is_that_of_its_id() -> None:
     decide = make_unhandled()
-    context.set_clock(None)
+    command_clock.set_clock(None)
 
     fresh = decide.disposition(delivery())
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rmq.errors import InvalidType
-from rmq.kernel.topic.context import SlotRotation, slot_of
+from rmq.kernel.topic.spread import slot_of, slot_rotation
 
 # Golden vectors, for whoever writes a client in another language.
 VECTORS = [
@@ -36,6 +36,6 @@ def test_other_types_are_refused() -> None:
 
 
 def test_messages_without_a_basis_are_dealt_evenly() -> None:
-    spread = SlotRotation(7, 3)
-    dealt = [spread.next() for _ in range(70)]
+    spread = slot_rotation(7, 3)
+    dealt = [next(spread) for _ in range(70)]
     assert {dealt.count(slot) for slot in range(7)} == {10}

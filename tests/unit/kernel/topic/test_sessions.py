@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from rmq.kernel.topic.context import ReplaySessions
+from rmq.kernel.topic.sessions import ReplaySessions
 
 
 def test_no_two_threads_are_in_one_lane() -> None:

@@ -1,0 +1,22 @@
+"""The time in commands: scripts use the server's clock, unless a test sets the time."""
+
+from __future__ import annotations
+
+import time
+
+now_us = b""  # argument of scripts: a test's time in epoch microseconds; empty: the server's clock
+
+
+def set_clock(test_us: int | None) -> None:
+    """Set the time of all later commands; None: the server's clock. For tests only."""
+    global now_us
+    now_us = b"" if test_us is None else b"%d" % test_us
+
+
+def now_ms() -> int:
+    """Return the test's time, or the time of this machine's clock, in epoch ms.
+
+    Use it only where an error of some seconds is harmless. Whether a message is due is decided by
+    the server's clock.
+    """
+    return int(now_us) // 1000 if now_us else time.time_ns() // 1_000_000

@@ -1,0 +1,76 @@
+"""Replay sessions: a command that is sent twice under one session and number is executed once.
+
+A replay session is a name under which one caller at a time sends numbered commands to a slot. The
+slot remembers the last number and its reply (`lua/lib/replay.lua`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rmq.kernel.core import process
+
+
+class ReplaySession:
+    """A name, and the sequence number of the last command that was sent under it."""
+
+    __slots__ = ("name", "number")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.number = 0
+
+    @property
+    def call(self) -> bytes:
+        """Name and number of the current command, as an argument of a script."""
+        return b"%s %d" % (self.name, self.number)
+
+
+class ReplaySessions:
+    """The replay sessions of one client; each command uses a session that no other command uses.
+
+    A forked child starts its own sessions. In a shared session, it would receive replies to
+    commands of its parent.
+    """
+
+    __slots__ = ("_free", "_generation", "_made", "_stem")
+
+    def __init__(self) -> None:
+        self._free: deque[ReplaySession] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        self._generation = process.generation
+        self._stem = os.urandom(9).hex().encode()
+        self._made = itertools.count(1)  # next() is atomic, so two threads never get the same name
+        self._free = deque()
+
+    @contextmanager
+    def borrowed(self) -> Iterator[ReplaySession]:
+        """Use a session for one command, with its next number."""
+        session = self.take()
+        try:
+            yield session
+        finally:
+            self.give(session)
+
+    def take(self) -> ReplaySession:
+        """Return a session with its next number for one command; `give` it back after the reply."""
+        if self._generation != process.generation:
+            self._start()
+        try:
+            session = self._free.pop()
+        except IndexError:
+            session = ReplaySession(b"@%s-%d" % (self._stem, next(self._made)))
+        session.number += 1
+        return session
+
+    def give(self, *sessions: ReplaySession) -> None:
+        """Make sessions available for later commands."""
+        for session in sessions:
+            if session.name.startswith(self._stem, 1):
+                self._free.append(session)

@@ -1,0 +1,37 @@
+"""The choice of a slot for a message: by its `slot_basis`, or round-robin.
+
+The slot of a basis is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of its UTF-8 bytes, modulo the number
+of slots. Programs in other languages can compute it; tests/unit/kernel/topic/test_spread.py
+has vectors from crcmod.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from itertools import chain, cycle
+
+from rmq.errors import InvalidType
+from rmq.kernel.core.validation import utf8
+
+# Number of successive messages without a basis that go to one slot. Over time the load is even, and
+# a batch needs one script call instead of a call for each slot.
+RUN_LENGTH = 100
+
+
+def slot_of(basis: str | bytes, slots: int) -> int:
+    """Return the slot of a basis: always the same while the topic exists."""
+    if isinstance(basis, str):
+        basis = utf8(basis, "slot_basis")
+    elif not isinstance(basis, bytes):
+        raise InvalidType(f"slot_basis: {type(basis).__name__}; give str or bytes")
+    return zlib.crc32(basis) % slots
+
+
+def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
+    """Return the slots in turn, endlessly, each for the next RUN_LENGTH messages without a basis.
+
+    Threads may share the iterator.
+    """
+    start %= slots
+    return cycle(chain(range(start, slots), range(start)))
