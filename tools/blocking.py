@@ -50,9 +50,10 @@ SOURCES = (
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
-    "AsyncInvoker": "PlainInvoker", "AsyncCalls": "PlainCalls", "AsyncCall": "PlainCall",
-    "call_hooks_async": "call_hooks", "drive_async": "drive", "run_async": "run",
-    "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",
+    "AsyncInvoker": "PlainInvoker", "AsyncInvokerBase": "PlainInvokerBase",
+    "AsyncCall": "PlainCall", "call_hooks_async": "call_hooks",
+    "drive_async": "drive", "run_async": "run", "on_duplicate_async": "on_duplicate",
+    "run_batch_async": "run_batch",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.single.asyncio": "rmq.kernel.transport.single.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")

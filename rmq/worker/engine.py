@@ -140,22 +140,22 @@ class Engine:
         for queue in self.queues:
             queue.keep_claims()
         # At the same time, because each of them may be waiting for Redis.
-        holding = [feed for feed in self.feeds if any(queue.held for queue in feed.queues.values())]
+        busy = [feed for feed in self.feeds if any(each.in_flight for each in feed.queues.values())]
         closed: list[bool] = []
         closers = [
             threading.Thread(
                 target=lambda feed=feed: closed.append(_close(feed)), name="rmq-end", daemon=True
             )
-            for feed in holding
+            for feed in busy
         ]
         for closer in closers:
             closer.start()
         for closer in closers:
             closer.join(seconds_until(until))
         for feed in self.feeds:
-            if feed not in holding:
+            if feed not in busy:
                 settled = _close(feed) and settled
-        settled = settled and len(closed) == len(holding) and all(closed)
+        settled = settled and len(closed) == len(busy) and all(closed)
         return settled and not any(queue.settler.unsettled for queue in self.queues)
 
     def counts(self) -> dict[str, dict[str, int]]:

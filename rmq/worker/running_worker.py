@@ -24,7 +24,7 @@ from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.holding.prefetch import most_begun, most_held
+from rmq.worker.holding.prefetch import most_begun, most_in_flight
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.receiving.feed import HAND_OVERS
@@ -164,7 +164,7 @@ class RunningWorker:
         self.memory = WorkerMemory(
             [min(map(lease_ms, of_topic)) for of_topic in topics],
             sum(map(most_begun, handlers)) + HAND_OVERS * len(topics),
-            sum(most_held(each) for each in handlers if each.claims is not None),
+            sum(most_in_flight(each) for each in handlers if each.claims is not None),
         )
         try:
             self.engine = Engine(

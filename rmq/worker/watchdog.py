@@ -298,9 +298,9 @@ class Watchdog:
         It then renews through a call that holds the GIL, and not for a process that hangs; it kills
         one that cannot even notice that.
         """
-        first_limit = min(queue.work.first_limit() for queue in self._engine.queues)
+        next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
-        self._memory.renew_until(min(now + hang_s, first_limit + LIMIT_MARGIN_S))
+        self._memory.renew_until(min(now + hang_s, next_limit + LIMIT_MARGIN_S))
         if self._may_kill:
             self._memory.note_turn(max(KILL_LEAST_S, hang_s))
 

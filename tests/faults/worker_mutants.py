@@ -12,7 +12,7 @@ from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.delivery import SETTLED
 from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.worker.heartbeat import start
-from rmq.worker.heartbeat.leases import HeldLease
+from rmq.worker.heartbeat.leases import WorkerLease
 from rmq.worker.heartbeat.renewer import Heartbeat
 from rmq.worker.receiving.feed import TopicFeed
 from rmq.worker.running.work import HandlerWork
@@ -74,7 +74,7 @@ def begins_anything() -> None:
 
 def never_tells() -> None:
     """d.lost is never true."""
-    HeldLease.is_lost = lambda self: False  # type: ignore[method-assign]
+    WorkerLease.is_lost = lambda self: False  # type: ignore[method-assign]
 
 
 def stuck_fetcher() -> None:

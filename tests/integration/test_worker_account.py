@@ -74,7 +74,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
         runs = worker._running.engine.queues[0].work
         # A thread that ran too long may run still.
         wait_for(
-            lambda: not (runs._runtime_limits.running or runs._overdue or runs.suspects.running)
+            lambda: not (runs._runtime_limits.running or runs._overrun or runs.suspects.running)
         )
 
     stats = api.admin.stats(name)

@@ -119,7 +119,7 @@ class WorkerMemory:
         self._free_claims.append(row)
 
 
-class HeldLease:
+class WorkerLease:
     """A shared lease that this worker has, or had; deliveries refer to it."""
 
     __slots__ = ("_is_lost", "_shared", "_until", "held", "number", "place")
@@ -166,7 +166,7 @@ class LeaseTracker:
         self._memory = memory
         self._shared = memory.shared
         self._topic = topic
-        self._leases: dict[int, HeldLease] = {}  # by slot: the one to take under
+        self._leases: dict[int, WorkerLease] = {}  # by slot: the one to take under
         self._held: set[HeldDelivery] = set()
         self._begun: dict[HeldDelivery, int] = {}  # row of those with which a handler was called
         self._claims: dict[HeldDelivery, tuple[int, int]] = {}  # row and serial
@@ -179,7 +179,7 @@ class LeaseTracker:
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 
-    def taken(self, slot: int, number: int, since: float, lease_ms: int) -> HeldLease:
+    def taken(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Note the lease under which a batch was taken by a call that began at `since`."""
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
@@ -190,19 +190,19 @@ class LeaseTracker:
             if lease is not None:
                 lease.safe_until()
                 lease.mark_lost()  # Redis had it no more
-            lease = self._leases[slot] = HeldLease(shared, place, number, since + lease_ms / 1000)
+            lease = self._leases[slot] = WorkerLease(shared, place, number, since + lease_ms / 1000)
             self._write(lease)
             self._memory.expect(self._topic, lease_ms)
             at = shared.topics_at + self._topic * 2
             shared.words[at] = max(shared.words[at], slot + 1)
         return lease
 
-    def handed_over(self, slot: int, number: int) -> HeldLease:
+    def handed_over(self, slot: int, number: int) -> WorkerLease:
         """Return the lease of a batch that was handed over; it may be one that is used no more."""
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
             return lease
-        return HeldLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
+        return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
     def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count deliveries that are handed over; their leases are renewed from now on."""
@@ -229,9 +229,9 @@ class LeaseTracker:
     def stop_renewing(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Renew the leases of deliveries no more: nobody will settle them."""
         for lease in {delivery.origin.lease for delivery in deliveries}:
-            self._retire(cast("HeldLease", lease))
+            self._retire(cast("WorkerLease", lease))
 
-    def _retire(self, lease: HeldLease) -> None:
+    def _retire(self, lease: WorkerLease) -> None:
         slot = lease.place % SLOTS_MAX
         with self._lock:
             if self._leases.get(slot) is lease:
@@ -249,7 +249,7 @@ class LeaseTracker:
             lease.held += step
         self._write(changed)
 
-    def _write(self, lease: HeldLease | None) -> None:
+    def _write(self, lease: WorkerLease | None) -> None:
         """Tell the heartbeat what a lease holds, if it is one that is renewed."""
         if lease is not None and self._leases.get(lease.place % SLOTS_MAX) is lease:
             word = lease.number << NUMBER_SHIFT | lease.held

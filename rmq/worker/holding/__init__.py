@@ -1,7 +1,7 @@
-"""Hold received deliveries until a thread or task is free.
+"""Keep received deliveries until a thread or task is free.
 
-queue           one handler: how many deliveries it holds, and what waits
-prefetch        the most deliveries that a handler may hold
-partial_batch   deliveries that wait until a batch is full
-suspects        messages that may kill their process: the others make room for them
+queue           keeps the deliveries of one handler, and limits their number
+prefetch        largest number of deliveries of a handler
+partial_batch   collects deliveries until a batch is full
+suspects        starts messages that may kill their process
 """

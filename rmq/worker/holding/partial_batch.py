@@ -1,4 +1,4 @@
-"""Deliveries that wait until a batch is full, or for the `linger` of their handler."""
+"""Collect deliveries until a batch is full, or until the `linger` of their handler ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rmq.kernel.core.delivery import HeldDelivery
 
 
 class PartialBatch:
-    """The deliveries of a handler that are not yet a full batch.
+    """The deliveries of a handler that wait for a full batch.
 
     Args:
-        size: Deliveries of a full batch.
-        linger_s: How long the first delivery waits for more.
+        size: Number of deliveries in a full batch.
+        linger_s: Longest wait of the first delivery, seconds.
     """
 
     def __init__(self, size: int, linger_s: float) -> None:
@@ -22,11 +22,11 @@ class PartialBatch:
         self._since = 0.0
 
     def linger_until(self) -> float:
-        """Return until when the deliveries wait for more; infinity: there are none."""
+        """Return when the wait for more deliveries ends; infinity: no delivery waits."""
         return self._since + self._linger_s if self._waiting else float("inf")
 
     def add(self, deliveries: list[HeldDelivery]) -> list[list[HeldDelivery]]:
-        """Add deliveries; return the batches that are full, or have waited long enough."""
+        """Add deliveries; return the batches that are full or have waited long enough."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting += deliveries
@@ -35,12 +35,12 @@ class PartialBatch:
             batches.append(self._waiting[: self._size])
             self._waiting = self._waiting[self._size :]
         if batches:
-            self._since = time.monotonic()  # the rest has just arrived
+            self._since = time.monotonic()  # the remaining deliveries have just arrived
         if self.linger_until() <= time.monotonic():
-            batches.append(self.take_all())
+            batches.append(self.pop_all())
         return batches
 
-    def take_all(self) -> list[HeldDelivery]:
+    def pop_all(self) -> list[HeldDelivery]:
         """Remove and return all deliveries."""
-        taken, self._waiting = self._waiting, []
-        return taken
+        waiting, self._waiting = self._waiting, []
+        return waiting

@@ -1,21 +1,21 @@
-"""How many deliveries a worker may hold for a handler at most."""
+"""The largest number of deliveries that a worker may have for a handler."""
 
 from __future__ import annotations
 
 from rmq.kernel.handlers.handler import Handler
 
-IN_ORDER = 50  # messages in one ordered run; no other worker has the slot meanwhile
+IN_ORDER = 50  # messages in one ordered batch, which blocks its slot for other workers
 
 
-def most_held(handler: Handler) -> int:
-    """Return how many deliveries a worker may hold for a handler at most."""
+def most_in_flight(handler: Handler) -> int:
+    """Return the largest number of deliveries in flight for a handler."""
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
 
 
 def most_begun(handler: Handler) -> int:
-    """Return how many deliveries may have begun and not be settled yet: all that are held.
+    """Return the largest number of deliveries that have begun and are not settled yet.
 
-    Runs that have ended wait for the settler, which may be slower than they are. One more is in the
-    hands of the fetcher, while a claim is prepared.
+    The settler may be slower than the handler, so all deliveries in flight may have begun. The
+    fetcher adds a delivery while it prepares a claim.
     """
-    return max(handler.concurrency * max(1, handler.batch), most_held(handler)) + 1
+    return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1

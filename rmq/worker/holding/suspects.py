@@ -1,8 +1,8 @@
-"""Start the suspects of one handler: messages that may kill their process, as harmless as possible.
+"""Start the suspects of one handler: messages that may kill their process.
 
-`running/poison` decides which suspects of a process may run at the same time. Here the other
-deliveries of the handler make room for them: what would wait behind a suspect is released, and what
-has been done is settled before the suspect begins.
+`running/poison` decides which suspects of a process may run at the same time. This module protects
+the other deliveries of the handler. Before a suspect begins, finished deliveries are settled, and
+deliveries that would wait for the suspect are released.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmq.worker.running.work import HandlerWork
 from rmq.worker.settling.disposition import Disposition, Report
 from rmq.worker.settling.settler import Settler
 
-FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
+FLUSH_MOST_S = 10.0  # longest wait until other deliveries are settled
 
 
 class SuspectStarter:
@@ -30,8 +30,11 @@ class SuspectStarter:
         work: Work of the handler.
         settler: Settler of the handler.
         partial: Deliveries that wait for a full batch.
-        start: Hands work items to the executor.
-        release_waiting: Releases the work items that the executor has not begun.
+        start: Function that gives work items to the executor.
+        release_waiting: Function that releases the work items that have not begun.
+
+    Attributes:
+        last: Suspect without a retry left that waits until nothing else runs.
     """
 
     def __init__(
@@ -51,17 +54,17 @@ class SuspectStarter:
         self._partial = partial
         self._start = start
         self._release_waiting = release_waiting
-        self._last: HeldDelivery | None = None  # waits until nothing else runs
+        self.last: HeldDelivery | None = None
 
     # --- a handler without order -----------------------------------------------------------------
 
     def start(
         self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
     ) -> list[HeldDelivery]:
-        """Begin the suspects that may run, and release what would have to wait for them.
+        """Begin the suspects that may run, and release deliveries that would have to wait for them.
 
         Args:
-            deliveries: Received deliveries, suspects included.
+            deliveries: Received deliveries, including the suspects.
             suspects: Suspects among them.
 
         Returns:
@@ -70,21 +73,20 @@ class SuspectStarter:
         others = [delivery for delivery in deliveries if delivery not in suspects]
         free = self._handler.concurrency - len(self._work.times.running)
         begun = self._begin([each for each in deliveries if each in suspects], free)
-        if self._last is not None:
-            self._work.release([*self._partial.take_all(), *others])
+        if self.last is not None:
+            self._work.release([*self._partial.pop_all(), *others])
             self.begin_last()
             return []
         if not self._suspects.running:
             return others
         others = self._keep_runnable(others, max(0, free - len(begun)))
         if begun:
-            # A suspect may kill this process: settle first what has been done.
-            self._clear_the_way()
+            self._release_and_settle()
             self._start([[delivery] for delivery in begun] if self._handler.batch else [*begun])
         return others
 
     def _begin(self, suspected: list[HeldDelivery], free: int) -> list[HeldDelivery]:
-        """Return the suspects that begin now; put off the others, but keep one on its last try."""
+        """Return the suspects that begin now; release the rest, or keep one for `begin_last`."""
         begun: list[HeldDelivery] = []
         for delivery in suspected:
             is_last = _is_last(delivery)
@@ -93,36 +95,36 @@ class SuspectStarter:
             ):
                 self.put_off([delivery])
             elif is_last:
-                self._last = delivery
+                self.last = delivery
             else:
                 begun.append(delivery)
         return begun
 
     def _keep_runnable(self, others: list[HeldDelivery], free: int) -> list[HeldDelivery]:
-        """Return the deliveries that can begin at once next to a suspect; release the rest."""
-        if self._handler.batch:  # they would have to wait until a batch is full
+        """Return the deliveries that can begin at once with a suspect; release the rest."""
+        if self._handler.batch:  # they would have to wait for a full batch
             free = 0
-        self._work.release([*self._partial.take_all(), *others[free:]])
+        self._work.release([*self._partial.pop_all(), *others[free:]])
         return others[:free]
 
-    # --- a handler in order ----------------------------------------------------------------------
+    # --- an ordered handler ----------------------------------------------------------------------
 
-    def run_in_order(
-        self, run: list[HeldDelivery], suspects: set[HeldDelivery]
+    def split_ordered(
+        self, batch: list[HeldDelivery], suspects: set[HeldDelivery]
     ) -> list[HeldDelivery]:
-        """Return the part of an ordered run before its first suspect, or that suspect alone."""
-        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
-        if place:
-            self._settler.put(Report(None, rest=run[place:]))
-            return run[:place]
-        first = run[0]
+        """Return the part of an ordered batch before its first suspect, or that suspect alone."""
+        position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
+        if position:
+            self._settler.put(Report(None, rest=batch[position:]))
+            return batch[:position]
+        first = batch[0]
         is_last = _is_last(first)
         if not self._suspects.begin(first, first.attempt, is_last=is_last):
-            self.put_off(run)
+            self.put_off(batch)
             return []
-        self._settler.put(Report(None, rest=run[1:]))
+        self._settler.put(Report(None, rest=batch[1:]))
         if is_last:
-            self._last = first
+            self.last = first
             self.begin_last()
             return []
         self._settler.flush(FLUSH_MOST_S)
@@ -131,7 +133,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[HeldDelivery]) -> None:
-        """Release deliveries until a suspect has ended; in order, the first holds up the others."""
+        """Release deliveries until a suspect has ended."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
@@ -140,23 +142,23 @@ class SuspectStarter:
 
     def begin_last(self) -> None:
         """Begin the suspect without a retry left once nothing else runs in this process."""
-        delivery = self._last
+        delivery = self.last
         if delivery is None or not self._suspects.is_quiet():
             return
-        self._last = None
-        self._clear_the_way()
+        self.last = None
+        self._release_and_settle()
         self._suspects.begin_alone(delivery)
         is_list = self._handler.ordered or self._handler.batch
         self._start([[delivery] if is_list else delivery])
 
     def release_last(self) -> None:
         """Release the suspect without a retry left, if it has not begun."""
-        if self._last is not None:
-            self._work.release(self._last)
-            self._last = None
+        if self.last is not None:
+            self._work.release(self.last)
+            self.last = None
 
-    def _clear_the_way(self) -> None:
-        """Release what has not begun, and settle what has been done."""
+    def _release_and_settle(self) -> None:
+        """Release deliveries that have not begun, and wait until finished ones are settled."""
         self._release_waiting()
         self._settler.flush(FLUSH_MOST_S)
 

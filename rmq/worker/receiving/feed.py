@@ -190,13 +190,13 @@ class TopicFeed:
             if handler is not None:
                 self._put(self.queues[handler], mine)
                 continue
-            self.first_queue.taken += len(mine)
+            self.first_queue.received += len(mine)
             for delivery in mine:
                 report = Report(delivery, self.invokers.unhandled.disposition(delivery))
                 self.first_queue.settler.put(report)
 
     def _put(self, queue: HandlerQueue, deliveries: list[HeldDelivery]) -> None:
-        queue.taken += len(deliveries)
+        queue.received += len(deliveries)
         if self.state.interrupted:  # the worker is stopping
             queue.work.release(deliveries)
             return
@@ -254,7 +254,7 @@ class TopicFeed:
         except RMQError as error:
             return error
         for queue in self.queues.values():
-            queue.settler.count_released(queue.held)
+            queue.settler.count_released(queue.in_flight)
         return None
 
     # --- how it goes ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The event loop of async handlers: its thread, its tasks, and how long it has been blocked."""
+"""The event loop of async handlers: its thread, its tasks, and the time that it is blocked."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ current_work: contextvars.ContextVar[Any] = contextvars.ContextVar("rmq_work", d
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Have an event loop call a function; from any thread. A closed loop calls nothing."""
+    """Call a function in an event loop, from any thread. A closed loop ignores it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *args)
 
 
 class EventLoopThread:
-    """An event loop in a thread of its own. Its end cancels the tasks, as `asyncio.run` does.
+    """An event loop in its own thread. Its end cancels the tasks, as `asyncio.run` does.
 
-    It ends by `stop` alone. What would end another loop, `sys.exit()` in a task or a callback, or
-    `loop.stop()`, interrupts none of its other tasks.
+    Only `stop` ends it. `sys.exit()` in a task or a callback, and `loop.stop()`, would end another
+    loop. This loop continues, and its other tasks are not interrupted.
     """
 
     def __init__(self) -> None:
@@ -62,21 +62,21 @@ class EventLoopThread:
 
 
 class GuardedTask(asyncio.Task[None]):
-    """A task of the worker. While it runs no work, code of handlers cannot cancel it.
+    """A task of the worker. While it is idle, code of handlers cannot cancel it.
 
-    All handlers share a loop, so each could cancel the runs of the others. What a run starts in the
-    loop, tasks and callbacks, has its context: so a guarded task knows who cancels it.
+    All handlers share a loop, so a handler could cancel the tasks of others. Tasks and callbacks
+    that a handler starts have its context. This shows a guarded task which work cancels it.
 
     Attributes:
-        work: that it runs; None: none.
-        is_interrupted: whether code of other work has cancelled it.
+        work: Work that the task runs; None: it is idle.
+        is_interrupted: Whether code of other work has cancelled the task.
     """
 
     work: Any = None
     is_interrupted = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel it, as far as the caller may; return whether it is cancelled."""
+        """Cancel the task if the caller may; return whether it is cancelled."""
         by = current_work.get()
         if by is not None and by is not self.work:
             if self.work is None:
@@ -86,7 +86,7 @@ class GuardedTask(asyncio.Task[None]):
 
 
 class LoopHeartbeat:
-    """Shows other threads for how long an event loop has been blocked."""
+    """Shows other threads how long an event loop has been blocked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -100,7 +100,7 @@ class LoopHeartbeat:
             self._loop.call_later(TICK_S, self._tick)
 
     def lag(self) -> float:
-        """Return for how many seconds the loop has run nothing."""
+        """Return how long the loop has been blocked, seconds."""
         return max(0.0, time.monotonic() - self._last_tick - TICK_S)
 
     def stop(self) -> None:

@@ -1,11 +1,11 @@
-"""Executors: the threads, or the tasks of an event loop, in which all handlers of a process run.
+"""Executors: threads, or tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a lane, and an executor has a limit for all lanes. A thread or task runs as much
-work of a lane as its weight says, and then that of the next lane that waits, so that no handler
-keeps the others waiting.
+Each handler has a work queue. An executor has one limit for all work queues. A thread or task runs
+`weight` work items of a queue, and then serves the next queue that waits. So no handler blocks the
+others.
 
-Threads and tasks are started when they are needed. A context variable that a handler sets is not
-seen by the next run.
+Threads and tasks are started when they are needed. The next handler does not see the context
+variables that a handler has set.
 """
 
 from __future__ import annotations
@@ -24,34 +24,38 @@ from rmq.worker.running.event_loop import GuardedTask, call_in, current_work
 
 log = logging.getLogger("rmq")
 
-YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
+YIELD_EVERY = 100  # work items after which a task yields to the event loop
 _UNSET = object()
-Work = Any  # one delivery, a batch, or the deliveries of a slot in order
+Work = Any  # one delivery, a batch, or an ordered batch of one slot
 
 
-class Lane:
+class WorkQueue:
     """The work of one handler that waits for an executor.
 
     Args:
-        run: runs one work item; for tasks a coroutine function.
-        on_error: is called for work in which `run` raised.
-        count: how many work items may run at a time.
-        weight: how many run in a thread or task before it goes on to another lane that waits.
+        run: Function that runs one work item; for tasks a coroutine function.
+        on_error: Function that is called with a work item and the error that `run` raised.
+        concurrency: Largest number of work items that run at the same time.
+        weight: Work items that a thread or task runs before it serves another queue.
+
+    Attributes:
+        ready: Work items that have not begun.
+        permits: Number of threads or tasks that serve this queue, or are going to.
     """
 
     def __init__(
         self,
         run: Callable[[Work], Any],
         on_error: Callable[[Work, BaseException], None],
-        count: int,
+        concurrency: int,
         weight: int = 1,
     ) -> None:
         self.run = run
         self.on_error = on_error
-        self.count = count
+        self.concurrency = concurrency
         self.weight = weight
         self.ready: deque[Work] = deque()
-        self.permits = 0  # how many threads or tasks are assigned to it
+        self.permits = 0
 
     def withdraw(self) -> list[Work]:
         """Remove and return the work items that have not begun."""
@@ -63,7 +67,7 @@ class Lane:
                 return works
 
     def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised. Whatever happens there, the thread or task goes on."""
+        """Report work that raised an error; an error of the report itself is logged."""
         try:
             self.on_error(work, error)
         except Exception:
@@ -71,41 +75,43 @@ class Lane:
 
 
 class ThreadExecutor:
-    """Runs work in threads, for plain functions.
+    """Runs the work of plain handlers in threads.
 
     Args:
-        limit: how many threads at most.
+        limit: Largest number of threads.
 
     Attributes:
-        error: why no more threads can be started at present; "": they can.
+        error: Reason why no more threads can be started at present; "": no reason.
     """
 
     def __init__(self, limit: int) -> None:
         self.error = ""
         self._limit = limit
-        self._assigned: SimpleQueue[Lane | None] = SimpleQueue()  # a lane for each of its permits
-        self._permits = 0  # of all lanes
+        self._assigned: SimpleQueue[WorkQueue | None] = SimpleQueue()  # once for each permit
+        self._permits = 0  # of all work queues
         self._threads: list[threading.Thread] = []
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()  # of the permits
 
-    def put(self, lane: Lane, works: Sequence[Work]) -> None:
-        """Queue work items of a lane."""
+    def put(self, work_queue: WorkQueue, works: Sequence[Work]) -> None:
+        """Add work items to a work queue."""
         with self._lock:
-            lane.ready.extend(works)
-            more = min(len(works), lane.count - lane.permits)
-            lane.permits += more
+            work_queue.ready.extend(works)
+            more = min(len(works), work_queue.concurrency - work_queue.permits)
+            work_queue.permits += more
             self._permits += more
             for _ in range(more):
-                self._assigned.put(lane)
-            self._start_threads(min(self._permits, self._limit) - len(self._threads))
+                self._assigned.put(work_queue)
+            missing = min(self._permits, self._limit) - len(self._threads)
+            if missing > 0 or self.error:
+                self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start threads, as far as the system permits; the next `put` tries again."""
+        """Start threads, as many as the system permits; the next `put` tries again."""
         try:
             for _ in range(count):
                 name = f"rmq-run-{len(self._threads)}"
-                thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
+                thread = threading.Thread(target=self._run_work_queues, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
             self.error = ""
@@ -114,14 +120,15 @@ class ThreadExecutor:
                 log.error("handlers wait for threads: %s", error)
             self.error = f"{error} ({len(self._threads)} run)"
 
-    def _run_lanes(self) -> None:
+    def _run_work_queues(self) -> None:
         get = self._assigned.get
-        while (lane := get()) is not None:
-            self._run_lane(lane)
+        while (work_queue := get()) is not None:
+            self._run_work_queue(work_queue)
 
-    def _run_lane(self, lane: Lane) -> None:
-        """Run work of a lane until none is left, or another lane waits for a thread."""
-        ready, run, copy, left = lane.ready, lane.run, self._context.copy, lane.weight
+    def _run_work_queue(self, work_queue: WorkQueue) -> None:
+        """Run the work of a queue until it is empty, or another queue waits for a thread."""
+        ready, run, copy = work_queue.ready, work_queue.run, self._context.copy
+        left = work_queue.weight
         while True:
             try:
                 work = ready.popleft()
@@ -129,18 +136,18 @@ class ThreadExecutor:
                 with self._lock:
                     if ready:
                         continue
-                    lane.permits -= 1
+                    work_queue.permits -= 1
                     self._permits -= 1
                     return
             try:
                 copy().run(run, work)
             except BaseException as error:
-                lane.report(work, error)
+                work_queue.report(work, error)
             left -= 1
             if left <= 0:
-                left = lane.weight
+                left = work_queue.weight
                 if not self._assigned.empty():
-                    self._assigned.put(lane)
+                    self._assigned.put(work_queue)
                     return
 
     def close(self) -> None:
@@ -149,29 +156,29 @@ class ThreadExecutor:
             self._assigned.put(None)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running work; return whether all has ended."""
+        """Wait for running work; return whether all work has ended."""
         until = time.monotonic() + wait_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def cancel(self, wait_s: float) -> None:
-        """Do nothing: a thread cannot be cancelled. It is a daemon, and ends with the process."""
+        """Do nothing: a thread cannot be cancelled. Daemon threads end with the process."""
 
 
 class TaskExecutor:
-    """Runs work in tasks of one event loop, for async functions. The loop runs in any thread.
+    """Runs the work of async handlers in tasks of one event loop, which runs in any thread.
 
     Args:
-        limit: how many tasks at most.
-        loop: their event loop.
+        limit: Largest number of tasks.
+        loop: Event loop of the tasks.
     """
 
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         self.error = ""  # a task can always be started
         self._limit = limit
         self._loop = loop
-        self._assigned: deque[Lane] = deque()  # a lane for each of its permits
+        self._assigned: deque[WorkQueue] = deque()  # once for each permit
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[GuardedTask] = set()
         self._context = contextvars.copy_context()
@@ -179,15 +186,15 @@ class TaskExecutor:
         self._empty = threading.Event()
         self._empty.set()
 
-    def put(self, lane: Lane, works: Sequence[Work]) -> None:
-        """Queue work items of a lane, from another thread."""
-        lane.ready.extend(works)
-        call_in(self._loop, self._assign, lane, len(works))
+    def put(self, work_queue: WorkQueue, works: Sequence[Work]) -> None:
+        """Add work items to a work queue, from another thread."""
+        work_queue.ready.extend(works)
+        call_in(self._loop, self._assign, work_queue, len(works))
 
-    def _assign(self, lane: Lane, count: int) -> None:
-        more = min(count, lane.count - lane.permits, len(lane.ready))
-        lane.permits += more
-        self._assigned.extend([lane] * more)
+    def _assign(self, work_queue: WorkQueue, count: int) -> None:
+        more = min(count, work_queue.concurrency - work_queue.permits, len(work_queue.ready))
+        work_queue.permits += more
+        self._assigned.extend([work_queue] * more)
         self._wake(more)
 
     def _wake(self, count: int) -> None:
@@ -201,8 +208,8 @@ class TaskExecutor:
 
     def _start(self) -> None:
         self._empty.clear()
-        # A fresh copy: a task keeps what its handlers set, and is replaced after they set anything.
-        task = GuardedTask(self._run_lanes(), loop=self._loop, context=self._context.copy())
+        # A new copy: a handler may set context variables, and its task is then replaced.
+        task = GuardedTask(self._run_work_queues(), loop=self._loop, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -211,11 +218,11 @@ class TaskExecutor:
         if not self._tasks:
             self._empty.set()
 
-    async def _run_lanes(self) -> None:
+    async def _run_work_queues(self) -> None:
         before = contextvars.copy_context()
         while True:
             if self._assigned:
-                if not await self._run_lane(self._assigned.popleft(), before):
+                if not await self._run_work_queue(self._assigned.popleft(), before):
                     self._loop.call_soon(self._start)
                     return
             elif self._closing:
@@ -225,37 +232,37 @@ class TaskExecutor:
                 self._idle.append(waiter)
                 await waiter
 
-    async def _run_lane(self, lane: Lane, before: contextvars.Context) -> bool:
-        """Run work of a lane until none is left, or another lane waits for a task.
+    async def _run_work_queue(self, work_queue: WorkQueue, before: contextvars.Context) -> bool:
+        """Run the work of a queue until it is empty, or another queue waits for a task.
 
         Returns:
             False if the task must be replaced: a handler has set a context variable, or it was
             cancelled.
         """
         task: Any = asyncio.current_task()
-        ready, left, done = lane.ready, lane.weight, 0
+        ready, left, done = work_queue.ready, work_queue.weight, 0
         while ready:
             task.work = work = ready.popleft()
             token = current_work.set(work)
             try:
-                await lane.run(work)
+                await work_queue.run(work)
             except BaseException as error:
-                lane.report(work, error)
+                work_queue.report(work, error)
             task.work = None
             current_work.reset(token)
             done += 1
             if task.cancelling() or not _is_same_context(contextvars.copy_context(), before):
-                self._assigned.append(lane)
+                self._assigned.append(work_queue)
                 return False
             left -= 1
             if left <= 0:
-                left = lane.weight
+                left = work_queue.weight
                 if self._assigned:
-                    self._assigned.append(lane)
+                    self._assigned.append(work_queue)
                     return True
             if done % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-        lane.permits -= 1
+        work_queue.permits -= 1
         return True
 
     def _close(self) -> None:
@@ -267,8 +274,8 @@ class TaskExecutor:
         call_in(self._loop, self._close)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running work; return whether all has ended."""
-        # The event is also set while a task is being replaced, so the lanes are checked too.
+        """Wait for running work; return whether all work has ended."""
+        # The event is also set while a task is replaced, so the work queues must be empty as well.
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
             if self._empty.wait(max(0.0, until - time.monotonic())) and not self._has_work():
@@ -277,7 +284,7 @@ class TaskExecutor:
         return self._empty.is_set()
 
     def _has_work(self) -> bool:
-        return any(lane.ready for lane in list(self._assigned))
+        return any(work_queue.ready for work_queue in list(self._assigned))
 
     def cancel(self, wait_s: float) -> None:
         """Cancel running work."""
@@ -289,9 +296,9 @@ Executor = ThreadExecutor | TaskExecutor
 
 
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
-    """Return whether every context variable holds the same object as before.
+    """Return whether every context variable has the same object as before.
 
-    Compared with `is`: == of arrays and SQL expressions does not return a bool.
+    The objects are compared by `is`, because == of arrays and SQL expressions returns no bool.
     """
     return len(now) == len(before) and all(
         before.get(variable, _UNSET) is value for variable, value in now.items()

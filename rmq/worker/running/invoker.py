@@ -1,8 +1,7 @@
-"""Run a handler for one delivery or a batch; the result says how each delivery is settled.
+"""Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
-Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out. A plain
-handler runs in the thread that calls, an async one in the event loop that awaits: `PlainInvoker` is
-generated from `AsyncInvoker`, and `handler_calls` has the difference.
+The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is generated from
+`AsyncInvoker`; `invoker_bases` has the code that differs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import call_hooks_async
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
-from rmq.worker.running.handler_calls import AsyncCall, AsyncCalls
+from rmq.worker.running.invoker_bases import AsyncCall, AsyncInvokerBase
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.settling.disposition import (
     ACK,
@@ -31,8 +30,8 @@ from rmq.worker.settling.disposition import (
 from rmq.worker.settling.unhandled import Unhandled
 
 
-class AsyncInvoker(AsyncCalls):
-    """Runs one handler; the calls of its base class are what a kind of handlers needs."""
+class AsyncInvoker(AsyncInvokerBase):
+    """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
     async def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
@@ -47,7 +46,7 @@ class AsyncInvoker(AsyncCalls):
         return disposition
 
     async def _run(self, delivery: HeldDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
+        """Run the handler inside hooks, middleware and dependencies; decide by its error."""
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
@@ -110,13 +109,13 @@ AnyInvoker = PlainInvoker | AsyncInvoker
 
 
 class TopicInvokers:
-    """The invokers of all handlers of a topic, by the delivery.
+    """The invokers of all handlers of a topic.
 
     Args:
-        handlers: of the topic.
+        handlers: Handlers of the topic.
 
     Attributes:
-        unhandled: decides about deliveries that no handler takes.
+        unhandled: Decides about deliveries without a handler.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -129,17 +128,17 @@ class TopicInvokers:
         self._by_handler[invoker.handler] = invoker
 
     def invoker_for(self, delivery: HeldDelivery) -> AnyInvoker | None:
-        """Return the invoker for a delivery; None if no handler takes the delivery."""
+        """Return the invoker for a delivery; None if the delivery has no handler."""
         handler = self._handlers.route(delivery.type)
         return None if handler is None else self._by_handler[handler]
 
     def disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        """Decide how to settle a delivery whose run goes on beyond its `max_runtime`."""
+        """Decide how to settle a delivery whose handler exceeded its `max_runtime`."""
         invoker = self.invoker_for(delivery)
-        assert invoker is not None  # a delivery without a handler runs for no time
+        assert invoker is not None  # a delivery without a handler has no limit
         return invoker.dispositions.of_overrun(delivery, max_runtime_s)
 
 
 def invoker_class(handler: Handler) -> type[PlainInvoker] | type[AsyncInvoker]:
-    """Return the class of the runner of a handler."""
+    """Return the class of invoker for a handler."""
     return AsyncInvoker if handler.is_async else PlainInvoker

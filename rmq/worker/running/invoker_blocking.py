@@ -11,7 +11,7 @@ from rmq.errors import DecodeError
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import call_hooks
 from rmq.kernel.handlers.around import WrappedRun
-from rmq.worker.running.handler_calls import PlainCall, PlainCalls
+from rmq.worker.running.invoker_bases import PlainCall, PlainInvokerBase
 from rmq.worker.settling.disposition import (
     ACK,
     DONE_BEFORE,
@@ -24,8 +24,8 @@ from rmq.worker.settling.disposition import (
 )
 
 
-class PlainInvoker(PlainCalls):
-    """Runs one handler; the calls of its base class are what a kind of handlers needs."""
+class PlainInvoker(PlainInvokerBase):
+    """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
     def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
@@ -40,7 +40,7 @@ class PlainInvoker(PlainCalls):
         return disposition
 
     def _run(self, delivery: HeldDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
+        """Run the handler inside hooks, middleware and dependencies; decide by its error."""
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             call_hooks(self.hooks.before_handle, shown)

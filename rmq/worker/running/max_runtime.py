@@ -1,56 +1,57 @@
-"""The limits of running deliveries: find the runs that exceed their `max_runtime`."""
+"""Find handlers that have run for longer than their `max_runtime`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker.settling.disposition import Report
 
 
-class RuntimeLimits:
-    """The limits of running deliveries, by the monotonic clock.
+class RuntimeLimit(NamedTuple):
+    """The limit of one running delivery.
 
-    Args:
-        overdue: deliveries that are settled as failed although their runs go on; added to here.
+    Attributes:
+        until: End of its time, by the monotonic clock.
+        max_runtime_s: Its `max_runtime`.
+        rest: Deliveries that wait behind it in an ordered batch.
     """
 
-    def __init__(self, overdue: set[HeldDelivery]) -> None:
-        self.running: dict[HeldDelivery, tuple[float, float]] = {}  # end, max_runtime in seconds
-        self._overdue = overdue
-        self._lock = threading.Lock()  # a run ends in time or late, not both
-        self._rest: dict[HeldDelivery, Sequence[HeldDelivery]] = {}
+    until: float
+    max_runtime_s: float
+    rest: Sequence[HeldDelivery]
 
-    def begin(self, delivery: HeldDelivery, until: float, max_runtime_s: float) -> None:
-        """Note until when a delivery may run."""
-        self.running[delivery] = until, max_runtime_s
 
-    def wait_behind(self, delivery: HeldDelivery, rest: Sequence[HeldDelivery]) -> None:
-        """Note the deliveries that wait behind a running one, in order."""
-        self._rest[delivery] = rest
+class RuntimeLimits:
+    """The limits of the running deliveries of one handler.
+
+    Args:
+        overrun: Set to which deliveries beyond their limit are added.
+    """
+
+    def __init__(self, overrun: set[HeldDelivery]) -> None:
+        self.running: dict[HeldDelivery, RuntimeLimit] = {}
+        self._overrun = overrun
+        self._lock = threading.Lock()  # a delivery ends in time or too late, never both
 
     def end(self, delivery: HeldDelivery) -> None:
-        """Forget a delivery that runs no longer."""
-        if self.running:
-            with self._lock:
-                self.running.pop(delivery, None)
-        if self._rest:
-            self._rest.pop(delivery, None)
+        """Forget a delivery whose handler has ended."""
+        with self._lock:
+            self.running.pop(delivery, None)
 
-    def first_end(self) -> float:
-        """Return when the first running delivery exceeds its limit; infinity if none has one."""
-        return min((until for until, _ in list(self.running.values())), default=float("inf"))
+    def next_limit(self) -> float:
+        """Return when the first delivery exceeds its limit; infinity if no delivery has a limit."""
+        return min((limit.until for limit in list(self.running.values())), default=float("inf"))
 
-    def take_overdue(self, now: float) -> Iterator[Report]:
-        """Return the runs that are too long, each once."""
-        for delivery, (until, max_runtime_s) in list(self.running.items()):
-            if now < until:
+    def find_overruns(self, now: float) -> Iterator[Report]:
+        """Yield a report for each delivery that has exceeded its limit, once."""
+        for delivery, limit in list(self.running.items()):
+            if now < limit.until:
                 continue
             with self._lock:
-                if delivery not in self.running:
+                if self.running.pop(delivery, None) is None:
                     continue  # it has ended just now
-                self._overdue.add(delivery)
-                rest = self._rest.pop(delivery, ())
-                del self.running[delivery]
-            yield Report(delivery, rest=rest, overran_s=max_runtime_s)
+                self._overrun.add(delivery)
+            yield Report(delivery, rest=limit.rest, overrun_s=limit.max_runtime_s)

@@ -1,4 +1,4 @@
-"""Poison messages: those that kill their worker process, kept apart from harmless ones."""
+"""Isolate poison messages: messages that kill their worker process."""
 
 from __future__ import annotations
 
@@ -8,46 +8,49 @@ from typing import Any
 
 from rmq.worker.running.run_times import RunTimes
 
-FROM_DELIVERY = 3  # from this delivery on, a message may be a suspect, or on its last one
-ALONE_S = 60.0  # a suspect that has run for so long does not hold back others
-WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # until a suspect that had to wait is tried again
+FROM_DELIVERY = 3  # a message can be a suspect from this delivery on, or on its last delivery
+ALONE_S = 60.0  # time after which a running suspect does not delay other deliveries
+WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried again
 
 
 class PoisonSuspects:
-    """Decides which suspects may run at the same time; one for all handlers of a process.
+    """Decides which suspects may run at the same time in one process.
 
-    A suspect is a message whose last deliveries ended with an expired lease: it may kill its worker
-    process. If suspects ran side by side, all would die each time, though one alone is to blame; if
-    only one ran at a time, hundreds of harmless ones (a machine failed twice) would take minutes.
-    So trust grows: at first one runs at a time, and each suspect that ends without harm allows more
-    beside each other. The more often a message came back, the more harmless ones it takes.
+    A suspect is a message whose last deliveries ended with an expired lease. It may have killed its
+    worker process. If all suspects ran at the same time, a single poison message would cost each of
+    them a delivery. If they ran one by one, hundreds of harmless suspects would take minutes, for
+    example after a machine has failed twice. So one suspect runs at first, and each suspect that
+    ends well allows more at the same time. A message that came back more often needs more of these.
 
-    A suspect without a retry left would be a dead letter if it died with another. So it runs beside
-    nothing else in the process, whatever has ended well: no suspect and no fresh message.
+    A suspect without a retry left would become a dead letter if another message killed the process.
+    So it runs alone in the process.
 
     Guarantee:
-        A message that kills its process within ALONE_S of its begin is dead after its deliveries,
-        and interrupts only messages that have begun; no other message is dead by it. A harmless one
-        loses two deliveries to it before it is a suspect, and a further one only after 2, then 4,
-        then 8 ... suspects have ended well in one process: at most log2(n) more for n suspects.
+        A message that kills its process within ALONE_S becomes a dead letter after its deliveries.
+        It makes no other message a dead letter. A harmless message loses two deliveries to it
+        before it is a suspect. It loses one more only after 2, then 4, then 8 suspects have ended
+        well in one process: at most log2(n) for n suspects.
+
+    Attributes:
+        running: Suspects that run, or are about to: the attempt and the start of each.
     """
 
     def __init__(self) -> None:
-        self.running: dict[Any, tuple[int, float]] = {}  # suspect -> its attempt, and when it began
-        self._alone: Any = None  # the suspect without a retry left that runs, or is about to
-        self._harmless = 0  # how many have ended without harm
+        self.running: dict[Any, tuple[int, float]] = {}
+        self._alone: Any = None  # running suspect without a retry left
+        self._harmless = 0  # number of suspects that have ended well
         self._lock = threading.Lock()
         self._run_times: list[RunTimes] = []  # of all handlers
 
     def watch(self, times: RunTimes) -> None:
-        """Know the runs of a handler of this process."""
+        """Add the run times of a handler of this process."""
         self._run_times.append(times)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Begin a suspect if it may run beside the others; return whether it may.
+        """Reserve a place for a suspect; return False if it must wait for others.
 
-        `is_last`: it has no retry left. From now on nothing else may begin; it begins itself when
-        `is_quiet`, and then calls `begin_alone`.
+        `is_last`: whether the suspect has no retry left. Then no other delivery may begin from now
+        on. The caller waits until `is_quiet`, and calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -63,7 +66,7 @@ class PoisonSuspects:
         return True
 
     def begin_alone(self, delivery: Any) -> None:
-        """Note that the suspect without a retry left begins now."""
+        """Note that the suspect without a retry left begins to run."""
         with self._lock:
             self.running[delivery] = self.running[delivery][0], time.monotonic()
 
@@ -71,17 +74,18 @@ class PoisonSuspects:
         return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
 
     def is_held_back(self, delivery: Any = None) -> bool:
-        """Return whether nothing may begin, but the suspect without a retry left that has begun."""
+        """Return whether a delivery must wait for the suspect without a retry left."""
         if self._alone is None:
             return False
         with self._lock:
             return delivery is not self._alone and self._is_alone(time.monotonic())
 
     def is_quiet(self) -> bool:
-        """Return whether nothing runs that may kill: what has run for a minute does not.
+        """Return whether the suspect without a retry left may begin.
 
-        A suspect that has waited for a minute begins in any case. Else runs in order that follow
-        each other, or handlers that swallow their cancellation, would keep it waiting for ever.
+        Everything else has ended, or has run for ALONE_S without killing the process. A suspect
+        that has waited for ALONE_S begins in any case. Otherwise a long ordered batch, or a handler
+        that ignores its cancellation, could delay it forever.
         """
         now = time.monotonic()
         if self._alone is not None and not self.is_held_back():
@@ -93,9 +97,9 @@ class PoisonSuspects:
         )
 
     def end(self, delivery: Any, is_harmless: bool = True) -> None:
-        """Note that a suspect has ended without harm.
+        """Note that a suspect has ended.
 
-        `is_harmless`: False for one that never began, which allows no further one beside others.
+        `is_harmless`: whether it has run; only then more suspects may run at the same time.
         """
         with self._lock:
             if self.running.pop(delivery, None) is not None:
@@ -104,7 +108,7 @@ class PoisonSuspects:
                     self._alone = None
 
     def wait_s(self) -> float:
-        """Return when to try a suspect again: after the age of the oldest running one."""
+        """Return the wait before a retry of a suspect: the age of the oldest running suspect."""
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]
         return min(max(max(ages, default=0.0), WAIT_LEAST_S), WAIT_MOST_S)

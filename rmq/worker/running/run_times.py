@@ -1,4 +1,4 @@
-"""How long the runs of a handler take, and how many deliveries to hold by that."""
+"""Measure how long a handler runs, and limit how many deliveries wait for it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import time
 from typing import Any
 
 AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
-STALLED_S = 1.0  # waiting deliveries are released when no run began or ended for so long
-WEIGHT = 0.2  # of the newest run in the mean
+STALLED_S = 1.0  # time without a begin or an end of a run, after which waiting deliveries go back
+WEIGHT = 0.2  # weight of the newest run in the mean
 
 
 class RunTimes:
-    """The running and past runs of one handler, by the monotonic clock; how many to hold by them.
+    """The times of one handler's runs, and the limit of its deliveries in flight.
 
-    A held delivery waits although another worker may be idle. So a worker holds no more than its
-    threads or tasks can begin within AHEAD_S: none in advance before the first run has ended, or
-    while runs take longer than that. A `prefetch` that the user chose is used as it is.
+    A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
+    prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
+    nothing before the first run has ended, or while runs take longer than AHEAD_S.
 
     Args:
-        concurrency: how many run at a time.
-        batch: deliveries of one run.
-        prefetch: deliveries to hold at most.
-        is_chosen: whether the user chose `prefetch`; then the limit does not follow the run times.
+        concurrency: Largest number of runs at the same time.
+        batch: Number of deliveries in one run.
+        prefetch: Largest number of deliveries in flight.
+        is_chosen: Whether the user chose `prefetch`; then the limit does not follow the run times.
+
+    Attributes:
+        running: Start of each run by the monotonic clock; a run is named by its first delivery.
+        moved: Time of the last begin or end of a run.
+        busy_s: Sum of all run times; if two threads end at the same time, one time may be missing.
     """
 
     def __init__(self, concurrency: int, batch: int, prefetch: int, is_chosen: bool) -> None:
-        self.running: dict[Any, float] = {}  # run -> when it began
-        self.moved = time.monotonic()  # when the last run began or ended
+        self.running: dict[Any, float] = {}
+        self.moved = time.monotonic()
         self._concurrency = concurrency
         self._batch = batch
         self._prefetch = prefetch
         self._is_chosen = is_chosen
-        self._mean = -1.0  # run time, seconds; negative: no run has ended
-        self.busy_s = 0.0  # all run times; two threads that end at once may lose one
+        self._mean = -1.0  # mean run time, seconds; negative: no run has ended
+        self.busy_s = 0.0
 
     def begin(self, run: Any) -> None:
         """Note that a run begins."""
@@ -49,11 +54,12 @@ class RunTimes:
         self._mean = took if mean < 0 else mean + (took - mean) * WEIGHT
         return True
 
-    def held_limit(self, hung: int = 0) -> int:
-        """Return how many deliveries to hold now, including running ones.
+    def in_flight_limit(self, hung: int = 0) -> int:
+        """Return how many deliveries may be in flight now, running deliveries included.
 
         Args:
-            hung: runs beyond their limit; each occupies a thread or task, and has no delivery.
+            hung: Number of runs beyond their limit. They use a thread or task, but their
+                deliveries are settled.
         """
         concurrency = self._concurrency - hung
         if concurrency <= 0:
@@ -67,11 +73,11 @@ class RunTimes:
         return min(self._prefetch, self._batch * (concurrency + ahead))
 
     def saturated_s(self) -> float:
-        """Return for how many seconds no thread or task has become free; 0 while one is free."""
+        """Return how long all threads or tasks have been busy without a change, seconds."""
         if len(self.running) < self._concurrency:
             return 0.0
         return max(0.0, time.monotonic() - self.moved)
 
     def is_stalled(self) -> bool:
-        """Return whether waiting deliveries should be released, so that other workers get them."""
+        """Return whether waiting deliveries should be released for other workers."""
         return not self._is_chosen and self.saturated_s() > STALLED_S

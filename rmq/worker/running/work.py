@@ -1,7 +1,7 @@
-"""The work of one handler: begin, run and end it, in a thread or a task of an executor.
+"""The work of one handler: begin it, run it, and report its result to the settler.
 
-An invoker calls the handler and decides how each delivery is settled. The settler gets a report of
-that decision.
+An executor calls this code in a thread or a task. An invoker calls the handler, and decides how
+each delivery is settled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.running.executors import Work
 from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers
 from rmq.worker.running.invoker_blocking import PlainInvoker
-from rmq.worker.running.max_runtime import RuntimeLimits
+from rmq.worker.running.max_runtime import RuntimeLimit, RuntimeLimits
 from rmq.worker.running.poison import PoisonSuspects
 from rmq.worker.running.run_times import RunTimes
 from rmq.worker.settling.disposition import ACK, RELEASE, Disposition, Report, error_of_run
@@ -30,20 +30,23 @@ from rmq.worker.settling.settler import Settler
 
 log = logging.getLogger("rmq")
 
-CANCEL_S = 1.0  # for a task to end after it was cancelled at its limit
+CANCEL_S = 1.0  # time for a task to end after it was cancelled at its limit
 
 
 class HandlerWork:
-    """Runs the work of one handler: one delivery, a batch, or deliveries in order.
+    """Runs the work of one handler: one delivery, a batch, or an ordered batch.
 
     Args:
         topic: Topic of the handler.
-        invoker: calls the handler.
-        invokers: Invokers of all handlers of the topic, for an ordered topic: its messages run
-            in one sequence, whatever their handler.
-        settler: gets a report for each delivery.
-        is_stopping: whether the worker is stopping.
-        suspects: of this process.
+        invoker: Invoker of the handler.
+        invokers: Invokers of all handlers of the topic. In an ordered batch, the messages of all
+            handlers run in one sequence.
+        settler: Settler that gets a report for each delivery.
+        is_stopping: Whether the worker is stopping.
+        suspects: Suspects of this process.
+
+    Attributes:
+        ordered_ended: Number of ordered batches that have ended.
     """
 
     def __init__(
@@ -63,23 +66,24 @@ class HandlerWork:
             handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
         )
         suspects.watch(self.times)
-        self.ordered_ended = 0  # how many ordered runs have ended
-        self._lock = threading.Lock()  # of that number
+        self.ordered_ended = 0
+        self._lock = threading.Lock()  # for `ordered_ended`
         self._is_stopping = is_stopping
+        self._is_ordered = handler.ordered
         self._topic = topic
         self._tracker = topic.tracker
         self._invokers = invokers
-        self._overdue = settler.overdue
-        self._runtime_limits = RuntimeLimits(self._overdue)
+        self._overrun = settler.overrun
+        self._runtime_limits = RuntimeLimits(self._overrun)
 
-    def function(self) -> Callable[[Any], Any]:
+    def run_function(self) -> Callable[[Any], Any]:
         """Return the function that runs one work item of this handler."""
         invoker, batch = self.invoker, self.handler.batch
         if isinstance(invoker, AsyncInvoker):
-            if self.handler.ordered:
+            if self._is_ordered:
                 return self._run_in_order_async
             return partial(self._run_batch_async if batch else self._run_one_async, invoker)
-        if self.handler.ordered:
+        if self._is_ordered:
             return self._run_in_order
         return partial(self._run_batch if batch else self._run_one, invoker)
 
@@ -103,37 +107,44 @@ class HandlerWork:
             return invoker.dispositions.by_error(delivery, raised)
 
     def _may_run(self, delivery: HeldDelivery) -> bool:
-        """Return whether the lease and the claim are still valid; otherwise report the delivery."""
+        """Return whether a delivery may begin; otherwise report it."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
             self._tracker.stop_renewing([delivery])
             self._report(delivery, ACK)
             return False
         if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
-            self._report(delivery, RELEASE)  # the next delivery claims the key again
+            self._report(delivery, RELEASE)  # its next delivery claims the key again
             return False
-        if self.suspects.is_held_back(delivery):
+        if self.suspects.running and self.suspects.is_held_back(delivery):
             self._report(delivery, RELEASE)
             return False
         return True
 
-    def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
-        """Note that a run begins. Its first delivery identifies it.
+    def _begin_run(
+        self,
+        batch: list[HeldDelivery],
+        margin_s: float = 0.0,
+        rest: Sequence[HeldDelivery] = (),
+    ) -> None:
+        """Note that the handler begins.
 
         Args:
-            batch: its deliveries; most runs have one.
-            margin_s: added to the limit of a task, so that its own timer can cancel it first.
+            batch: Deliveries of this run of the handler; the first delivery identifies it.
+            margin_s: Time that is added to the limit of a task, so that the task's own timer can
+                cancel it first.
+            rest: Deliveries that wait behind this delivery in an ordered batch.
         """
         self.times.begin(batch[0])
         invoker: AnyInvoker | None = self.invoker
         for delivery in batch:
             self._tracker.begin(delivery)
-            if self.handler.ordered:
+            if self._is_ordered:
                 invoker = self._invokers.invoker_for(delivery)
             seconds = None if invoker is None else invoker.handler.runtime_of(delivery)
             if seconds is not None:
                 until = time.monotonic() + seconds + margin_s
-                self._runtime_limits.begin(delivery, until, seconds)
+                self._runtime_limits.running[delivery] = RuntimeLimit(until, seconds, rest)
 
     def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
         if disposition is not ACK:
@@ -142,8 +153,9 @@ class HandlerWork:
         self.settler.put(Report(delivery, disposition))
 
     def _end_run(self, delivery: HeldDelivery) -> None:
-        """Note that a delivery runs no longer, or never began."""
-        self._runtime_limits.end(delivery)
+        """Note that the handler has ended for a delivery, or has never begun."""
+        if self._runtime_limits.running:
+            self._runtime_limits.end(delivery)
         began = self.times.end(delivery)
         if self.suspects.running:
             self.suspects.end(delivery, began)
@@ -171,7 +183,7 @@ class HandlerWork:
             self._begin_run(ready, margin_s)
         return ready
 
-    # --- in order; all handlers of an ordered topic are of one kind -------------------------------
+    # --- an ordered batch; all handlers of its topic are plain, or all are async ------------------
 
     def _run_in_order(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run)) as steps:
@@ -197,7 +209,7 @@ class HandlerWork:
     def _steps_in_order(
         self, run: list[HeldDelivery], margin_s: float = 0.0
     ) -> Generator[HeldDelivery, Disposition, None]:
-        """Yield each delivery of an ordered run that is to be run; take its disposition."""
+        """Yield the deliveries of an ordered batch to be run; the caller sends each disposition."""
         try:
             for place, delivery in enumerate(run):
                 if self._is_stopping() or self.suspects.is_held_back(delivery):
@@ -206,8 +218,7 @@ class HandlerWork:
                 if not self._may_run(delivery):
                     self.settler.put(Report(None, rest=run[place + 1 :]))
                     break
-                self._runtime_limits.wait_behind(delivery, run[place + 1 :])
-                self._begin_run([delivery], margin_s)
+                self._begin_run([delivery], margin_s, run[place + 1 :])
                 disposition = yield delivery
                 if self._report_in_order(run, place, disposition):
                     break
@@ -217,21 +228,21 @@ class HandlerWork:
     def _report_in_order(
         self, run: list[HeldDelivery], place: int, disposition: Disposition
     ) -> bool:
-        """Report a delivery of an ordered run; return whether the run has to stop here."""
+        """Report a delivery of an ordered batch; return whether the batch has to stop here."""
         delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
         self._end_run(delivery)
-        if delivery in self._overdue:  # settled when it exceeded its max_runtime, with the rest
-            self._overdue.discard(delivery)
+        if delivery in self._overrun:  # it was settled at its max_runtime, with the rest
+            self._overrun.discard(delivery)
             return True
         if disposition.verb in ("ack", "reject") and delivery.state == OPEN:
             self._report(delivery, disposition)
             return False
-        # It failed, or the handler settled it by itself, perhaps as failed.
+        # It failed, or the handler settled it.
         self.settler.put(Report(delivery, disposition, rest))
         return True
 
     def end_in_order(self) -> None:
-        """Note the end of an ordered run; there is room for another one."""
+        """Note the end of an ordered batch, so that the next batch can begin."""
         with self._lock:
             self.ordered_ended += 1
         self._topic.note_settled()
@@ -239,38 +250,38 @@ class HandlerWork:
     # --- work that does not begin, or does not end ------------------------------------------------
 
     def on_error(self, work: Work, error: BaseException) -> None:
-        """Report the deliveries of work in which RMQ itself raised, so that they do not hang."""
+        """Report the deliveries of work in which RMQ itself raised an error."""
         log.error("%s: unexpected", self.handler, exc_info=error)
         for delivery in work if isinstance(work, list) else [work]:
             self._report(delivery, Disposition("nack", None, error))
 
     def release(self, work: Work, disposition: Disposition = RELEASE) -> None:
-        """Hand deliveries back that have not begun."""
+        """Release deliveries that have not begun."""
         for delivery in work if isinstance(work, list) else [work]:
             self._report(delivery, disposition)
 
-    def take_overdue(self) -> None:
-        """Report the runs that exceeded their max_runtime as failed."""
+    def report_overruns(self) -> None:
+        """Report deliveries whose handler exceeded its max_runtime as failed."""
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()
-        for report in self._runtime_limits.take_overdue(time.monotonic()):
+        for report in self._runtime_limits.find_overruns(time.monotonic()):
             delivery = report.delivery
             assert delivery is not None
             if claims is not None:
                 claims.keep([delivery])
-            log.error("%s: %s ran for more than %g s", self.handler, delivery.id, report.overran_s)
+            log.error("%s: %s ran for more than %g s", self.handler, delivery.id, report.overrun_s)
             self.settler.put(report)
             for hook in self.invoker.hooks.on_overrun:
                 call_hook(hook, self.invoker.show(delivery))
 
-    def first_limit(self) -> float:
-        """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
-        return self._runtime_limits.first_end()
+    def next_limit(self) -> float:
+        """Return when the next delivery exceeds its max_runtime; infinity: there is no limit."""
+        return self._runtime_limits.next_limit()
 
 
 def _rendered(disposition: Disposition) -> Disposition:
-    """Read the text of an error as a part of the run: it is the handler's code, and may hang."""
+    """Read the text of an error while its run is watched: the error's own code may hang."""
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))
     return disposition
@@ -279,7 +290,7 @@ def _rendered(disposition: Disposition) -> Disposition:
 def _resume(
     steps: Generator[HeldDelivery, Disposition, None], disposition: Disposition
 ) -> HeldDelivery | None:
-    """Send a disposition to an ordered run; return the next delivery, None at its end."""
+    """Send a disposition to an ordered batch; return its next delivery, or None at its end."""
     try:
         return steps.send(disposition)
     except StopIteration:

@@ -1,10 +1,8 @@
-"""Settle deliveries after their runs.
+"""Settle deliveries after their handler has run.
 
-disposition       how a delivery is settled after its run, and how that is decided
-unhandled         the same for messages whose type no handler of this worker has
-detached_claims   claims of runs that go on without their deliveries
+disposition       decides how a delivery is settled
+unhandled         decides about messages whose type has no handler in this worker
+detached_claims   keeps claims while a handler runs longer than its delivery lasts
 settler           settles the deliveries of one handler
-settle_call       deliveries that are settled by one verb, over as many tries as Redis needs
-report_batch      the reports that a settler carries out together
-thread            the threads in which settlers work
+thread            threads in which settlers work
 """

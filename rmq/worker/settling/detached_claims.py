@@ -1,4 +1,4 @@
-"""The claims of runs that go on without their deliveries."""
+"""Claims of handlers that run longer than their deliveries last."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-TICK_S = 0.1  # between two checks for runs that have ended
-AGAIN_S = 0.5  # after a call that failed
+TICK_S = 0.1  # time between two checks for handlers that have ended
+AGAIN_S = 0.5  # pause after a call that failed
 
 
 class DetachedClaims:
-    """The claims of one handler's runs, of which some go on without their deliveries.
+    """The claims of the deliveries that one handler runs for.
 
-    A claim ends with its run, never before; otherwise a second run could begin beside the first. A
-    run outlives its delivery when it exceeds its `max_runtime`, when its lease is lost, or when the
-    worker stops and the grace time is over. A thread of this process then renews its claim, and
-    marks it as done or removes it when the run ends. If the process ends first, the claim expires,
-    as after a crash.
+    A claim must not end before its handler; otherwise the same work could begin a second time. A
+    handler runs longer than its delivery if it exceeds `max_runtime`, if the lease is lost, or if
+    the worker stops and the grace time is over. A thread of this process then renews the claim.
+    When the handler ends, the thread marks the claim as done or removes it. If the process ends
+    first, the claim expires, as after a crash.
 
     Its methods may be called from any thread.
     """
@@ -36,19 +36,19 @@ class DetachedClaims:
     def __init__(self, transport: Transport, handler: Handler) -> None:
         self._transport = transport
         self._handler = handler
-        self.lost = 0  # claims that were gone before their runs had ended
+        self.lost = 0  # claims that were gone before their handlers had ended
         self._running: set[HeldDelivery] = set()
-        self._detached: dict[HeldDelivery, float] = {}  # delivery -> until when its claim holds
+        self._detached: dict[HeldDelivery, float] = {}  # delivery -> end of its claim
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def begin(self, delivery: HeldDelivery) -> None:
-        """Note that a run begins."""
+        """Note that the handler begins to run for a delivery."""
         if delivery.claim is not None and delivery.claim.state == FIRST:
             self._running.add(delivery)
 
     def end(self, delivery: HeldDelivery, done: bool) -> None:
-        """Note that a run has ended. `done`: its work is done, and must not be repeated."""
+        """Note that the handler has ended. `done`: the work must not be repeated."""
         if delivery in self._running:
             assert delivery.claim is not None
             with self._lock:
@@ -56,30 +56,30 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[HeldDelivery] | None = None) -> None:
-        """Keep the claims of these deliveries if they run; None: of all running deliveries.
+        """Keep the claims of deliveries whose handler runs; None: all of them.
 
-        Called before the deliveries are released, which removes all other claims.
+        Called before the deliveries are released, because that removes all other claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
                 claim = delivery.claim
                 if delivery in self._running and claim is not None and claim.state == FIRST:
                     claim.state = KEPT
-                    self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
+                    self._detached[delivery] = time.monotonic() + self._lease_ms / 1000
             if self._detached and self._thread is None:
                 name = f"rmq-{self._handler.context.name}-claims"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread is left; the next call tries
+                with contextlib.suppress(RuntimeError):  # no thread left; the next call tries again
                     thread.start()
                     self._thread = thread
 
     def keep_lost(self) -> None:
-        """Keep the claims of runs whose leases are lost; called a few times a second."""
+        """Keep the claims of deliveries whose leases are lost; called a few times a second."""
         if self._running:
             self.keep([delivery for delivery in list(self._running) if delivery.lost])
 
     @property
-    def _hold_ms(self) -> int:
+    def _lease_ms(self) -> int:
         context = self._handler.context
         return self._handler.lease_ms or context.settings.lease_ms
 
@@ -89,14 +89,14 @@ class DetachedClaims:
             time.sleep(pause)
             with self._lock:
                 if not self._detached:
-                    self._thread = None  # under the lock, so that the next one starts another
+                    self._thread = None  # under the lock, so that the next `keep` starts a thread
                     return
                 ended = [delivery for delivery in self._detached if delivery not in self._running]
                 running = [delivery for delivery in self._detached if delivery in self._running]
             try:
                 if ended:
                     self._settle(ended)
-                if running and time.monotonic() - renewed > self._hold_ms / 3000:
+                if running and time.monotonic() - renewed > self._lease_ms / 3000:
                     self._renew(running)
                     renewed = time.monotonic()
                 pause = TICK_S
@@ -105,9 +105,9 @@ class DetachedClaims:
                 self._drop_expired(ended, error)
 
     def _renew(self, running: list[HeldDelivery]) -> None:
-        until = time.monotonic() + self._hold_ms / 1000
+        until = time.monotonic() + self._lease_ms / 1000
         claims = _claims(running)
-        extra_commands = claim_flow.renew(self._handler.context, claims, self._hold_ms)
+        extra_commands = claim_flow.renew(self._handler.context, claims, self._lease_ms)
         assert extra_commands is not None
         self._run_commands(extra_commands)
         for delivery in running:
@@ -137,7 +137,7 @@ class DetachedClaims:
         return True
 
     def _drop_expired(self, ended: list[HeldDelivery], error: Exception) -> None:
-        """Forget ended runs whose claims have expired while Redis did not answer."""
+        """Forget claims of ended handlers that have expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
                 self._forget(delivery)

@@ -1,7 +1,4 @@
-"""Dispositions: how a delivery is settled after its run, and how that is decided.
-
-Nothing here runs a handler.
-"""
+"""Decide how a delivery is settled: by its claim, its body, and the error of its handler."""
 
 from __future__ import annotations
 
@@ -30,49 +27,56 @@ log = logging.getLogger("rmq")
 
 
 class Disposition(NamedTuple):
-    """How a delivery is settled after its run."""
+    """How a delivery is settled.
+
+    Attributes:
+        verb: Verb that settles it.
+        wait_s: Wait before its next delivery, seconds; None: the topic's policy.
+        error: Error that is stored with the message.
+        kind: Reason of a rejection: r by the handler, u the body does not fit, n no handler.
+    """
 
     verb: Literal["ack", "nack", "reject", "release"]
-    wait_s: float | None = None  # until it comes back; None: the topic's policy
+    wait_s: float | None = None
     error: failure.Error = None
-    kind: str = "r"  # of a rejection: r by the handler, u the body does not fit, n no handler
+    kind: str = "r"
 
     @property
     def wait_ms(self) -> int | None:
-        """The same wait as a nack takes it."""
+        """The wait in ms, as a nack expects it."""
         return None if self.wait_s is None else round(self.wait_s * 1000)
 
 
 ACK = Disposition("ack")
-DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier run
+DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier delivery
 RELEASE = Disposition("release", 0.0)
-UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # what only stands for work
-LOOKED_AT = 100  # of a list that a handler returns
-MISCONFIGURED_S = 5.0  # until a message comes again whose middleware cannot work
-LOG_EVERY_S = 30.0  # that this is so
-INTERRUPTED_S = 1.0  # until a run comes again that the code of another one cancelled
+UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # work that is not done yet
+CHECKED_MAX = 100  # checked items of a list that a handler returns
+MISCONFIGURED_S = 5.0  # wait before a message is delivered again if its middleware cannot work
+LOG_EVERY_S = 30.0  # time between two logs of a middleware that cannot work
+INTERRUPTED_S = 1.0  # wait before a message is delivered again if other work cancelled its task
 Settled = tuple[HeldDelivery, Disposition]
 Result = tuple[HeldDelivery, Disposition, BaseException | None]  # with the raised exception
 
 
 @dataclass(slots=True, eq=False)  # made in half the time of a NamedTuple
 class Report:
-    """The end of a run, or that it does not begin: how its delivery is to be settled.
+    """How a delivery is to be settled, reported at the end of its handler.
 
     Attributes:
-        delivery: None in order, where only deliveries behind one that goes on are released.
-        disposition: of the delivery; that of an overrun is decided by the settler.
-        rest: the deliveries behind it in an ordered run that cannot go on; released before it.
-        overran_s: its max_runtime, where the run goes on beyond it; 0: it has ended.
+        delivery: Delivery to settle; None: only `rest` is released.
+        disposition: How to settle the delivery; the settler decides about an overrun.
+        rest: Deliveries behind it in an ordered batch that stops; they are released first.
+        overrun_s: The `max_runtime` that the handler exceeded; 0: the handler has ended.
     """
 
     delivery: HeldDelivery | None
     disposition: Disposition = ACK
     rest: Sequence[HeldDelivery] = ()
-    overran_s: float = 0.0
+    overrun_s: float = 0.0
 
     def deliveries(self) -> list[HeldDelivery]:
-        """Return the deliveries that it is about."""
+        """Return all deliveries of this report."""
         return [*self.rest] if self.delivery is None else [self.delivery, *self.rest]
 
 
@@ -81,7 +85,7 @@ class RuntimeExceeded(RMQError):
 
 
 def runtime_exceeded(seconds: float) -> RuntimeExceeded:
-    """Return the error that is kept with a message whose handler ran too long."""
+    """Return the error that is stored with a message whose handler ran too long."""
     return RuntimeExceeded(
         f"the handler was still running after max_runtime, {seconds:g} s; it counts as failed"
     )
@@ -93,10 +97,10 @@ def acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
 
 
 def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
-    """Return what it means that an async run raised: where it was cancelled, maybe another error.
+    """Return the error by which an async handler is judged, from the error that it raised.
 
-    A run that the worker or another run has cancelled costs no retry, whatever it made of its
-    cancellation. Its own code does, because it may cancel it each time.
+    If the worker or another handler cancelled the task, the message keeps its retries, whatever
+    the handler raised then. If the handler cancelled itself, it has failed: it may do so each time.
     """
     task: Any = asyncio.current_task()
     is_cancel = isinstance(error, asyncio.CancelledError)
@@ -113,7 +117,7 @@ def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseE
 
 
 def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseException) -> Disposition:
-    """Decide how a delivery is settled whose handler raised."""
+    """Decide how to settle a delivery whose handler raised an error."""
     try:
         rule = handler.rule_for(error, delivery)
         if isinstance(rule, Snooze):
@@ -133,12 +137,12 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
 
 
 def undecodable(error: DecodeError) -> Disposition:
-    """Reject a delivery whose body does not fit the handler: it is a dead letter at once."""
+    """Reject a delivery whose body does not fit the handler."""
     return Disposition("reject", None, failure.text_of(error), "u")
 
 
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
-    """Return the reason kept with the dead letter, and the error that a rule was applied to."""
+    """Return the reason of a dead letter, with the rejected error as its cause."""
     reason = failure.text_of(rule)
     if rule is error:
         return reason or "rejected"
@@ -156,7 +160,7 @@ def _seconds(delay: Any) -> float:
 def outcome_of(
     delivery: HeldDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
-    """Return the outcome of a run, for the hooks."""
+    """Return the outcome of a handler for its hooks."""
     error = None if isinstance(raised, Snooze) else raised
     if delivery.lost:
         return Outcome("lost", seconds, error)
@@ -164,11 +168,11 @@ def outcome_of(
 
 
 def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[HeldDelivery, Outcome]]:
-    """Yield the deliveries of a batch with their outcomes, for the hooks after a run.
+    """Yield the deliveries of a batch with their outcomes for the hooks.
 
     Args:
-        results: of the batch.
-        started: when it began, by the monotonic clock.
+        results: Results of the batch.
+        started: Start of the handler, by the monotonic clock.
     """
     for delivery, disposition, raised in results:
         yield delivery, outcome_of(delivery, disposition, time.monotonic() - started, raised)
@@ -178,9 +182,9 @@ class HandlerDispositions:
     """Decides how the deliveries of one handler are settled: by claim, by body, by its errors.
 
     Args:
-        handler: ran them, or will.
-        show: makes what the handler sees of a delivery.
-        is_stopping: whether a run that is cancelled now is handed back, as the worker stops it.
+        handler: The handler.
+        show: Makes the object that the handler gets for a delivery.
+        is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
     """
 
     def __init__(
@@ -188,13 +192,13 @@ class HandlerDispositions:
     ) -> None:
         self._handler = handler
         self._show = show
-        self._log_at = 0.0  # when a middleware that cannot work is logged again
+        self._log_at = 0.0  # earliest time of the next log of a middleware
         self.is_stopping = is_stopping
 
-    # --- before the handler is run ---------------------------------------------------------------
+    # --- before the handler runs -----------------------------------------------------------------
 
     def by_claim(self, delivery: HeldDelivery) -> Disposition | None:
-        """Decide by the state of its claim, before the handler is run; None: run it."""
+        """Decide by the state of the claim; None: run the handler."""
         claim = delivery.claim
         if claim is None or claim.state == FIRST:
             return None
@@ -209,7 +213,7 @@ class HandlerDispositions:
         return self.by_error(delivery, claim.error)
 
     def split_by_claim(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Settled]]:
-        """Return the deliveries to run, and the dispositions of those that claims decide."""
+        """Split a batch into deliveries to run and deliveries already settled by their claim."""
         if self._handler.claims is None:
             return batch, []
         ready: list[HeldDelivery] = []
@@ -223,7 +227,7 @@ class HandlerDispositions:
         return ready, decided
 
     def split_by_fit(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Result]]:
-        """Read the bodies; return the deliveries whose bodies fit, and the results of the rest."""
+        """Split a batch by whether the bodies fit the handler; the rest has its results."""
         if self._handler.body_converter is None:
             return batch, []
         ready: list[HeldDelivery] = []
@@ -236,13 +240,13 @@ class HandlerDispositions:
                 results.append((delivery, undecodable(error), error))
         return ready, results
 
-    # --- after it --------------------------------------------------------------------------------
+    # --- after the handler -----------------------------------------------------------------------
 
     def check_returned(self, returned: object) -> None:
-        """Refuse work that is returned instead of done, also in a list: it would be acked."""
-        for value in returned[:LOOKED_AT] if isinstance(returned, list | tuple) else (returned,):
+        """Raise if a handler returned unfinished work, or a list of it, which would be acked."""
+        for value in returned[:CHECKED_MAX] if isinstance(returned, list | tuple) else (returned,):
             if isinstance(value, UNDONE):
-                with contextlib.suppress(AttributeError):  # nobody will await it
+                with contextlib.suppress(AttributeError):  # it will never be awaited
                     value.close()  # type: ignore[union-attr]
                 raise InvalidType(
                     f"handler {self._handler.name}: it returned a {type(value).__name__}, whose "
@@ -251,18 +255,18 @@ class HandlerDispositions:
                 )
 
     def by_error(self, delivery: HeldDelivery, error: BaseException) -> Disposition:
-        """Decide by what the handler raised."""
+        """Decide by the error that the handler raised."""
         return disposition_for(self._handler, self._show(delivery), error)
 
     def of_wrapped(
         self, run: WrappedRun, delivery: HeldDelivery, raised: BaseException | None
     ) -> Disposition:
-        """Decide for a run inside hooks, middleware and dependencies."""
+        """Decide about a handler that ran inside middleware and dependencies."""
         if raised is None:
             return DONE_BEFORE if run.was_done else ACK
         if run.misfit is not None and raised is run.misfit:
             return undecodable(run.misfit)
-        # Not InvalidValue and the like, which are about a value, maybe of this message.
+        # Not its subclasses: InvalidValue may be about a value in this message.
         if type(raised) is ConfigurationError and self._handler.middleware and not run.has_begun:
             self._log_misconfigured(raised)
             return Disposition("release", MISCONFIGURED_S)
@@ -277,11 +281,11 @@ class HandlerDispositions:
             )  # fmt: skip
 
     def of_batch(self, batch: list[HeldDelivery], raised: BaseException | None) -> list[Result]:
-        """Decide for all deliveries of a batch by what its one call raised."""
+        """Decide about all deliveries of a batch by the error of its single call."""
         if raised is None:
             return [(delivery, ACK, None) for delivery in batch]
         return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]
 
     def of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        """Decide for a delivery whose run goes on beyond its max_runtime."""
+        """Decide about a delivery whose handler has exceeded its max_runtime."""
         return self.by_error(delivery, runtime_exceeded(max_runtime_s))

@@ -1,18 +1,17 @@
-"""Settlers: they settle the deliveries whose runs have ended.
+"""The settler of a handler: it settles deliveries after the handler has run for them.
 
-Each handler has a settler; a few threads do the work of all of them. All reports that are queued
-are settled with one call for each handler and verb. While a call is under way the next reports
-collect, so calls grow with the load.
+Threads of handlers report how each delivery is to be settled. A few threads settle what was
+reported, with one call per handler and verb. New reports collect during a call, so calls grow with
+the load.
 
-A thread knows nothing of deliveries. A settler queues a function when it gets its first report, and
-again when a batch was not all; pauses between tries are taken here, so that a stop can end them.
+When Redis cannot be reached, the settler repeats its call until Redis answers or the worker ends.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,29 +21,34 @@ from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer.flows import Verb
 from rmq.kernel.core import failure
 from rmq.kernel.core.claim import KEPT
-from rmq.kernel.core.delivery import LOST, HeldDelivery
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_away
-from rmq.worker.handled_topic import HandledTopic
+from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.disposition import Disposition, Report
-from rmq.worker.settling.report_batch import ReportBatch
-from rmq.worker.settling.settle_call import SettleCall
+from rmq.worker.settling.disposition import ACK, DONE_BEFORE, Disposition, Report
 from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
+ASIDE_PAUSE_MOST_S = 0.5  # longest pause between two tries while a replica takes over
+
 
 class Settler:
-    """Settles the deliveries of one handler; `carry_out_queued` is called by one thread.
+    """Settles the deliveries of one handler.
 
     Args:
-        handler: ran them.
-        topic: of the handler; its flows settle them.
-        disposition_of_overrun: decides about a delivery whose run goes on.
-        detached_claims: of the handler, if it has claims.
-        thread: does the work.
+        handler: Handler of the deliveries.
+        topic: Topic of the handler, with the flows that settle its deliveries.
+        disposition_of_overrun: Decides about a delivery whose handler exceeded `max_runtime`.
+        detached_claims: Claims of the handler, if it has claims.
+        thread: Thread that calls `settle_queued`.
+
+    Attributes:
+        finished: Number of deliveries that were settled, lost, or given up.
+        overrun: Deliveries that were settled although their handler still runs.
+        unsettled: Number of deliveries given up at the end because Redis could not be reached.
     """
 
     def __init__(
@@ -63,19 +67,19 @@ class Settler:
         self._disposition_of_overrun = disposition_of_overrun
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
-        self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
-        self._is_queued = False  # in the queue of the thread
-        self.overdue: set[HeldDelivery] = set()  # settled while their runs go on
+        self._counting = threading.Lock()  # of `finished` and `tally`: two threads may settle
+        self._is_queued = False  # whether the thread is going to call `settle_queued`
+        self.overrun: set[HeldDelivery] = set()
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
         self._claims_lost = 0
-        self.unsettled = 0  # given up at the end, because Redis could not be reached
-        self._counted: list[list[HeldDelivery]] = []  # added to `finished` in this turn
+        self.unsettled = 0
+        self._counted: list[list[HeldDelivery]] = []  # added to `finished` by this call
 
     @property
     def claim_counts(self) -> dict[str, int]:
-        """Further counts of deliveries, where the handler has middleware."""
+        """More counts of deliveries; empty if the handler has no middleware."""
         if not self._handler.middleware:
             return {}
         detached = 0 if self._detached_claims is None else self._detached_claims.lost
@@ -86,7 +90,7 @@ class Settler:
         self._reports.put(report)
         if not self._is_queued:
             self._is_queued = True
-            self.thread.put(self.carry_out_queued)
+            self.thread.put(self.settle_queued)
 
     def flushed_event(self) -> threading.Event:
         """Return an event that is set when all reports queued so far are settled."""
@@ -99,13 +103,13 @@ class Settler:
         self.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
-        """Count deliveries that were released without this settler, after its end."""
+        """Count deliveries that were released after the end of this settler."""
         self.tally["release"] += count
         self.finished += count
 
-    def carry_out_queued(self) -> None:
-        """Carry out the reports that are queued, up to a batch; called by the thread."""
-        self._is_queued = False  # first: who puts a report from now on queues this settler again
+    def settle_queued(self) -> None:
+        """Settle up to a batch of queued reports."""
+        self._is_queued = False  # first, so that the next report queues this settler again
         reports: list[Report] = []
         flushed: list[threading.Event] = []
         get, room = self._reports.get_nowait, BATCH_MAX
@@ -119,13 +123,13 @@ class Settler:
                     flushed.append(item)
         if not room and not self._is_queued:
             self._is_queued = True
-            self.thread.put(self.carry_out_queued)
+            self.thread.put(self.settle_queued)
         self._counted.clear()
         try:
             if reports:
                 self._carry_out(reports)
         except Exception:
-            # A bug, ours or of an object that the user passed in. The thread has to go on.
+            # A bug in RMQ, or in an object of the user. The thread must continue.
             log.exception("%s: unexpected; settling one by one", self._handler)
             self._settle_one_by_one(reports)
         for event in flushed:
@@ -134,7 +138,7 @@ class Settler:
             self._topic.note_settled()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
-        """Carry out the rest of these reports. If one fails again, its leases expire."""
+        """Carry out the rest of these reports. If a report fails again, its leases expire."""
         for report in reports:
             counted = self._counted_deliveries()
             left = [delivery for delivery in report.deliveries() if delivery not in counted]
@@ -146,32 +150,40 @@ class Settler:
                 log.exception("%s: %d deliveries are not settled; their leases expire",
                               self._handler, len(left))  # fmt: skip
                 counted = self._counted_deliveries()
-                left = [delivery for delivery in left if delivery not in counted]
-                self._tracker.stop_renewing(left)
-                self._count(left)
+                self._give_up([delivery for delivery in left if delivery not in counted])
 
     def _counted_deliveries(self) -> set[HeldDelivery]:
         return {delivery for deliveries in self._counted for delivery in deliveries}
 
+    def _give_up(self, deliveries: list[HeldDelivery]) -> None:
+        self._tracker.stop_renewing(deliveries)
+        with self._counting:
+            self.finished += len(deliveries)
+
+    # --- what is settled by which verb ------------------------------------------------------------
+
     def _carry_out(self, given: list[Report]) -> None:
         """Settle the reported deliveries, with one call for each verb."""
-        reports = ReportBatch(given, self.overdue, self._disposition_of_overrun)
-        self._settle("ack", reports.acks, self._flows.ack)
+        reports = _SortedReports(given, self.overrun, self._disposition_of_overrun)
+        if reports.acks:
+            self._settle("ack", reports.acks, self._flows.ack)
         if self._handler.middleware:
             self._count_claims(reports)
-        self._settle_others(reports.others)
-        for halted in reports.halted:
-            self._settle("release", list(halted.rest), partial(self._flows.release, delay=0))
-            if halted.delivery is not None:
-                self._settle_others([(halted.delivery, halted.disposition)])
-        for delivery in reports.overran:
+        if reports.others:
+            self._settle_others(reports.others)
+        for stopped in reports.stopped:
+            self._settle("release", list(stopped.rest), partial(self._flows.release, delay=0))
+            if stopped.delivery is not None:
+                self._settle_others([(stopped.delivery, stopped.disposition)])
+        for delivery in reports.overrun:
             delivery.state = LOST  # the handler, which still runs, can see it
 
-    def _count_claims(self, reports: ReportBatch) -> None:
+    def _count_claims(self, reports: _SortedReports) -> None:
         self._duplicates += reports.duplicates
         for delivery in reports.acks:
             claim = delivery.claim
-            if claim is not None and claim.lost and claim.state != KEPT:  # kept: counted there
+            # DetachedClaims counts and logs the kept claims.
+            if claim is not None and claim.lost and claim.state != KEPT:
                 self._claims_lost += 1
                 log.error(
                     "%s: the claim of %s was gone when its work was done: it had expired, or was "
@@ -209,49 +221,35 @@ class Settler:
             self._settle("release", deliveries, partial(self._flows.release, delay=delay))
 
     def _log_failure(self, delivery: HeldDelivery, what: str, error: failure.Error) -> None:
-        """Log a failure in one line. The traceback is in the message, and in a DEBUG log."""
+        """Log a failure in one line; at level DEBUG, with the traceback."""
         text, trace = failure.render(error)
         log.warning(
             "%s: %s, attempt %d, %s: %s%s", self._handler.name, delivery.id, delivery.attempt, what,
             text, f"\n{trace}" if log.isEnabledFor(logging.DEBUG) else "",
         )  # fmt: skip
 
-    def _settle_aside(self, verb: str, deliveries: list[HeldDelivery], flow: Verb) -> None:
-        """Settle deliveries whose masters are away; called by the thread for these."""
-        try:
-            self._settle(verb, deliveries, flow, is_aside=True)
-        except Exception:
-            log.exception("%s: %d deliveries are not settled; their leases expire",
-                          self._handler, len(deliveries))  # fmt: skip
-            self._tracker.stop_renewing(deliveries)
-            self._count(deliveries)
-        self._topic.note_settled()
-
-    def _count(self, deliveries: list[HeldDelivery]) -> None:
-        with self._counting:
-            self.finished += len(deliveries)
+    # --- one verb, repeated until Redis answers ---------------------------------------------------
 
     def _settle(
         self, verb: str, deliveries: list[HeldDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
-        """Settle deliveries, retrying until Redis answers; give up only what Redis refuses.
+        """Settle deliveries, repeating the call until Redis answers.
 
-        Deliveries whose master is away are put aside, and the others go on.
+        Give up only deliveries that Redis refuses. If the master of some deliveries is away, they
+        wait in another thread, so that the other deliveries do not have to wait.
         """
-        call = SettleCall(verb, deliveries, flow, is_aside)
+        call = _SettleCall(verb, deliveries, flow, is_aside)
         while not self._is_done(call):
             pass
-        self._count_not_settled_here(call)
-        self._count(call.deliveries)
-        self._counted.append(call.deliveries)
+        self._count(call)
 
-    def _is_done(self, call: SettleCall) -> bool:
-        """Try to settle what is left of a call; return whether no further try is needed."""
+    def _is_done(self, call: _SettleCall) -> bool:
+        """Try to settle the rest of a call; return whether no further try is needed."""
         call.drop_settled()
         try:
             call.lost = self._run(call.flow(call.left)) if call.left else []
         except AlreadySettled:
-            return False  # the handler settled it just now
+            return False  # by the handler
         except (Unavailable, OutcomeUnknown) as error:
             if is_master_away(error) and not call.is_aside and not self.thread.is_abandoned:
                 self._put_aside(call)
@@ -262,35 +260,35 @@ class Settler:
                           self._handler, len(call.left), call.verb)  # fmt: skip
             self._tracker.stop_renewing(call.left)
             return True
-        self._note_settled(call)
-        return True
-
-    def _note_settled(self, call: SettleCall) -> None:
-        """Count the deliveries that a call has settled, and report those that it found lost."""
+        call.is_answered = True
         if call.outage is not None:
             self._error_state.clear(call.outage)
-        self._tally(call)
         if call.lost:
             log.warning(
                 "%s: the lease of %s%s expired before it could be settled (%s); it is "
                 "delivered again", self._handler, call.lost[0].id,
                 f" and {len(call.lost) - 1} more" if len(call.lost) > 1 else "", call.verb,
             )  # fmt: skip
+        return True
 
-    def _tally(self, call: SettleCall) -> None:
-        with self._counting:
-            self.tally[call.verb] += len(call.left) - len(call.lost)
-            self.tally["lost"] += len(call.lost)
-
-    def _put_aside(self, call: SettleCall) -> None:
-        """Let a thread of its own wait for the master of the deliveries that are still open."""
+    def _put_aside(self, call: _SettleCall) -> None:
+        """Move deliveries that are still open to a thread that waits for their master."""
         rest = call.split_off_open()
+        call.is_answered = True
         self._counted.append(rest)
-        self._tally(call)
         self.thread.put_aside(partial(self._settle_aside, call.verb, rest, call.flow))
 
-    def _is_retried(self, call: SettleCall, error: RMQError) -> bool:
-        """Wait before the next try; return False if the worker ends, and gives up the rest."""
+    def _settle_aside(self, verb: str, deliveries: list[HeldDelivery], flow: Verb) -> None:
+        try:
+            self._settle(verb, deliveries, flow, is_aside=True)
+        except Exception:
+            log.exception("%s: %d deliveries are not settled; their leases expire",
+                          self._handler, len(deliveries))  # fmt: skip
+            self._give_up(deliveries)
+        self._topic.note_settled()
+
+    def _is_retried(self, call: _SettleCall, error: RMQError) -> bool:
+        """Pause before the next try; return False if the worker ends and gives up the rest."""
         call.outage = self._error_state.note(error)
         if self.thread.is_abandoned:
             self.unsettled += len(call.left)
@@ -298,13 +296,113 @@ class Settler:
         self.thread.pause(call.next_pause_s())
         return True
 
-    def _count_not_settled_here(self, call: SettleCall) -> None:
-        """Count deliveries that were lost before their runs, or that the handler has settled."""
-        elsewhere = len(call.deliveries) - len(call.left)
-        if not elsewhere:
-            return
-        lost_in_all = sum(delivery.state == LOST for delivery in call.deliveries)
-        lost_before = lost_in_all - len(call.lost)  # their runs never began
+    def _count(self, call: _SettleCall) -> None:
+        not_needed = len(call.deliveries) - len(call.left)
         with self._counting:
-            self.tally["lost"] += lost_before
-            self.tally["own"] += elsewhere - lost_before
+            if call.is_answered:
+                self.tally[call.verb] += len(call.left) - len(call.lost)
+                self.tally["lost"] += len(call.lost)
+            if not_needed:  # lost before the handler began, or settled by the handler
+                all_lost = sum(delivery.state == LOST for delivery in call.deliveries)
+                lost_before = all_lost - len(call.lost)
+                self.tally["lost"] += lost_before
+                self.tally["own"] += not_needed - lost_before
+            self.finished += len(call.deliveries)
+        self._counted.append(call.deliveries)
+
+
+class _SortedReports:
+    """Reports that a settler carries out together, sorted by verb.
+
+    A delivery whose handler exceeded `max_runtime` is settled once, at that time. The report of the
+    handler's end is dropped.
+
+    Attributes:
+        acks: Deliveries to ack.
+        duplicates: How many deliveries of `acks` are duplicates of work that was done before.
+        others: Deliveries to settle by other verbs.
+        stopped: Reports of ordered batches that cannot continue.
+        overrun: Deliveries whose handlers still run.
+    """
+
+    def __init__(
+        self,
+        reports: Iterable[Report],
+        overrun: set[HeldDelivery],
+        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
+    ) -> None:
+        self.acks: list[HeldDelivery] = []
+        self.duplicates = 0
+        self.others: list[tuple[HeldDelivery, Disposition]] = []
+        self.stopped: list[Report] = []
+        self.overrun: list[HeldDelivery] = []
+        for report in reports:
+            delivery = report.delivery
+            if delivery is not None and report.overrun_s:
+                self.overrun.append(delivery)
+                report.disposition = disposition_of_overrun(delivery, report.overrun_s)
+            if report.rest:
+                self.stopped.append(report)
+            elif delivery is None:
+                continue
+            elif overrun and not report.overrun_s and delivery in overrun:
+                overrun.discard(delivery)
+            elif report.disposition is ACK:
+                self.acks.append(delivery)
+            elif report.disposition is DONE_BEFORE:
+                self.acks.append(delivery)
+                self.duplicates += 1
+            else:
+                self.others.append((delivery, report.disposition))
+
+
+class _SettleCall:
+    """Deliveries that are settled by one verb, in as many tries as Redis needs.
+
+    Args:
+        verb: Name of the verb.
+        deliveries: Deliveries to settle.
+        flow: Settles a list of deliveries, and returns the deliveries whose leases were lost.
+        is_aside: Whether the call waits in its own thread for the master of its slots.
+
+    Attributes:
+        left: Deliveries that may still need the verb.
+        lost: Deliveries whose leases were lost when the verb reached Redis.
+        is_answered: Whether Redis has answered for all deliveries of `left`.
+        outage: The last error of an outage of Redis; None: no outage.
+    """
+
+    def __init__(
+        self, verb: str, deliveries: list[HeldDelivery], flow: Verb, is_aside: bool
+    ) -> None:
+        self.verb = verb
+        self.deliveries = deliveries
+        self.flow = flow
+        self.is_aside = is_aside
+        self.left = deliveries
+        self.lost: list[HeldDelivery] = []
+        self.is_answered = False
+        self.outage: RMQError | None = None
+        self._pause_s = PAUSE_S
+
+    def drop_settled(self) -> None:
+        """Keep the deliveries that still need the verb.
+
+        An unconfirmed delivery stays, although a late reply has shown that it is settled.
+        """
+        self.left = [each for each in self.left if each.state == OPEN or each.unconfirmed]
+
+    def split_off_open(self) -> list[HeldDelivery]:
+        """Remove and return the open deliveries; the verb has settled the others."""
+        is_open = {each for each in self.left if each.state == OPEN or each.unconfirmed}
+        split_off = [each for each in self.left if each in is_open]
+        self.deliveries = [each for each in self.deliveries if each not in is_open]
+        self.left = [each for each in self.left if each not in is_open]
+        self.lost = [each for each in self.left if each.state == LOST]
+        return split_off
+
+    def next_pause_s(self) -> float:
+        """Return the pause before the next try; each is twice as long as the last."""
+        pause_s = self._pause_s
+        self._pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
+        return pause_s

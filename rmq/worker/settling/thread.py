@@ -1,4 +1,4 @@
-"""Threads in which settlers work; one does the work of several settlers, in turn."""
+"""Threads in which settlers work; one thread serves several settlers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from queue import Empty, SimpleQueue
 
 
 class SettlerThread:
-    """A thread that does the work of several settlers, in turn.
+    """A thread that calls the functions that settlers have queued.
 
     Args:
-        name: of the thread.
-        abandoned: set when calls are not repeated any more.
+        name: Name of the thread.
+        abandoned: Event that ends all pauses and repetitions of calls.
+
+    Attributes:
+        call_began: Start of the present call to Redis, by the monotonic clock; 0: no call.
     """
 
     def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
@@ -22,7 +25,7 @@ class SettlerThread:
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._abandoned = abandoned or threading.Event()
         self._aside: SettlerThread | None = None
-        self.call_began = 0.0  # when the present call to Redis began; 0: none
+        self.call_began = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -34,20 +37,20 @@ class SettlerThread:
         """Begin to settle."""
         self._thread.start()
 
-    def put(self, carry_out: Callable[[], None]) -> None:
-        """Queue the function that settles what has been reported to one settler."""
-        self._waiting.put(carry_out)
+    def put(self, settle_queued: Callable[[], None]) -> None:
+        """Queue the function with which a settler settles its reports."""
+        self._waiting.put(settle_queued)
 
-    def put_aside(self, carry_out: Callable[[], None]) -> None:
-        """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
+    def put_aside(self, settle: Callable[[], None]) -> None:
+        """Run a function in a second thread, because it waits for a master of a cluster."""
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
             self._aside = aside
-        self._aside.put(carry_out)
+        self._aside.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when all that was put aside so far has been carried out."""
+        """Call a function after all functions that the second thread has been given so far."""
         if self._aside is None:
             call()
         else:
@@ -58,12 +61,12 @@ class SettlerThread:
         self._abandoned.wait(seconds)
 
     def abandon(self) -> None:
-        """Settle what is queued, without retries while Redis cannot be reached, and end."""
+        """Settle the queued reports without repeating calls during an outage, and end."""
         self._abandoned.set()
         self.end()
 
     def end(self) -> None:
-        """End when all that is queued is settled."""
+        """End after all queued functions have run."""
         self._waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
@@ -73,17 +76,17 @@ class SettlerThread:
         return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
 
     def _run(self) -> None:
-        while (carry_out := self._waiting.get()) is not None:
-            self._call(carry_out)
+        while (settle := self._waiting.get()) is not None:
+            self._call(settle)
         with suppress(Empty):
-            while True:  # those that had more than a batch
-                carry_out = self._waiting.get_nowait()
-                if carry_out is not None:
-                    self._call(carry_out)
+            while True:  # a settler with more than a batch has queued itself again
+                settle = self._waiting.get_nowait()
+                if settle is not None:
+                    self._call(settle)
         if self._aside is not None:
             self._aside.end()
 
-    def _call(self, carry_out: Callable[[], None]) -> None:
+    def _call(self, settle: Callable[[], None]) -> None:
         self.call_began = time.monotonic()
-        carry_out()
+        settle()
         self.call_began = 0.0

@@ -1,4 +1,4 @@
-"""Decide how messages are settled whose type no handler of this worker has."""
+"""Decide how to settle messages whose type has no handler in this worker."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.topic import clock
-from rmq.worker.settling.disposition import (
-    Disposition,
-)
+from rmq.worker.settling.disposition import Disposition
 
 log = logging.getLogger("rmq")
 
-SHORTEST_S, LONGEST_S = 0.1, 60.0  # the wait until an unhandled message is taken again
-KNOWN_MS = 60_000  # how long a process must have known a type before it rejects a message
-TYPES_MAX = 1000  # that are remembered
+SHORTEST_S, LONGEST_S = 0.1, 60.0  # wait before an unhandled message is delivered again
+KNOWN_MS = 60_000  # a process must have known a type for this time before it rejects a message
+TYPES_MAX = 1000  # types that a process remembers
 
 
 class Unhandled:
-    """Decides about the messages of one topic whose type no handler of this worker has.
+    """Decides about the messages of one topic whose type has no handler in this worker.
 
-    Another worker may have one, so they are released, which costs no retry, and wait: as long again
-    as they have been due, from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they are dead
-    letters, unless this process met their type less than KNOWN_MS ago: where all workers start at
-    once after a long stop, those with the handler get their turn.
+    Another worker may have the handler, so they are released at no cost of a retry. Their wait
+    doubles from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they become dead letters,
+    but not before this process has known their type for KNOWN_MS. So after a long stop of all
+    workers, the worker with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
         self._context = handlers.context
-        self._met_ms: dict[str | None, int] = {}  # when this process first met a type, epoch ms
+        self._met_ms: dict[str | None, int] = {}  # time of the first message of a type, epoch ms
 
     def disposition(self, delivery: HeldDelivery) -> Disposition:
-        """Decide how an unhandled delivery is settled: released for a while, or rejected."""
+        """Decide whether to release an unhandled delivery for a while, or to reject it."""
         message_type, now_ms = delivery.type, clock.now_ms()
         met_ms = self._met_ms.get(message_type)
         if met_ms is None:
@@ -47,7 +45,7 @@ class Unhandled:
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
     def _meet(self, message_type: str | None, now_ms: int) -> int:
-        """Note, and log, that a type without a handler has been met; return when."""
+        """Log a new type without a handler; return the time."""
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]
         self._met_ms[message_type] = now_ms
@@ -79,10 +77,10 @@ def _described(message_type: str | None) -> str:
 
 
 def _age_ms(delivery: HeldDelivery, now_ms: int, known_ms: int) -> int:
-    """Return how long a message has been due, by this machine's clock.
+    """Return the time since a message was due, by this machine's clock.
 
-    An id that was derived from a dedup key has no time, and under a test's clock no id has one: the
-    age is then how long this process has known the type.
+    An id that was derived from a dedup key contains no time. Under a test's clock no id contains
+    a time. The age is then the time for which this process has known the type.
     """
     due = delivery.due or (None if clock.now_us else delivery.id.made_at)
     return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))

@@ -11,7 +11,7 @@ import pytest
 
 from rmq.kernel.core.claim import FIRST, Claim
 from rmq.kernel.core.delivery import OPEN
-from rmq.worker.heartbeat.leases import HeldLease, LeaseTracker, WorkerMemory
+from rmq.worker.heartbeat.leases import LeaseTracker, WorkerLease, WorkerMemory
 from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
 
 LEASE_MS = 30_000
@@ -37,7 +37,7 @@ def tracker(memory: WorkerMemory) -> LeaseTracker:
     return LeaseTracker(memory, 1)
 
 
-def deliveries(lease: HeldLease, count: int = 1) -> list[Any]:
+def deliveries(lease: WorkerLease, count: int = 1) -> list[Any]:
     origin = SimpleNamespace(lease=lease)
     return [
         SimpleDelivery(origin=origin, raw_id=bytes([n]) * 16, claim=None, state=OPEN)
@@ -49,7 +49,7 @@ class SimpleDelivery(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-def taken(tracker: LeaseTracker, number: int = NUMBER) -> HeldLease:
+def taken(tracker: LeaseTracker, number: int = NUMBER) -> WorkerLease:
     return tracker.taken(SLOT, number, time.monotonic(), LEASE_MS)
 
 

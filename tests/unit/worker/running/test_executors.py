@@ -1,4 +1,4 @@
-"""Executors: threads and tasks that run the work of lanes."""
+"""Executors: threads and tasks that run the work of work_queues."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ from typing import Any
 import pytest
 
 from rmq.worker.running.event_loop import EventLoopThread
-from rmq.worker.running.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
+from rmq.worker.running.executors import (
+    YIELD_EVERY,
+    Executor,
+    TaskExecutor,
+    ThreadExecutor,
+    WorkQueue,
+)
 from tests.patience import wait_for
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 
 
 class Hands:
-    """A lane of an executor of its own."""
+    """A work_queue of an executor of its own."""
 
-    def __init__(self, executor: Executor, lane: Lane) -> None:
-        self.put, self.withdraw = partial(executor.put, lane), lane.withdraw
-        self.waiting = lambda: len(lane.ready)
+    def __init__(self, executor: Executor, work_queue: WorkQueue) -> None:
+        self.put, self.withdraw = partial(executor.put, work_queue), work_queue.withdraw
+        self.waiting = lambda: len(work_queue.ready)
         self.close, self.join = executor.close, executor.join
 
 
@@ -42,12 +48,12 @@ class Bench:
             return ThreadExecutor(limit)
         return TaskExecutor(limit, self.loop)
 
-    def lane(self, count: int, function: Callable[[Any], None], weight: int = 1) -> Lane:
+    def work_queue(self, count: int, function: Callable[[Any], None], weight: int = 1) -> WorkQueue:
         def note(work: Any, error: BaseException) -> None:
             self.on_error.append(work)
 
         if self.kind == "threads":
-            return Lane(function, note, count, weight)
+            return WorkQueue(function, note, count, weight)
 
         async def run(work: Any) -> None:
             # In a thread where it waits, so that the tasks run beside each other.
@@ -56,11 +62,11 @@ class Bench:
             else:
                 function(work)
 
-        return Lane(run, note, count, weight)
+        return WorkQueue(run, note, count, weight)
 
     def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
         executor = self.executor(count)
-        return Hands(executor, self.lane(count, function))
+        return Hands(executor, self.work_queue(count, function))
 
     def close(self) -> None:
         self._loop.stop(10)
@@ -203,8 +209,8 @@ def test_tasks_let_others_have_the_loop() -> None:
 
     async def scenario() -> None:
         executor = TaskExecutor(1, asyncio.get_running_loop())
-        lane = Lane(run, lambda work, error: None, 1)
-        executor.put(lane, range(3 * YIELD_EVERY))
+        work_queue = WorkQueue(run, lambda work, error: None, 1)
+        executor.put(work_queue, range(3 * YIELD_EVERY))
         while order.count("work") < 3 * YIELD_EVERY:
             order.append("other")
             await asyncio.sleep(0)
@@ -278,9 +284,9 @@ def most_at_a_time(gate: Gate, count: int, of: int) -> int:
 def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) -> None:
     gate = Gate()
     executor = bench.executor(3)
-    lanes = [bench.lane(2, gate) for _ in range(4)]
-    for number, lane in enumerate(lanes):
-        executor.put(lane, [10 * number + n for n in range(5)])
+    work_queues = [bench.work_queue(2, gate) for _ in range(4)]
+    for number, work_queue in enumerate(work_queues):
+        executor.put(work_queue, [10 * number + n for n in range(5)])
 
     assert most_at_a_time(gate, 3, of=20) == 3
     executor.close()
@@ -290,9 +296,9 @@ def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) 
 def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
     gate = Gate()
     executor = bench.executor(10)
-    lane = bench.lane(2, gate)
+    work_queue = bench.work_queue(2, gate)
     for n in range(8):
-        executor.put(lane, [n])
+        executor.put(work_queue, [n])
 
     assert most_at_a_time(gate, 2, of=8) == 2
     executor.close()
@@ -303,13 +309,13 @@ def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
 def test_lanes_take_turns_by_their_weight(bench: Bench, weight: int, first_of_a: int) -> None:
     gate, order = Gate(), []
     executor = bench.executor(1)
-    blocker = bench.lane(1, gate)
-    lane_a = bench.lane(1, lambda work: order.append("a"), weight)
-    lane_b = bench.lane(1, lambda work: order.append("b"))
+    blocker = bench.work_queue(1, gate)
+    queue_a = bench.work_queue(1, lambda work: order.append("a"), weight)
+    queue_b = bench.work_queue(1, lambda work: order.append("b"))
     executor.put(blocker, [0])
     wait_for(lambda: gate.inside)
-    executor.put(lane_a, range(9))
-    executor.put(lane_b, range(3))
+    executor.put(queue_a, range(9))
+    executor.put(queue_b, range(3))
     gate.open()
     wait_for(lambda: len(order) == 12)
 

@@ -1,6 +1,6 @@
-"""What runners of plain and of async handlers do in ways of their own: call one, and time it.
+"""Base classes of the invokers of plain and of async handlers, with the code that differs.
 
-The rest of a runner is in `runner`, written once.
+`invoker` has the code that is the same for both.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PlainCall = Callable[[], object]
 AsyncCall = Callable[[], Awaitable[object]]
 
 
-class _Calls:
+class _InvokerBase:
     """A handler with its claims, its middleware and the hooks of interceptors.
 
     Args:
-        handler: is run.
-        show: makes what the handler sees of a delivery.
-        hooks: of the interceptors.
-        claims: of its runs, if it has any.
-        process_values: of the dependencies and lifespans of this process; filled before the first
-            run.
-        is_stopping: whether a run that is cancelled now is handed back, as the worker stops it.
+        handler: The handler.
+        show: Makes the object that the handler gets for a delivery.
+        hooks: Hooks of the interceptors.
+        claims: Claims of the handler, if it has claims.
+        process_values: Values of the dependencies and lifespans of this process. They are added
+            before the first call.
+        is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
     """
 
     def __init__(
@@ -65,24 +65,23 @@ class _Calls:
         values = {} if process_values is None else process_values
         self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
         hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
-        self._is_shown = bool(hooked or handler.takes != "b")  # else nobody looks at a delivery
+        self._is_shown = bool(hooked or handler.takes != "b")  # otherwise the delivery is not used
 
     def _call(self, *arguments: Any, **filled: Any) -> Any:
-        """Call the handler; an async one is awaited."""
+        """Call the handler, and await it if it is async."""
         raise NotImplementedError
 
-    def _leave_fork(self) -> None:
-        """End a process that the handler has forked: it would go on as a copy of this worker."""
-        if os.getpid() != self._pid:
-            log.error(
-                "handler %s: a process that it forked came back from it, and is ended; end it by "
-                "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
-            )  # fmt: skip
-            os._exit(1)
+    def _end_fork(self) -> None:
+        """End a process that the handler has forked; it would continue as a copy of this worker."""
+        log.error(
+            "handler %s: a process that it forked came back from it, and is ended; end it by "
+            "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
+        )  # fmt: skip
+        os._exit(1)
 
     @contextmanager
     def _claiming(self, deliveries: Iterable[HeldDelivery]) -> Iterator[set[HeldDelivery]]:
-        """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
+        """Keep claims up to date during a call; the caller adds finished deliveries to the set."""
         done: set[HeldDelivery] = set()
         if self.claims is None:
             yield done
@@ -96,43 +95,45 @@ class _Calls:
                 self.claims.end(delivery, delivery in done)
 
 
-class PlainCalls(_Calls):
-    """Calls a plain handler, in the calling thread."""
+class PlainInvokerBase(_InvokerBase):
+    """Calls a plain handler in the calling thread."""
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
         try:
             returned = self.handler.function(*arguments, **filled)
         finally:
-            self._leave_fork()
+            if os.getpid() != self._pid:
+                self._end_fork()
         if returned is not None:
             self.dispositions.check_returned(returned)
 
     def _raised_by(
         self, call: PlainCall, deliveries: Iterable[HeldDelivery] = ()
     ) -> BaseException | None:
-        """Return what a call raised; the worker's watchdog knows how long it may take."""
+        """Return the error that a call raised; the watchdog checks its `max_runtime`."""
         try:
             call()
-        except BaseException as error:  # sys.exit() in a handler is a failure of it
+        except BaseException as error:  # sys.exit() in a handler is a failure
             return error
         return None
 
 
-class AsyncCalls(_Calls):
-    """Calls an async handler, in the event loop that awaits; cancels it at its `max_runtime`."""
+class AsyncInvokerBase(_InvokerBase):
+    """Calls an async handler in the event loop of the caller; cancels it at its `max_runtime`."""
 
     async def _call(self, *arguments: Any, **filled: Any) -> None:
         try:
             returned = await self.handler.function(*arguments, **filled)
         finally:
-            self._leave_fork()
+            if os.getpid() != self._pid:
+                self._end_fork()
         if returned is not None:
             self.dispositions.check_returned(returned)
 
     async def _raised_by(
         self, call: AsyncCall, deliveries: Iterable[HeldDelivery] = ()
     ) -> BaseException | None:
-        """Await a call within the shortest limit of these deliveries; return what it raised."""
+        """Await a call within the shortest limit of the deliveries; return its error."""
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
         try:
@@ -145,7 +146,7 @@ class AsyncCalls(_Calls):
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
-    """Await a call; return the error if it took too long, whatever else it raised or returned."""
+    """Await a call; return an error if it took too long, regardless of its result."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
