@@ -1,15 +1,17 @@
 --[[
-audit_scan: read a page of the numbered messages of a slot, whichever queue they are in. Changes nothing.
+audit_scan: read a page of the numbered messages of a slot, in all queues. Changes nothing.
 
-ARGV[1]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
-ARGV[2]   limit                1 to 1000, about so many records a page
-Returns   {cursor, 0 at the end; how many records were read; 1 if this is a first page, else 0; then for each numbered message
-          its queue (s waiting, p in flight, d dead, also in the trash) and `<producer>.<number>`}. A record in no queue is
-          no message.
+ARGV[1]   cursor               0 for the first page, or the cursor of the last answer. With a cursor
+          of another server, the scan begins again.
+ARGV[2]   limit                1 to 1000: approximate number of records in a page.
+Returns   {cursor of the next page, 0 at the end; number of records read; 1 if this is a first page,
+          else 0; then for each numbered message its queue and `<producer>.<number>`}. The queue is
+          s waiting, p in flight, d dead or in the trash. A record in no queue is no message.
 Cost      O(limit), at most about 16 MiB of records
-Atomic    Reads only. A message that is in the slot from the first page to the last is on one of them, however it moves
-          between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice. That holds on one
-          server until it is restarted: another one has the records in another order, so a cursor names its server.
+Atomic    Reads only. A message that is in the slot from the first page to the last is on one of
+          them, even if it moves between the queues: a page is one HSCAN of the records. A message
+          may be on several pages. This is true for one server until it restarts. Another server has
+          the records in another order, so a cursor names its server.
 ]]
 --- @keys slot store prepare dead records trash
 --- @include "lib/check"
@@ -25,17 +27,27 @@ redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('ZCARD', dead)
 redis.call('ZCARD', trash)
+
+-- Return the letter of the queue of a message, or nil if it is in no queue.
+local function queue_of(id)
+  if redis.call('ZSCORE', store, id) then
+    return 's'
+  end
+  if redis.call('ZSCORE', prepare, id) then
+    return 'p'
+  end
+  if redis.call('ZSCORE', dead, id) or redis.call('ZSCORE', trash, id) then
+    return 'd'
+  end
+end
+
 local page = redis.call('HSCAN', records, cursor, 'COUNT', limit)
 local reply = { write_cursor(page[1], server), #page[2] / 2, cursor == '0' and 1 or 0 }
 for i = 1, #page[2], 2 do
-  local id = page[2][i]
   local producer, number = number_of(page[2][i + 1])
-  if producer then
-    local queue = redis.call('ZSCORE', store, id) and 's' or redis.call('ZSCORE', prepare, id) and 'p'
-      or (redis.call('ZSCORE', dead, id) or redis.call('ZSCORE', trash, id)) and 'd'
-    if queue then
-      reply[#reply + 1] = queue .. string.format('%s.%.0f', producer, number)
-    end
+  local letter = producer and queue_of(page[2][i])
+  if letter then
+    reply[#reply + 1] = letter .. string.format('%s.%.0f', producer, number)
   end
 end
 return reply

@@ -1,12 +1,12 @@
 --[[
 schedule_delete: delete a schedule. Messages that it has sent stay.
 
-ARGV[1]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[1]   created              the topic's stamp as the caller opened it. Another stamp is an error.
 ARGV[2]   name
 Returns   1 deleted, 0 there is no such schedule
 Cost      O(log S), S = schedules of the topic
-Atomic    Types are checked first. The first write frees memory. With the last schedule a new generation begins
-          (schedule_set). A second run finds nothing.
+Atomic    Types are checked first. The first write frees memory. The deletion of the last schedule
+          begins a new generation (schedule_set). A second run finds nothing.
 ]]
 --- @keys slot schedules schedule_times
 --- @include "lib/schedules"

@@ -1,11 +1,11 @@
 --[[
 schedule_pause: pause a schedule until schedule_resume.
 
-ARGV[1]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[1]   created              the topic's stamp as the caller opened it. Another stamp is an error.
 ARGV[2]   name
-Returns   1 paused, 0 it was paused, or no time is left; -1 there is no such schedule
+Returns   1 paused; 0 it was paused, or has no more times; -1 there is no such schedule
 Cost      O(log S), S = schedules of the topic
-Atomic    One write. A second run finds it paused.
+Atomic    One write. A second run finds the schedule paused.
 ]]
 --- @keys slot schedule_times
 --- @include "lib/schedules"

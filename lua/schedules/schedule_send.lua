@@ -6,27 +6,27 @@ or only move it. `failures`, `merge`, `audit` and `bodies` are for messages that
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[4]   created              the topic's stamp as the caller opened it. Another stamp is an error.
 ARGV[5]   name
 ARGV[6]   revision             of the schedule, as the caller read it
 ARGV[7]   expected             its next time, as the caller read it
-ARGV[8]   next_ms        ''    if no time is left; else its next time from now on, epoch ms
+ARGV[8]   next_ms        ''    if it has no more times; else its next time from now on, epoch ms
 ARGV[9]   due_ms         ''    the same with its jitter
 ARGV[10]  time_ms        ''    for times that are skipped, without a message; else the time that the
-                               message is for
+          message is for
 ARGV[11]  member         ''    without a message; else 13 bytes: the id without slot and check
 ARGV[12]  head           ''    the first 4 bytes of the record
 ARGV[13]  rest           ''    the record from byte 9 on
 Returns   1 sent and moved, or only moved; 0 nothing: the schedule has moved already, has changed,
-          is paused, deleted or not due; -1 nothing: the slot's share of max_length is reached; -2
+          is paused, deleted or not due; -1 nothing: the slot has no more room (max_length); -2
           nothing: sends are paused
 Cost      O(log L + log S), L = messages waiting in the slot, S = schedules of the topic
 Atomic    Sending and moving are one step, which needs the revision and the time that the caller
-          read. So of any number of callers, one sends the message of a time, and if a caller dies,
-          another one sends it. Types are checked first; Redis refuses the first write at maxmemory.
-          A second run finds the schedule moved. A schedule that is not due is moved, without a
-          message, if its last move was at a time more than a minute in the future: the clock was
-          ahead then.
+          read. So of any number of callers, one caller sends the message of a time. If it dies
+          before, another caller sends the message. Types are checked first. Redis refuses the first
+          write at maxmemory. A second run finds the schedule moved. A schedule that is not due is
+          moved without a message if its last move was more than a minute in the future: the clock
+          was set back since.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies schedules schedule_times prepare
 --- @include "lib/check"

@@ -1,14 +1,15 @@
 --[[
-schedules: read schedules of a topic: one, or a page of all.
+schedules: read one schedule of a topic, or a page of all its schedules.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   name           ''    all
-ARGV[3]   offset               of the page, in the order in which they are due
+ARGV[2]   name           ''    for all schedules
+ARGV[3]   offset               of the page, in the order of due times
 ARGV[4]   limit                1 to 100
-Returns   {now ms, generation (schedule_set), then for each: its name, when it is due as text (inf: paused, or no time is
-          left), definition, revision, next time, last time sent or '', messages sent}
-Cost      O(log S + k), S = schedules of the topic, k = those returned
-Atomic    Only reads. A schedule that moves between two pages may be on both, or on neither.
+Returns   {now ms, generation (schedule_set), and for each schedule: name, due time as text,
+          definition, revision, next time, last time sent or '', number of messages sent}. The due
+          time is inf if the schedule is paused or has no more times.
+Cost      O(log S + k), S = schedules of the topic, k = schedules returned
+Atomic    Only reads. A schedule that moves between two pages may be on both pages, or on none.
 ]]
 --- @keys slot schedules schedule_times
 --- @include "lib/check"
