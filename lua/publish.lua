@@ -22,6 +22,12 @@ Atomic    All of an entry or nothing, by the rules of send and merge, first writ
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/scores/score"
+--- @include "lib/scores/timed_score"
+--- @include "lib/send/group_entrances"
+--- @include "lib/send/plan_drop_lowest"
+--- @include "lib/send/run_members"
+--- @include "lib/settle/settled"
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
@@ -48,7 +54,7 @@ if packed == '' then
   write_again(slot, 'created', ARGV[5])
   return { 0, 0, 0, 0 }
 end
-local entry, channel, index = cmsgpack.unpack(packed), ARGV[2], ARGV[3]
+local entry, serves = cmsgpack.unpack(packed), false -- serves: sleeping consumers are to be served
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
   --- @include "lib/send/merge_messages"
@@ -58,7 +64,7 @@ if entry[1] == 'm' then
   local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
   local options = head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id
   local messages = read_messages({ options, rest, body }, 0, 1, fields[SESSION])
-  local answer, _, is_stored = merge_messages(messages, fields, now, channel, index)
+  local answer, _, is_stored = merge_messages(messages, fields, now, ARGV[2], ARGV[3])
   local letter = answer[2]
   if is_stored then
     redis.call('HSET', slot, 'accepted', answer[1])
@@ -71,7 +77,6 @@ if entry[1] == 'm' then
 else
   local given, count, letters = entry, #entry / 3, nil
   if entry[1] == 'p' then
-    --- @include "lib/send/run_members"
     --- @include "lib/send/store_uniform"
     local head, first = entry[2], entry[3]
     count = entry[4]
@@ -87,7 +92,8 @@ else
       return redis.call('LRANGE', stage, from, to), 0
     end
     local batch = { head = head, members = given, rests_of = rests_of }
-    local stored_all = store_uniform(batch, fields, now, channel, index)
+    local stored_all
+    stored_all, serves = store_uniform(batch, fields, now)
     letters = stored_all and ''
     local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
     for i = 1, #rests do
@@ -100,7 +106,9 @@ else
       fail('STAGE', stage)
     end
     local batch = { given = given, at = 0, count = count, large = false }
-    letters = store_messages(batch, fields, now, channel, index)[2]
+    local reply
+    reply, serves = store_messages(batch, fields, now)
+    letters = reply[2]
   end
   if letters == 'F' then
     return { 0, 'F' }
@@ -116,4 +124,8 @@ else -- the key stays: a missing stage is one that has expired
 end
 local reply = { length - elements, stored, duplicates, merged }
 remember(ARGV[4], now, cmsgpack.pack(reply))
+if serves then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[2], ARGV[3], now)
+end
 return reply

@@ -50,6 +50,9 @@ local known = fields[SESSION]
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/records/large_bodies"
+--- @include "lib/scores/score"
+--- @include "lib/send/group_entrances"
+--- @include "lib/send/run_members"
 session, number = session_of(call)
 local count = whole_number(ARGV[6], 1, MOST, 'count')
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
@@ -57,7 +60,6 @@ if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
 end
 local members
 if head ~= '' then
-  --- @include "lib/send/run_members"
   members = run_members(first, count)
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
@@ -83,7 +85,7 @@ if fields[PAUSED_SEND] then
   return { 0, 'P' }
 end
 local now = clock(ARGV[1])
-local channel, index, accepted = ARGV[3], ARGV[4], nil
+local accepted, serves = nil, false -- serves: whether sleeping consumers are to be served
 local needs_body = is_large(head)
 if needs_body and not large then
   fail('BODY', bodies)
@@ -94,7 +96,7 @@ if head ~= '' and known then
     return ARGV, BEFORE + from
   end
   local batch = { head = head, members = members, rests_of = rests_of }
-  accepted = store_uniform(batch, fields, now, channel, index)
+  accepted, serves = store_uniform(batch, fields, now)
 end
 local reply = { accepted, '' }
 if not accepted then
@@ -104,7 +106,7 @@ if not accepted then
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
   local batch = { given = given, at = members and 0 or BEFORE, count = count, large = large }
-  reply = store_messages(batch, fields, now, channel, index)
+  reply, serves = store_messages(batch, fields, now)
 end
 if large then
   local stored = 0
@@ -125,5 +127,9 @@ if reply[2] == '' or string.find(reply[2], 's', 1, true) then
 elseif reply[2] ~= 'F' then
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[5])
+end
+if serves then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[3], ARGV[4], now)
 end
 return reply

@@ -43,12 +43,16 @@ repeat
   if order >= RESTART or tonumber(fields[FRONT] or 0) <= -RESTART then
     break -- a counter may have to restart
   end
-  local group = nil
+  local group, score, entry, lane, made
   if fields[GROUPS] then
     --- @include "lib/groups/enter_alone"
     group = plain_group(flags, rest, 1)
     if not group then
       break -- a weight, a share, or no group
+    end
+    score, entry, lane, made = enter_alone(fields[GROUPS], group, first, priority)
+    if not score then
+      break -- the group has to be searched, or another message of it goes first
     end
   end
 
@@ -60,21 +64,18 @@ repeat
     --- @include "lib/wake/hand_over_alone"
     local message = { member = first, record = record, accepted = accepted, order = order,
       session = session, answer = answer, seconds = seconds }
-    if hand_over_alone(message, ARGV[4], now) then
+    local is_handed_over, needs_long_form = hand_over_alone(message, ARGV[4], now)
+    if is_handed_over then
       return { accepted, '' }
+    end
+    if needs_long_form then
+      break
     end
   end
   if redis.call('HEXISTS', records, first) == 1 then
     break -- a duplicate
   end
-  local score, entry, lane, made
-  if group then
-    --- @include "lib/groups/enter_alone"
-    score, entry, lane, made = enter_alone(fields[GROUPS], group, first, priority)
-    if not score then
-      break
-    end
-  else
+  if not group then
     local step = score_step(priority)
     score = score_text(priority, 0.5 - order * step)
   end
@@ -88,8 +89,8 @@ repeat
     redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
   end
   if consumer_sleeps and string.byte(score, 1) ~= MINUS then
-    --- @include "lib/wake/hand_over"
-    serve_sleepers(ARGV[3], ARGV[4], now)
+    --- @include "lib/wake/wake"
+    wake(ARGV[3], ARGV[4])
   end
   return { accepted, '' }
 until true

@@ -27,11 +27,12 @@ Atomic    The answer for a member and token is final, and every later call with 
 --- @include "lib/clock"
 --- @include "lib/member"
 --- @include "lib/records/record"
+--- @include "lib/records/record_bytes"
 --- @include "lib/slot_fields"
 local LETTERS = 'cfptx' -- of refusals, by their place in an arrival
 local ENTRY = MEMBER + 8 -- bytes of member and token
 local BEFORE, OF_EACH = 4, 3 -- arguments before the messages, and of each message
-local now, channel, index = clock(ARGV[1]), ARGV[2], ARGV[3]
+local now = clock(ARGV[1])
 local n = (#ARGV - BEFORE) / OF_EACH
 if n < 1 or n > MOST or n % 1 > 0 then
   fail('ARG', 'count')
@@ -44,6 +45,7 @@ local room = math.huge
 if tonumber(fields[CAPACITY]) > 0 and fields[OVERFLOW] ~= 'drop_lowest' then
   room = tonumber(fields[CAPACITY]) - redis.call('ZCARD', store)
 end
+local serves = false -- whether sleeping consumers are to be served
 local letters, noted = {}, {} -- the answer, and arrivals to be noted: scores and members in turn
 
 -- Return member and token, head and rest of message i.
@@ -89,7 +91,9 @@ if #fresh > 0 then
     members[count + i] = parts[i]
   end
   local batch = { given = members, at = 0, count = count, large = false }
-  local stored = store_messages(batch, fields, now, channel, index)[2]
+  local reply
+  reply, serves = store_messages(batch, fields, now)
+  local stored = reply[2]
   for i = 1, count do
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then
@@ -111,5 +115,9 @@ if #noted > 0 then
 else
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[4])
+end
+if serves then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[2], ARGV[3], now)
 end
 return { now, table.concat(letters) }

@@ -32,6 +32,7 @@ Atomic    Sending and moving are one step, which needs the revision and the time
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
+--- @include "lib/records/record_bytes"
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
 local name = ARGV[5]
@@ -56,13 +57,16 @@ local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now
 if tonumber(due) > now and not moves_back then
   return 0
 end
+local serves = false -- whether sleeping consumers are to be served
 if ARGV[10] ~= '' then
   if fields[PAUSED_SEND] then
     return -2
   end
   --- @include "lib/send/store_messages"
   local batch = { given = { ARGV[11], ARGV[12], ARGV[13] }, at = 0, count = 1, large = false }
-  local letters = store_messages(batch, fields, now, ARGV[2], ARGV[3])[2]
+  local reply
+  reply, serves = store_messages(batch, fields, now)
+  local letters = reply[2]
   if letters == 'F' then
     return -1
   end
@@ -73,4 +77,8 @@ if ARGV[10] ~= '' then
 end
 note_move(name, ARGV[8], now)
 redis.call('ZADD', schedule_times, ARGV[9] == '' and '+inf' or ARGV[9], name)
+if serves then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[2], ARGV[3], now)
+end
 return 1

@@ -4,6 +4,7 @@
 --- @include "lib/check"
 --- @include "lib/scores/counters"
 --- @include "lib/member"
+--- @include "lib/send/group_entrances"
 --- @include "lib/records/record_bytes"
 --- @include "lib/scores/score"
 --- @include "lib/slot_fields"
@@ -184,33 +185,34 @@ local function plan_room(plan, excess, fields, now)
   return drop_lowest ~= nil, drop_lowest
 end
 
--- Store new messages in a slot. Return the reply of send. All reads and checks are before the
--- first write, which Redis refuses at maxmemory. A message whose time has passed is due at once.
+-- Store new messages in a slot. Return the reply of send, and whether the caller must serve sleeping
+-- consumers (serve_sleepers of lib/wake/hand_over). All reads and checks are before the first write,
+-- which Redis refuses at maxmemory. A message whose time has passed is due at once.
 --   batch: `given` has, from at + 1 on, `count` ids and then head and rest of each message. `large`
 --          says whether messages with large bodies may be among them
 --   fields: of read_store_fields
-local function store_messages(batch, fields, now, channel, index)
+local function store_messages(batch, fields, now)
   local capacity, front = tonumber(fields[CAPACITY]), tonumber(fields[FRONT] or 0)
   local new_front = restarted_front(front)
   local excess = capacity > 0 and redis.call('ZCARD', store) - capacity
   local duplicates = find_duplicates(batch, fields, now)
   local enter, write_heads
   if fields[GROUPS] then
-    --- @include "lib/groups/enter_groups"
+    local _, open_entrance = group_entrances()
     local given, heads_at = batch.given, batch.at + batch.count
-    enter, write_heads = entering_groups(fields[GROUPS], nil, given, heads_at, batch.count, 2)
+    enter, write_heads = open_entrance(fields[GROUPS], nil, given, heads_at, batch.count, 2)
   end
   local plan = plan_entries(batch, fields, duplicates, now, enter)
   local letters = letters_of(batch.count, duplicates)
   if plan.count == 0 then
-    return { plan.accepted, letters }
+    return { plan.accepted, letters }, false
   end
   local fits, drop_lowest = true, nil
   if excess then
     fits, drop_lowest = plan_room(plan, excess, fields, now)
   end
   if not fits then
-    return { 0, 'F' }
+    return { 0, 'F' }, false
   end
   local consumer_sleeps, first_due = fields[WAITING] and tonumber(fields[WAITING]) > now, nil
   if plan.earliest and consumer_sleeps then
@@ -242,9 +244,5 @@ local function store_messages(batch, fields, now, channel, index)
     drop_lowest()
   end
   local is_sooner = plan.at_once or not first_due or plan.earliest < tonumber(first_due)
-  if consumer_sleeps and is_sooner then
-    --- @include "lib/wake/hand_over"
-    serve_sleepers(channel, index, now)
-  end
-  return { plan.accepted, letters }
+  return { plan.accepted, letters }, consumer_sleeps and is_sooner
 end

@@ -5,6 +5,7 @@
 --- @include "lib/scores/counters"
 --- @include "lib/scores/score"
 --- @include "lib/records/record_bytes"
+--- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
 --- @include "lib/slot_fields"
 local FEW_SCORES = 40 -- for fewer scores, the list of digits costs more than it saves
@@ -72,14 +73,14 @@ local function write_records(batch, accepted)
 end
 
 -- Store messages of one head, without times, whose stamps follow each other (lib/send/run_members).
--- Return the acceptance number of the last message. Return nil if nothing was stored: the slot has
--- a capacity, or the first or the last message is in the slot. Then the caller looks up each
--- message. The sender made the ids for this call, so only an earlier copy of the call can have
--- stored them.
+-- Return the acceptance number of the last message, and whether the caller must serve sleeping
+-- consumers. Return nil if nothing was stored: the slot has a capacity, or the first or the last
+-- message is in the slot. Then the caller looks up each message. The sender made the ids for this
+-- call, so only an earlier copy of the call can have stored them.
 --   batch: head, members; rests_of: a function (from, to) of positions. It returns a list of what
 --          follows the acceptance number of each record, and the place before the first of them
 --   fields: of read_store_fields
-local function store_uniform(batch, fields, now, channel, index)
+local function store_uniform(batch, fields, now)
   local head, members, count = batch.head, batch.members, #batch.members
   if #head ~= HEAD then
     fail('ARG', 'head')
@@ -98,9 +99,9 @@ local function store_uniform(batch, fields, now, channel, index)
   order = restarted_order(order)
 
   if fields[GROUPS] then
-    --- @include "lib/groups/enter_groups"
+    local enter_members = group_entrances()
     local rests, before = batch.rests_of(1, count)
-    enter_all(fields[GROUPS], head, rests, before, members, priority)
+    enter_members(fields[GROUPS], head, rests, before, members, priority)
   else
     local scores = ordered_scores(priority, order, members, count)
     add_members(store, scores, count)
@@ -112,9 +113,5 @@ local function store_uniform(batch, fields, now, channel, index)
   if new_front ~= front then
     redis.call('HSET', slot, 'front', new_front)
   end
-  if fields[WAITING] and tonumber(fields[WAITING]) > now then
-    --- @include "lib/wake/hand_over"
-    serve_sleepers(channel, index, now)
-  end
-  return accepted
+  return accepted, fields[WAITING] and tonumber(fields[WAITING]) > now
 end

@@ -1,5 +1,5 @@
 -- Hand over a single plain message that would be the only one to take, for the short form of send.
--- lib/wake/hand_over does the same for all other messages.
+-- The long form does the same for all messages, by lib/wake/hand_over.
 --- @needs slot store prepare records
 --- @include "lib/wake/credits"
 --- @include "lib/take/delivery_numbers"
@@ -7,8 +7,9 @@
 --- @include "lib/session"
 --- @include "lib/take/delivery_answer"
 
--- Hand a message over to a sleeping consumer, and write what send writes. Return whether it was
--- handed over. The message never enters the StoreQueue.
+-- Hand a message over to a sleeping consumer, and write what send writes. The message never enters
+-- the StoreQueue. Return whether the message was handed over, and if not, whether the long form has
+-- to do it: another message waits, or this message is large or a duplicate.
 --
 -- If its id has a record, nothing is done. The record is written first: at maxmemory Redis refuses
 -- that before any consumer has received the message. Then the receipt is written, where a key of a
@@ -21,14 +22,14 @@ local function hand_over_alone(message, index, now)
     unpack(redis.call('HMGET', slot,
       'credits', 'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit'))
   credits, delivered = credits or '', tonumber(delivered or 0)
-  if credits == '' or delivered >= BY_CLOCK or ordered or paused or limit then
-    return false
+  if credits == '' or ordered or paused or limit then
+    return false, false
   end
   local member, record, accepted = message.member, message.record, message.accepted
-  if #record > HAND_OVER_LARGEST
+  if delivered >= BY_CLOCK or #record > HAND_OVER_LARGEST
       or redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) > 0
       or redis.call('HMGET', records, member)[1] then
-    return false
+    return false, true
   end
   local delivery = delivered + 1
   local marks = '' -- retries remaining, as a byte
@@ -57,12 +58,12 @@ local function hand_over_alone(message, index, now)
           message.session, message.answer, 'delivered', delivery,
           'takes', tonumber(takes or 0) + 1, 'credits', credits_after(credit),
           credit.session, taken_answer)
-        return true
+        return true, false
       end
       redis.call('ZREM', prepare, member)
     end
   end
   redis.call('HDEL', records, member)
   redis.call('HSET', slot, 'credits', '')
-  return false
+  return false, false
 end

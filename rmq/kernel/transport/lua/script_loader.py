@@ -75,7 +75,7 @@ _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _KEYS = re.compile(r"^--- @keys ([a-z0-9_ ]+?)( \.\.\.)?\n", re.MULTILINE)
 _NEEDS = re.compile(r"^--- @needs ([a-z0-9_ ]+)\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^ *local function (\w+)\(", re.MULTILINE)
-_INDENTATION = re.compile(r"^ +", re.MULTILINE)
+_INDENTATION = re.compile(r"^[ \n]+", re.MULTILINE)  # and empty lines
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
 # A function, or a table that is empty at first, and how far it is indented.
@@ -275,19 +275,12 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
             for function in _FUNCTION.findall(_body(part))
             if long_form[function] > 1 or made[function] - long_form[function] > 1
         ]
-        if twice and name not in _TWICE:
+        if twice:
             second = places[1] if len(places) > 1 else "again, in an inline function"
             raise ValueError(
                 f"{name} has {part} twice ({', '.join(twice)}): {places[0]} and {second}; "
                 "put one include into their nearest common block"
             )
-
-
-# Scripts that still have a library twice.
-_TWICE = frozenset((
-    "publish",
-    "send",
-))  # fmt: skip
 
 
 ALL_KEYS = "all_keys"  # the name of the list of all keys, in a script that repeats its keys
@@ -346,7 +339,7 @@ def _is_read(key: str, plain: str) -> bool:
 def final_text(name: str, mark: Mark | None = None) -> str:
     """Compose a script as it is sent: one text, without all that it does not need.
 
-    Lines stay as they are, without their indentation.
+    Lines stay as they are, without their indentation; empty lines are left out.
 
     Args:
         name: the verb.
