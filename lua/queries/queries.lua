@@ -1,14 +1,14 @@
 --[[
-queries: list the queries that hold messages of a slot.
+queries: list the queries that have messages of a slot in flight.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   limit                1 to 1000
-Returns   for each, in the order in which their leases end: its run, and ms until its lease ends,
-          negative after that
+ARGV[2]   limit                1 to 1000 queries.
+Returns   For each query, in the order in which their leases end: its run, and the ms until its
+          lease ends, negative after that.
 Cost      O(k), k = limit
 Atomic    One moment of one slot. The only write corrects `leases_until` of the slot, which is when
-          the first lease ends: consumers go by it when they take, and a time that has passed
-          without such a lease would make them ask for ever. The write needs no memory. A second run
+          the first lease ends. Consumers read it when they receive: with a past time and no expired
+          lease, they would look for one again and again. The write needs no memory. A second run
           does the same.
 ]]
 --- @keys slot queries leases

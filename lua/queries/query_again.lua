@@ -1,16 +1,16 @@
 --[[
-query_again: give a batch that a query holds new numbers, so that it is the next batch once more.
-The slot is only checked to exist.
+query_again: give the messages of a query new numbers, so that they are the next batch once more.
+The script only checks that the slot exists.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
-ARGV[4]   upto                 the batch ends with this number
-Returns   {how many messages it holds, the newest number, ms the other owner has left, the other
-          owner}: the last two only where another owner runs the query, and nothing was done
-Cost      O(c), c = ids in the log whose lease expired
-Atomic    All held messages get numbers beyond the newest, in the same order. Ids whose lease
-          expired leave the log: they were never handed out. The first write needs no memory. A
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
+ARGV[4]   upto                 last number of the batch
+Returns   {messages in flight for the query, the newest number, ms that the other owner has left,
+          the other owner}. The last two only if another owner runs the query: then nothing changed.
+Cost      O(c), c = ids in the log whose lease has expired
+Atomic    All messages in flight get numbers after the newest, in the same order. Ids whose lease
+          has expired leave the log: they were never handed out. The first write needs no memory. A
           second run finds nothing to do.
 ]]
 --- @keys slot query querylog
@@ -26,16 +26,16 @@ end
 local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
 local first, tail, expired_to = log_range(state, 0)
+local in_flight = tail - expired_to
 if other then
-  return { tail - expired_to, tail, left, other }
+  return { in_flight, tail, left, other }
 end
 if tonumber(state[SETTLED] or 0) >= math.min(upto, tail) then
-  return { tail - expired_to, tail }
+  return { in_flight, tail }
 end
-local held = tail - expired_to
 redis.call('LTRIM', querylog, expired_to - first, -1)
 if expired_to < upto then
-  tail = tail + held
+  tail = tail + in_flight
 end
 redis.call('HSET', query, 'tail', tail, 'settled', math.min(upto, tail))
-return { held, tail }
+return { in_flight, tail }

@@ -1,23 +1,22 @@
 --[[
-query_fail: fail single messages of a batch that a query holds: give them back for a retry, or send
-them to the DeadQueue.
+query_fail: fail single messages of a query's batch: give them back for a retry, or send them to the
+DeadQueue.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   reason               f failed: each costs a retry; r rejected: to the DeadQueue at once
-ARGV[5..] n numbers in the log, each higher than the one before, within 4000; their n members (13
-          bytes each); for each its wait_ms: until the retry, '' for the topic's policy; and for
-          each the error (at most 64 KiB)
-Returns   a letter for each: r goes back for a retry, d dead; R or D: an earlier call has done that;
-          0 the query does not hold it
+ARGV[4]   reason               f failed: each message uses up a retry; r rejected: dead at once
+ARGV[5..] n numbers of the log, ascending, within 4000; n members (13 bytes each); n times a
+          wait_ms until the retry, '' for the topic's policy; n errors (at most 64 KiB each)
+Returns   A letter for each message: r goes back for a retry, d dead. R or D: an earlier call has
+          done that. 0: it is not in flight for the query.
 Cost      O(L / 500 + s + n log M), L = ids in the log, s = numbers from the first to the last, M =
-          members of the slot; n is at most 1000. In a slot in order also reading their records
+          members of the slot. n is at most 1000. A slot in order also reads the n records.
 Atomic    A message moves in the step that marks its number, so no second call moves it, whoever
-          makes it. Its id stays in the log, so the batch is replayed with it; query_settle drops
-          both. Only what was handed out under that number moves, and what the query still holds: no
-          owner is asked, since a task of any driver may say so. The first write frees memory. A
-          second run finds the marks, and changes nothing.
+          calls. Its id stays in the log, so the batch is replayed with it. query_settle drops both.
+          Only a message that was handed out under this number moves, and only if it is in flight
+          for the query. The owner is not checked, because any task of the query may fail a message.
+          The first write frees memory. A second run finds the marks and changes nothing.
 ]]
 --- @keys slot store prepare records dead failures audit bodies query querylog querymarks
 --- @include "lib/bounds"
@@ -34,11 +33,11 @@ end
 if n < 1 or n > MOST or n % 1 > 0 then
   fail('ARG', 'messages')
 end
-local numbers, waits = {}, {}
+local numbers, all_waits = {}, {}
 for i = 1, n do
   numbers[i] = whole_number(ARGV[4 + i], i > 1 and numbers[i - 1] + 1 or 1, NUMBER_MOST, 'number')
   local wait = ARGV[4 + 2 * n + i]
-  waits[i] = wait ~= '' and whole_number(wait, 0, WAIT_MOST_MS, 'wait_ms')
+  all_waits[i] = wait ~= '' and whole_number(wait, 0, WAIT_MOST_MS, 'wait_ms')
 end
 if numbers[n] - numbers[1] >= QUERY_MOST then
   fail('ARG', 'number')
@@ -51,7 +50,7 @@ end
 local state = read_query()
 local first, tail, expired_to = log_range(state, 0)
 local low, high = math.max(numbers[1], first + 1), math.min(numbers[n], tail)
-local handed = tonumber(state[READ] or 0)
+local handed_out = tonumber(state[READ] or 0)
 local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
@@ -63,18 +62,30 @@ redis.call('HLEN', bodies)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end
-local letters, positions, ids, receipts, details, held_waits = {}, {}, {}, {}, {}, {}
-for i = 1, n do
+
+-- Return the letter of message i if it cannot be failed, else nil.
+local function letter_of(i)
   local number, score = numbers[i], scores[i]
-  letters[i] = '0'
-  if page[number - low + 1] == members[i] then
-    if marked[number] then
-      letters[i] = string.upper(string.match(marked[number], '%a'))
-    elseif number > expired_to and number <= handed and score and tonumber(score) >= FAR * 1000 then
-      local m = #ids + 1
-      positions[m], ids[m], receipts[m], held_waits[m] = i, members[i], score, waits[i]
-      details[m] = ARGV[4 + 3 * n + i]
-    end
+  if page[number - low + 1] ~= members[i] then
+    return '0'
+  end
+  if marked[number] then
+    return string.upper(string.match(marked[number], '%a'))
+  end
+  local in_flight = number > expired_to and score and tonumber(score) >= FAR * 1000
+  if not in_flight or number > handed_out then
+    return '0'
+  end
+end
+
+local letters, positions, ids, receipts, details, waits = {}, {}, {}, {}, {}, {}
+for i = 1, n do
+  letters[i] = letter_of(i)
+  if not letters[i] then
+    local m = #ids + 1
+    positions[m], ids[m], receipts[m], waits[m] = i, members[i], scores[i], all_waits[i]
+    details[m] = ARGV[4 + 3 * n + i]
+    letters[i] = '' -- it follows below
   end
 end
 if #ids == 0 then
@@ -83,14 +94,18 @@ end
 --- @include "lib/groups/group_stops"
 --- @include "lib/groups/leave_groups"
 --- @include "lib/settle/fail_deliveries"
-local outcomes = {}
-if reason == 'f' then
-  local failed = { ids = ids, receipts = receipts, details = details, reason = 'f',
-    waits = held_waits }
-  outcomes = fail_deliveries(failed, fields, now, now_us)
+
+-- Give the messages back for a retry, or let them die. Return the letter of each.
+local function give_back()
+  local failed = { ids = ids, receipts = receipts, details = details, reason = 'f', waits = waits }
+  local outcomes = fail_deliveries(failed, fields, now, now_us)
   signal_given_back(fields, false, ARGV[2], ARGV[3], now)
-else
-  local mades = {}
+  return outcomes
+end
+
+-- Send the messages to the DeadQueue. Return the letter of each.
+local function reject()
+  local outcomes, mades = {}, {}
   for m = 1, #ids do
     local left = math.floor(tonumber(receipts[m]) % 1000)
     mades[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
@@ -100,12 +115,20 @@ else
   redis.call('ZREM', prepare, unpack(ids))
   local died = { ids = ids, mades = mades, details = details, reason = 'r' }
   add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
-  local moved = let_next_out and let_next_out()
-  if unblock(fields[BLOCKED], now) or moved and is_awaited(fields[AWAITED], now) then
+  local any_out = let_next_out and let_next_out()
+  if unblock(fields[BLOCKED], now) or any_out and is_awaited(fields[AWAITED], now) then
     wake(ARGV[2], ARGV[3])
   end
+  return outcomes
 end
-widen(failures) -- query_settle asks it for every message of the batch
+
+local outcomes
+if reason == 'f' then
+  outcomes = give_back()
+else
+  outcomes = reject()
+end
+widen(failures) -- query_settle reads it for every message of the batch
 add_marks(numbers, positions, outcomes, receipts)
 for m = 1, #ids do
   letters[positions[m]] = outcomes[m]

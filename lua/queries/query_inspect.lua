@@ -1,10 +1,10 @@
 --[[
-query_inspect: how many messages a query holds of a slot, which owner runs it, and what that told of
-itself. Changes nothing. The slot is only checked to exist.
+query_inspect: count the messages of a slot that are in flight for a query, and read its owner and
+the owner's report. Changes nothing. The script only checks that the slot exists.
 
 ARGV[1]   now_us         ''    or a test's time
-Returns   {how many messages it holds, ms its owner has left, the owner, its report}: negative after
-          that; '' where there is none
+Returns   {messages in flight, ms until the ownership ends, negative after that, the owner or '',
+          its report or ''}
 Cost      O(1)
 Atomic    Reads only: one moment of one slot.
 ]]

@@ -1,23 +1,22 @@
 --[[
-query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes
-read, and changes nothing else. The slot is only checked to exist.
+query_read: hand out messages of a query. Stores the newest number handed out and the bytes read,
+and changes nothing else. The script only checks that the slot exists.
 
-ARGV[1]   after                numbers after this one
-ARGV[2]   upto                 up to this one
+ARGV[1]   after                the first message has the number after this
+ARGV[2]   upto                 largest number of the last message
 ARGV[3]   limit                1 to 4000; with records 1 to 1000
-ARGV[4]   records              1: return the records, too; 0: the caller reads them by a plain HMGET
-ARGV[5]   bytes                that the caller has read since it told this last; a figure for
-                               query_settle to return
-Returns   {the number before the first member, the members, one after another (13 bytes each), their
-          receipts as text ('' where the PrepareQueue no longer has the message), their records}, in
-          the order of their numbers; fewer than the limit where the range is at its end, or 4 MiB
-          are full. Receipts are left out where nothing in the slot has ever failed: all messages
-          have every retry then. A message that query_fail took out of the batch has the receipt
-          that it had, and its record as long as there is one: the batch is the same when it is
-          replayed
-Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    One moment of one slot. The only writes are those of `read` and `bytes`, and need no
-          memory. A second run returns the same, and counts the bytes twice.
+ARGV[4]   records              1: also return the records; 0: the caller reads them with HMGET
+ARGV[5]   bytes                that the caller has read since its last call; query_settle returns
+          their sum
+Returns   {the number before the first member, the members joined (13 bytes each), their receipts as
+          text ('' for a message that has left the PrepareQueue), their records}, in the order of
+          their numbers. The reply has fewer messages than the limit at the end of the range, or
+          after 4 MiB of records. If nothing in the slot has ever failed, there are no receipts: all
+          messages have every retry. A message that query_fail took out of the batch has its former
+          receipt, and its record if that still exists. So a replayed batch is the same.
+Cost      O(n / 500 + k), n = messages in flight for the query, k = limit
+Atomic    One moment of one slot. The script writes only `read` and `bytes`, which needs no memory.
+          A second run returns the same, and counts the bytes twice.
 ]]
 --- @keys slot prepare records failures query querylog querymarks
 --- @include "lib/check"

@@ -1,23 +1,23 @@
 --[[
-query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log.
-`store` is read and written in a slot with groups, whose next messages go out.
+query_reject: send messages of a query to the DeadQueue, from the beginning of its log. In a slot
+with groups, the next messages of these groups go out in `store`.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   upto                 up to this number
 ARGV[7]   limit                1 to 1000
 ARGV[8]   details              the error for the failure entries, at most 64 KiB
-Returns   {how many were rejected, how many have left the log, ms the other owner has left, the
-          other owner}: the last two only where another owner runs the query, and nothing was done.
-          Fewer than the limit have left where no more are up to there
+Returns   {number of messages rejected, number of ids that left the log, ms that the other owner has
+          left, the other owner}. The last two only if another owner runs the query: then nothing
+          changed. Fewer ids than the limit leave the log if no more are left up to `upto`.
 Cost      O(k log L), k = limit, L = members of the slot
-Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and
-          taken again, is there once. A message whose lease expired, that somebody else holds, or
-          that query_fail took out, only leaves the log. The first write frees memory. A second run
-          goes on.
+Atomic    A message leaves the log in the step that rejects it. So a message that is redriven and
+          received again is in the log once. A message only leaves the log if its lease has expired,
+          if it is in flight for another consumer, or if query_fail took it out. The first write
+          frees memory. A second run continues.
 ]]
 --- @keys slot prepare records dead failures audit query querylog bodies querymarks store
 --- @include "lib/check"
@@ -55,29 +55,25 @@ redis.call('ZCARD', prepare)
 if audited then
   redis.call('ZCARD', audit)
 end
-local held_ids, retries_left = {}, {}
+local ids, mades = {}, {}
 for i = 1, #page do
-  local score = scores[i] and tonumber(scores[i])
-  if first + i > expired_to and not marked[first + i] and score and score >= FAR * 1000 then
-    held_ids[#held_ids + 1] = page[i]
-    retries_left[#held_ids] = math.floor(score % 1000)
+  local number, score = first + i, scores[i] and tonumber(scores[i])
+  if number > expired_to and not marked[number] and score and score >= FAR * 1000 then
+    ids[#ids + 1] = page[i]
+    mades[#ids] = math.max(1, tonumber(max_retries) - math.floor(score % 1000) + 1)
   end
 end
 allow_oom(prepare)
-if #held_ids > 0 then
-  local let_next_out = leaving_groups(held_ids, true)
-  redis.call('ZREM', prepare, unpack(held_ids))
-  local mades = {}
-  for m = 1, #held_ids do
-    mades[m] = math.max(1, tonumber(max_retries) - retries_left[m] + 1)
-  end
-  local died = { ids = held_ids, mades = mades, reason = 'r' }
+if #ids > 0 then
+  local let_next_out = leaving_groups(ids, true)
+  redis.call('ZREM', prepare, unpack(ids))
+  local died = { ids = ids, mades = mades, reason = 'r' }
   died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)
   add_dead(died, audited, tonumber(dead_retention_ms), now)
-  local moved = let_next_out and let_next_out()
+  local any_out = let_next_out and let_next_out()
   if unblock(blocked, now) then
     wake(ARGV[4], ARGV[5])
-  elseif moved then
+  elseif any_out then
     wake_sleepers(now, ARGV[4], ARGV[5])
   end
 end
@@ -89,4 +85,4 @@ local ends = size > 0 and first + size or math.min(upto, tail)
 if ends > done then
   redis.call('HSET', query, 'settled', ends)
 end
-return { #held_ids, size }
+return { #ids, size }

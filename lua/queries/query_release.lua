@@ -1,25 +1,25 @@
 --[[
-query_release: give back what a query took beyond a number and never handed out, as if it had not
-been taken. `failures` and `records` are only read: whether a message has failed before, and its
-group.
+query_release: give back messages of a query that were never handed out, as if it had not received
+them. They are the messages after a number of its log. `failures` and `records` are only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   after                messages after this number
 ARGV[7]   limit                1 to 1000
-Returns   {how many were given back, the newest number then, 1 if more are to be given back, ms the
-          other owner has left, the other owner}: the last two only where another owner runs the
-          query, and nothing was done
-Cost      O(n log L), n = limit, L = members of the slot; their records are read, up to 4 MiB
-Atomic    Where a number after `after` was handed out, nothing is given back. Each message goes
-          where `release` would put it, and it costs no retry; the newest come first, so that page
-          by page the oldest stands in front. They leave the log, and their numbers are those of the
-          next messages: no caller may have noted them. A message without a readable record gets a
-          deadline that has passed, for `rollback`. With the last message that the query holds its
-          lease ends. The first write needs no memory. A second run goes on.
+Returns   {number of messages given back, the newest number after that, 1 if there are more to give
+          back, ms that the other owner has left, the other owner}. The last two only if another
+          owner runs the query: then nothing changed.
+Cost      O(n log L), n = limit, L = members of the slot, and up to 4 MiB of records
+Atomic    If a number after `after` was handed out, nothing is given back. Each message goes where
+          `release` would put it, and uses up no retry. The newest messages are given back first, so
+          after several calls the oldest message is in front. The messages leave the log. Their
+          numbers are used again for the next messages, so no caller may have stored them. A message
+          without a readable record gets a deadline that has passed, for `rollback`. The lease ends
+          with the last message of the query. The first write needs no memory. A second run
+          continues.
 ]]
 --- @keys slot store prepare failures records query querylog queries
 --- @include "lib/check"
@@ -52,36 +52,48 @@ redis.call('HLEN', records)
 redis.call('ZCARD', queries)
 local page = redis.call('LRANGE', querylog, -math.min(limit, tail - low), -1)
 local scores, bytes, from = redis.call('ZMSCORE', prepare, unpack(page)), 0, #page + 1
-local held_ids, receipts, places, unplaced = {}, {}, {}, {}
+local ids, receipts, places, unplaced = {}, {}, {}, {}
+
+-- Add a message to the lists, the newest first. Return the size of its record.
+local function add_message(id, receipt)
+  local record = redis.call('HGET', records, id)
+  local place = place_in_record(record)
+  if place then
+    local n = #ids + 1
+    ids[n], receipts[n], places[n] = id, receipt, place
+  else
+    unplaced[#unplaced + 1], unplaced[#unplaced + 2] = 1000 + receipt % 1000, id
+  end
+  return record and #record or 0
+end
+
+-- Reverse the messages, so that the oldest is the first.
+local function reverse()
+  local given = #ids
+  for m = 1, math.floor(given / 2) do
+    local n = given + 1 - m
+    ids[m], ids[n] = ids[n], ids[m]
+    receipts[m], receipts[n] = receipts[n], receipts[m]
+    places[m], places[n] = places[n], places[m]
+  end
+end
+
 while from > 1 and bytes < READ_BYTES do
   from = from - 1
   local receipt = tonumber(scores[from] or nil)
   if receipt and receipt >= FAR * 1000 then
-    local record = redis.call('HGET', records, page[from])
-    local place = place_in_record(record)
-    bytes = bytes + (record and #record or 0)
-    if place then
-      local n = #held_ids + 1
-      held_ids[n], receipts[n], places[n] = page[from], receipt, place
-    else
-      unplaced[#unplaced + 1], unplaced[#unplaced + 2] = 1000 + receipt % 1000, page[from]
-    end
+    bytes = bytes + add_message(page[from], receipt)
   end
 end
-local count, given = #page - from + 1, #held_ids
-for m = 1, math.floor(given / 2) do -- from here on the oldest comes first
-  local n = given + 1 - m
-  held_ids[m], held_ids[n] = held_ids[n], held_ids[m]
-  receipts[m], receipts[n] = receipts[n], receipts[m]
-  places[m], places[n] = places[n], places[m]
-end
+reverse()
+local count, given = #page - from + 1, #ids
 allow_oom(prepare)
 if #unplaced > 0 then
   redis.call('ZADD', prepare, 'XX', unpack(unplaced))
 end
 --- @include "lib/settle/release_deliveries"
 if given > 0 then
-  local released = { ids = held_ids, receipts = receipts, places = places }
+  local released = { ids = ids, receipts = receipts, places = places }
   release_deliveries(released, fields, 0, now)
 end
 redis.call('LTRIM', querylog, 0, -count - 1)

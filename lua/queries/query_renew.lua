@@ -1,26 +1,24 @@
 --[[
-query_renew: renew the lease of a query, count what it holds of a batch, and keep the report of its
+query_renew: renew the lease of a query, count its messages of a batch, and store the report of its
 owner.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
 ARGV[4]   lease_ms             1000 to 43 200 000
-ARGV[5]   owner_ms             1000 to 43 200 000: no other owner may run it for so long; or 0: the
-                               ownership is renewed in another slot, where the caller has it, so it
-                               takes over here
-ARGV[6]   exact                1: the owner ends a batch only when all of it was handed out, so ids
-                               whose lease expired are kept in the log, for query_settle; 0: they
-                               are forgotten
+ARGV[5]   owner_ms             1000 to 43 200 000: how long no other process may become the owner;
+          or 0: the caller renews its ownership in another slot, so it also takes over here
+ARGV[6]   exact                1: the owner ends a batch only after it has read the whole batch, so
+          ids whose lease has expired stay in the log, for query_settle; 0: they are dropped
 ARGV[7]   after                the batch begins after this number
-ARGV[8]   upto                 and ends with this one
-ARGV[9]   report               what the owner tells of itself, for query_inspect: at most 500 bytes;
-                               '': as before
-Returns   {how many messages of the batch are held, the newest number, the newest that is settled,
-          the newest that was handed out, ms the other owner has left, the other owner}: the last
-          two only where another owner runs the query, and nothing was done
-Cost      O(log q), q = queries that hold messages of the slot; where ids whose lease expired are
-          forgotten, O(n) of them
+ARGV[8]   upto                 last number of the batch
+ARGV[9]   report               the owner's report, for query_inspect: at most 500 bytes. '': no new
+          report
+Returns   {messages of the batch in flight for the query, the newest number, the newest settled
+          number, the newest number handed out, ms that the other owner has left, the other owner}.
+          The last two only if another owner runs the query: then nothing changed.
+Cost      O(log q), q = queries with messages of the slot. O(n) if n ids whose lease has expired are
+          dropped.
 Atomic    The count is of the moment of the renewal. The first write needs no memory. A second run
           does the same.
 ]]
@@ -46,11 +44,11 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 local state = read_query()
 local first, tail, expired_to = log_range(state, 0)
-local held = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
-local settled, handed = tonumber(state[SETTLED] or 0), tonumber(state[READ] or 0)
+local in_flight = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
+local settled, handed_out = tonumber(state[SETTLED] or 0), tonumber(state[READ] or 0)
 local left, other = other_owner(state, ARGV[3], now)
 if other and owner_ms > 0 and left > 0 then
-  return { held, tail, settled, handed, left, other }
+  return { in_flight, tail, settled, handed_out, left, other }
 end
 redis.call('ZCARD', queries)
 redis.call('ZCARD', leases)
@@ -74,10 +72,10 @@ else
   set_expiry()
 end
 if tail > expired_to or owner_ms > 0 then
-  -- A query that holds nothing is listed only in the slot with its ownership.
+  -- A query without messages is listed only in the slot with its ownership.
   redis.call('ZADD', queries, now + lease, ARGV[2])
 else
   redis.call('ZREM', queries, ARGV[2])
 end
 note_first_end()
-return { held, tail, settled, handed }
+return { in_flight, tail, settled, handed_out }

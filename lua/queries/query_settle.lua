@@ -1,34 +1,35 @@
 --[[
-query_settle: settle messages that a query holds for good, from the beginning of its log.
+query_settle: settle messages of a query, from the beginning of its log.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   since                the batch begins after this number
-ARGV[7]   upto                 and ends with this one
+ARGV[7]   upto                 last number of the batch
 ARGV[8]   limit                1 to 4000
-ARGV[9]   details              text of the failure entries of messages that this query gave back:
-                               see query_rollback
-Returns   {how many were settled, how many ids of the batch are left in the log, how many of the
-          batch could not be settled, bytes that were read since this was asked last, ms the other
-          owner has left, the other owner}: the last two only where another owner runs the query,
-          and nothing was done
-Cost      O(k), k = limit, for whole pages of which nothing went elsewhere, while one query holds
-          messages of the slot. Otherwise at most 1000 leave the log, in O(log L) each, L = leases
-          of the slot. In an audited slot also reading their records
-Atomic    A message leaves the log in the step that settles it. A message that is no longer in the
-          PrepareQueue, or that somebody else holds, only leaves the log. So does one that
-          query_fail took out of the batch: it is not missing, and its mark goes with it. A message
-          of the batch whose lease expired and that waits ever since is settled too: its failure
-          entry still says that this query gave it back, so nobody has had it in the meantime. Other
-          messages of the batch are counted as missing, and every later call for this batch returns
-          the count again, until an owner calls that is not exact. `settled` moves also over numbers
-          of which nothing is left: a batch that ends there is done. With the last message that the
-          query holds its lease ends, and `leases_until` of the slot stays: it may be too early,
-          until a rollback corrects it. The first write needs no memory. A second run goes on; bytes
-          are returned once.
+ARGV[9]   details              text of the failure entries of messages that this query gave back
+          (query_rollback).
+Returns   {number of messages settled, number of the batch's ids left in the log, number of the
+          batch's messages that could not be settled, bytes read since the last call, ms that the
+          other owner has left, the other owner}. The last two only if another owner runs the query:
+          then nothing changed.
+Cost      O(k), k = limit, for whole pages of which no message left the query, while one query has
+          messages of the slot. Otherwise at most 1000 ids leave the log, in O(log L) each, L =
+          leases of the slot. In an audited slot also the records of the messages.
+Atomic    A message leaves the log in the step that settles it. It only leaves the log if it has
+          left the PrepareQueue, or is in flight for another consumer. A message that query_fail
+          took out of the batch also only leaves the log, and its mark is dropped. It is not
+          missing.
+          A message of the batch whose lease has expired is settled if it still waits. Its failure
+          entry says that this query gave it back, so no other consumer has received it since. Other
+          messages of the batch count as missing. Each later call for this batch returns their
+          number again, until an owner calls that is not exact.
+          `settled` also passes numbers whose messages are all gone: a batch that ends there is
+          done. The lease ends with the last message of the query. `leases_until` of the slot stays:
+          it may be too early until a rollback corrects it. The first write needs no memory. A
+          second run continues. Bytes are returned once.
 ]]
 --- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks
 --- @include "lib/check"
@@ -51,19 +52,21 @@ end
 local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
 local first, tail, expired_to = log_range(state, 0)
-local last = math.min(upto, tail)
-local size = math.min(limit, last - first)
+local last = math.min(upto, tail) -- number of the batch's last id in the log
+local size = math.min(limit, last - first) -- ids that leave the log in this call
 if other then
   return { 0, 0, 0, 0, left, other }
 end
 local done, exact = tonumber(state[SETTLED] or 0), state[EXACT] == '1'
 local gone_before = math.max(since, done, exact and tonumber(state[WAIVED] or 0) or 0)
 local missed = state[MISSED_AT] == ARGV[7] and tonumber(state[MISSED]) or 0
--- Messages that left the log and were not settled.
+-- Messages of the batch that have left the log and were not settled.
 local missing = math.max(0, math.min(upto, first) - gone_before)
+local bytes = tonumber(state[BYTES] or 0)
 
--- Note how far the query is, and how many of the batch are missing, for as long as anybody may ask.
-local function note_progress(ends)
+-- Store up to which number the query has settled. Store how many messages of the batch are missing,
+-- if a later call has to return that.
+local function store_progress(ends)
   missed = missed + missing
   if ends > done then
     redis.call('HSET', query, 'settled', ends)
@@ -76,75 +79,90 @@ local function note_progress(ends)
     redis.call('HDEL', query, 'missed', 'missed_at')
   end
 end
+
 -- Forget the bytes that were read, since they are returned.
-local bytes = tonumber(state[BYTES] or 0)
 local function forget_bytes()
   if bytes > 0 then
     redis.call('HDEL', query, 'bytes')
   end
 end
+
 local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)
 local failed = redis.call('HLEN', failures)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 if size <= 0 then
   if last > done or state[MISSED] and not exact then
     allow_oom(prepare)
-    note_progress(last)
+    store_progress(last)
   end
   forget_bytes()
   return { 0, 0, missed, bytes }
 end
--- With the message behind the end, which says whether a page ends there.
+-- The page also has the id behind the end, which says whether a page of query_take ends there.
 local page = redis.call('LRANGE', querylog, 0, size)
 local following = page[size + 1]
 page[size + 1] = nil
 local any_marked = redis.call('ZCOUNT', querymarks, '-inf', first + size + 1) > 0
-local held_ids, marked, late, late_scores = page, {}, {}, {}
+local marked = any_marked and read_marks(first + 1, first + size + 1) or {}
+local ids, waiting_ids, waiting_scores = page, {}, {} -- to be settled
 if any_marked then
-  held_ids, marked = {}, read_marks(first + 1, first + size + 1)
+  ids = {}
   for i = 1, size do
     if not marked[first + i] then
-      held_ids[#held_ids + 1] = page[i]
+      ids[#ids + 1] = page[i]
     end
   end
 end
 
--- The page of a message, or nil where the query no longer holds it.
+-- Return the number of the page of a message, or nil if it is not in flight for the query.
 local function page_of(id)
   local score = tonumber(redis.call('ZSCORE', prepare, id) or 0)
   return score >= FAR * 1000 and math.floor(score / 1000) - FAR or nil
 end
 
--- How many messages the pages up to this one have, and the end of their range.
+-- Return the number of messages on the pages up to this page, and the end of their range.
 local function count_pages(number)
   local past = string.format('(%.0f', (FAR + number + 1) * 1000)
   return redis.call('ZCOUNT', prepare, low, past), past
 end
--- A single query holds all messages that have its deadlines, and pages follow each other in the
--- log. So the pages that end within the first ids are among these, and where they have as many
--- messages, they are the same; asking for each score would cost as much again as all the rest. What
--- was taken out of the batch does not count; if the query holds it again, then under a later
--- number, on a later page.
-local high
-if query_count == 1 and expired_to == first and #held_ids > 0 and not marked[first + size + 1] then
-  local newest, behind = tonumber(state[PAGE] or 0), nil
-  if following then
-    newest, behind = page_of(held_ids[#held_ids]), page_of(following)
+
+-- Return the end of a range of receipts that has exactly the messages of `ids`; nil if they are not
+-- whole pages. If `ids` ends inside a page, remove the ids of that page.
+--
+-- If there is one query, all messages with deadlines of queries are its own, and pages follow each
+-- other in the log. The pages that end within `ids` are then part of `ids`. So they are the same if
+-- they have the same number of messages. To read the score of each message would double the cost of
+-- the script. Messages that were taken out of the batch do not count. If the query has received
+-- one of them again, it is on a later page.
+local function whole_pages()
+  if query_count ~= 1 or expired_to ~= first or #ids == 0 or marked[first + size + 1] then
+    return nil
   end
-  local count, past
-  if newest and (not following or behind and behind > newest) then
-    count, past = count_pages(newest)
-  elseif newest and behind == newest and not any_marked then
-    -- The end is inside a page: settle the pages before it first.
-    count, past = count_pages(newest - 1)
-    if count == 0 or count >= size or page_of(page[count + 1]) ~= newest then
-      past = nil
-    else
-      size, held_ids = count, { unpack(page, 1, count) }
-    end
+  if not following then
+    local count, past = count_pages(tonumber(state[PAGE] or 0))
+    return count == #ids and past or nil
   end
-  high = count == #held_ids and past or nil
+  local newest, behind = page_of(ids[#ids]), page_of(following)
+  if not newest or not behind or behind < newest then
+    return nil
+  end
+  if behind > newest then
+    local count, past = count_pages(newest)
+    return count == #ids and past or nil
+  end
+  if any_marked then
+    return nil
+  end
+  -- The end is inside a page: settle the pages before it first.
+  local count, past = count_pages(newest - 1)
+  if count == 0 or count >= size or page_of(page[count + 1]) ~= newest then
+    return nil
+  end
+  size, ids = count, { unpack(page, 1, count) }
+  return past
 end
+
+local high = whole_pages()
 if not high then
   --- @include "lib/settle/attempts"
   redis.call('ZCARD', store)
@@ -156,51 +174,70 @@ if not high then
     entries = redis.call('HMGET', failures, unpack(page))
     waiting = redis.call('ZMSCORE', store, unpack(page))
   end
-  held_ids = {}
-  for i = 1, #page do
-    local score = scores[i] and tonumber(scores[i])
-    local stays = not marked[first + i]
-    if stays and first + i > expired_to then
-      if score and score >= FAR * 1000 then
-        held_ids[#held_ids + 1] = page[i]
-      elseif first + i > since then
-        missing = missing + 1
-      end
-    elseif stays and first + i > since then
-      local _, flags, details = read_entry(entries[i] or '')
-      local waits = flags < 8 and details == ARGV[9] and (score and score < 2000 or waiting[i])
-      if waits and not seen[page[i]] then -- its lease may have ended twice
-        seen[page[i]] = true
-        held_ids[#held_ids + 1] = page[i]
-        late[#late + 1] = waiting[i] and page[i] or nil
-        late_scores[#late_scores + 1] = waiting[i] or nil
-      elseif not waits then
-        missing = missing + 1
-      end
+
+  -- Return whether a message still waits since its lease has expired.
+  local function still_waits(i)
+    local _, flags, details = read_entry(entries[i] or '')
+    local has_expired = scores[i] and tonumber(scores[i]) < 2000
+    return flags < 8 and details == ARGV[9] and (has_expired or waiting[i])
+  end
+
+  -- Settle a message that waits. Its lease may have expired twice, so its id may come twice.
+  local function settle_waiting(i)
+    local id = page[i]
+    if seen[id] then
+      return
     end
+    seen[id] = true
+    ids[#ids + 1] = id
+    if waiting[i] then
+      waiting_ids[#waiting_ids + 1], waiting_scores[id] = id, waiting[i]
+    end
+  end
+
+  -- Settle the message at position i of the page, or count it as missing, or only drop its id.
+  local function settle_one(i)
+    local number = first + i
+    if marked[number] then
+      return -- query_fail took it out of the batch
+    end
+    if number > expired_to and scores[i] and tonumber(scores[i]) >= FAR * 1000 then
+      ids[#ids + 1] = page[i]
+      return
+    end
+    if number <= since then
+      return -- the id is from an earlier batch
+    end
+    if number <= expired_to and still_waits(i) then
+      settle_waiting(i)
+    else
+      missing = missing + 1
+    end
+  end
+
+  ids = {}
+  for i = 1, #page do
+    settle_one(i)
   end
 end
 local settled = 0
-if #held_ids > 0 then
+if #ids > 0 then
   --- @include "lib/groups/leave_groups"
   --- @include "lib/wake/wake"
-  local kept = window > 0 and kept_ids(held_ids)
+  local kept = window > 0 and kept_ids(ids)
   if kept then
     check_settled_sets(window, last_turn, now)
   end
   if audited then
     --- @include "lib/audit"
-    account_for('seen', read_numbers(held_ids, tonumber(chunk)), now)
+    account_for('seen', read_numbers(ids, tonumber(chunk)), now)
   end
   local scores = {}
-  for i = 1, #late do
-    scores[late[i]] = late_scores[i]
+  for i = 1, #ids do
+    scores[i] = waiting_scores[ids[i]] or false
   end
-  for i = 1, #held_ids do
-    scores[i] = scores[held_ids[i]] or false
-  end
-  local let_next_out = leaving_groups(held_ids, nil, nil, scores)
-  local removed = remove_held(large or offloaded, held_ids, failed, low, high)
+  local let_next_out = leaving_groups(ids, nil, nil, scores)
+  local removed = remove_held(large or offloaded, ids, failed, low, high)
   if kept then
     remember_settled(window, last_turn, now, kept)
   end
@@ -210,20 +247,20 @@ if #held_ids > 0 then
       wake(ARGV[4], ARGV[5])
     end
   end
-  if #late > 0 then
-    redis.call('ZREM', store, unpack(late))
+  if #waiting_ids > 0 then
+    redis.call('ZREM', store, unpack(waiting_ids))
   end
   if let_next_out and let_next_out() then
     wake_sleepers(now, ARGV[4], ARGV[5])
   end
-  settled = removed + #late
+  settled = removed + #waiting_ids
   redis.call('HINCRBY', slot, 'settled', settled)
 end
 redis.call('LTRIM', querylog, size, -1)
 if any_marked then
   drop_marks(first + size)
 end
-note_progress(first + size)
+store_progress(first + size)
 if first + size == tail then
   redis.call('ZREM', queries, ARGV[2])
   redis.call('PEXPIRE', query, QUERY_KEPT_MS)

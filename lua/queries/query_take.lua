@@ -1,31 +1,30 @@
 --[[
-query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's
-log.
+query_take: receive messages for a query. They move to the PrepareQueue, and to the end of the
+query's log.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
-ARGV[3]   owner                1 to 200 bytes: which process runs the query
-ARGV[4]   lease_ms             1000 to 43 200 000: its messages go back when nobody has renewed the
-                               lease for so long
+ARGV[3]   owner                1 to 200 bytes: the process that runs the query
+ARGV[4]   lease_ms             1000 to 43 200 000: the messages go back if the lease is not renewed
+          for this time
 ARGV[5]   from                 the newest number that the caller knows
 ARGV[6]   limit                1 to 4000
-ARGV[7]   bytes                0: any; or no more than so many bytes of records, but one message in
-                               any case
-ARGV[8]   created              the topic's stamp as the caller opened it; another stamp is an error
-Returns   {how many messages the query holds beyond `from`, the newest number, 1 if there may be
-          more to take just now, 1 if leases expired and want a rollback, 2 more if one of them is
-          of a query or shared, bytes of the records that were taken, where `bytes` asks for it, ms
-          the other owner has left, the other owner}: the last two only where another owner runs the
-          query, and nothing was done
-Cost      O(k log L), k = limit. Records are read where messages may expire or merge, where the slot
-          has a limit or is in order, and where `bytes` asks for it: then at most 1000 are taken and
-          4 MiB read, with a limit for each key three times that
-Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have
-          expired: a command sent twice, and a caller that died before it could note its messages,
-          find the same messages again or none. Numbers are used twice only where query_release gave
-          them back. All that is read is read and checked before anything moves. The first write
-          needs no memory. A slot that has no record any more is noted as one without messages that
-          expire.
+ARGV[7]   bytes                maximum bytes of records, but at least one message; 0: no maximum
+ARGV[8]   created              the topic's stamp as the caller opened it. Another stamp is an error.
+Returns   {messages in flight for the query after `from`, the newest number, 1 if there may be more
+          to receive, flags, bytes of the records if `bytes` asks for them, ms that the other owner
+          has left, the other owner}. The flags are 1 if leases have expired, for a rollback, plus 2
+          if a shared lease or the lease of a query has. The last two only if another owner runs the
+          query: then nothing changed.
+Cost      O(k log L), k = limit, L = leases of the slot. Records are read if messages may expire or
+          merge, if the slot has a limit or is in order, and if `bytes` asks for it. Then at most
+          1000 messages are received and 4 MiB are read; with a limit for each key, 12 MiB.
+Atomic    If there are numbers after `from`, nothing is received, even if their leases have expired.
+          So a command that was sent twice finds the same messages again or none. The same is true
+          for a caller that died before it could store its messages. Numbers are used twice only
+          after query_release has given them back. All keys are read and checked before anything
+          moves. The first write needs no memory. If the slot has no more records, the script notes
+          that no message of it expires.
 ]]
 --- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates
 --- @include "lib/bounds"
@@ -36,7 +35,7 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
 --- @include "lib/slot_fields"
 --- @include "lib/take/take_messages"
 --- @include "lib/writes"
-local FRESH = 0.9 -- a lease that has so much left is not renewed
+local FRESH = 0.9 -- part of a lease: while more of it is left, the lease is not renewed
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)
@@ -44,7 +43,8 @@ local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local from = whole_number(ARGV[5], 0, NUMBER_MOST, 'from')
 local limit = whole_number(ARGV[6], 1, QUERY_MOST, 'limit')
 local most_bytes = whole_number(ARGV[7], 0, NUMBER_MOST, 'bytes')
--- In the place of a session: the log answers a call that is repeated.
+-- A query has no session: its log answers a call that is sent twice. `no_expiry` has the place of
+-- the session.
 local fields = read_take_fields('no_expiry')
 local no_expiry = fields[SESSION]
 if fields[CREATED] ~= ARGV[8] then
@@ -52,34 +52,34 @@ if fields[CREATED] ~= ARGV[8] then
 end
 local state = read_query()
 local first, tail, expired_to = log_range(state, from)
-local held = tail - math.max(expired_to, from)
+local in_flight = tail - math.max(expired_to, from)
 local left, other = other_owner(state, owner, now)
 if other then
-  return { held, tail, 0, 0, 0, left, other }
+  return { in_flight, tail, 0, 0, 0, left, other }
 end
 local lease_end = tonumber(redis.call('ZSCORE', queries, run) or 0)
-if tail > from then -- it was taken, and the caller does not know
-  return { held, tail, 1, 0, 0 }
+if tail > from then -- the caller does not know these messages
+  return { in_flight, tail, 1, 0, 0 }
 end
-local in_flight = redis.call('ZCARD', prepare)
+local slot_in_flight = redis.call('ZCARD', prepare)
 local takes, delivery = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
 local batch = take_messages({
   fields = fields, number = takes, limit = limit, ordered = false, now = now, none_due = false,
   most_bytes = most_bytes, no_expiry = no_expiry,
 })
 local n, ids, more, retries_left = batch.count, batch.ids, batch.more, batch.retries_left
-local bits, bytes = 0, 0
+local flags, bytes = 0, 0
 if n < limit then
   local expired = count_expired(now)
   local long_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
-  bits = (expired > 0 and 1 or 0) + (long_expired and 2 or 0)
+  flags = (expired > 0 and 1 or 0) + (long_expired and 2 or 0)
 end
 if n == 0 then
   if not no_expiry and redis.call('HLEN', records) == 0 then
     allow_oom(prepare)
     redis.call('HSET', slot, 'no_expiry', 1)
   end
-  return { 0, tail, more and 1 or 0, bits, 0 }
+  return { 0, tail, more and 1 or 0, flags, 0 }
 end
 if most_bytes > 0 then
   --- @include "lib/records/large_bodies"
@@ -93,10 +93,11 @@ end
 if delivery > BY_CLOCK then
   delivery = number_by_clock(delivery, now_us)
 end
-local holds, max_retries, receipts = tail > expired_to, tonumber(fields[MAX_RETRIES]), {}
-local page = holds and tonumber(state[PAGE] or 0) + 1 or 1
+local has_messages, max_retries = tail > expired_to, tonumber(fields[MAX_RETRIES])
+local page = has_messages and tonumber(state[PAGE] or 0) + 1 or 1
+local receipts = {}
 if fields[ORDERED] then
-  -- A message that is given back takes its old place, which its delivery number says.
+  -- A message that is given back goes to its former place, by its delivery number.
   receipts = receipts_of(ids, n, FAR + page, delivery, max_retries, retries_left)
 else
   local fresh = receipt_text(FAR + page, max_retries, delivery)
@@ -108,11 +109,11 @@ else
     receipts[2 * i - 1], receipts[2 * i] = receipt, ids[i]
   end
 end
-add_many(prepare, receipts, in_flight)
+add_many(prepare, receipts, slot_in_flight)
 redis.call('RPUSH', querylog, unpack(ids))
-if not holds then
+if not has_messages then
   redis.call('PERSIST', query)
-  if first < tail then -- there are ids whose lease expired
+  if first < tail then -- the log has ids whose lease has expired
     redis.call('PERSIST', querylog)
   end
 end
@@ -121,8 +122,8 @@ if lease_end - now < FRESH * lease then
   lease_end = now + lease
   redis.call('ZADD', queries, lease_end, run)
 end
--- If this is too early, a rollback corrects it.
+-- If this time is too early, a rollback corrects it.
 local until_ms = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end))
 redis.call('HSET', slot, 'delivered', delivery + n - 1, 'takes', takes,
   'leases_until', string.format('%.0f', until_ms))
-return { n, tail + n, more and 1 or 0, bits, bytes }
+return { n, tail + n, more and 1 or 0, flags, bytes }

@@ -1,17 +1,16 @@
 --[[
-sink_begin: ask whether a batch of a query is to be published, and note its stages once and for all.
-`done` of the sink is the last batch that is published; `batch` and `stages` are the batch that is
+sink_begin: return whether a batch of a query has to be published, and store its stages once.
+`done` of the sink is the last batch that is published. `batch` and `stages` are the batch that is
 being published.
 
 ARGV[1]   batch                its number, growing from 0
-ARGV[2]   stages               text that names the stages of the batch; '' only asks
-Returns   {'done'} this batch, or a later one, is published {'open', batch, stages} this batch is
-          being published, or an earlier one that must be ended first {'new'} it has not begun; only
-          where `stages` is ''
+ARGV[2]   stages               text that names the stages of the batch; '' only reads
+Returns   {'done'} this batch is published, or a later batch is; {'open', batch, stages} this batch
+          is being published, or an earlier batch that must be ended first; {'new'} the batch has
+          not begun, only if `stages` is ''
 Cost      O(1), and the size of the text
-Atomic    The first caller that names stages decides; every later caller gets that answer until
-          sink_end. A call that names stages always writes, so that a wait for copies covers the
-          batch.
+Atomic    The first call that names stages decides. Until sink_end each later call returns them. A
+          call that names stages always writes, so a wait for copies covers the batch.
 ]]
 --- @keys sink
 --- @include "lib/check"

@@ -1,12 +1,12 @@
 --[[
-sink_end: note that a batch of a query is published. `done` of the sink is the last batch that is
-published; `batch` and `stages` are the batch that is being published.
+sink_end: store that a batch of a query is published. `done` of the sink is the last batch that is
+published. `batch` and `stages` are the batch that is being published.
 
 ARGV[1]   batch                its number
-Returns   1 noted, 0 it is not being published
+Returns   1 stored, 0 it is not being published
 Cost      O(1)
-Atomic    Yes; begins with a write that needs no memory. A second run returns 0, and writes `done`
-          again, so that a wait for copies covers it.
+Atomic    The first write needs no memory. A second run returns 0 and writes `done` again, so a wait
+          for copies covers it.
 ]]
 --- @keys sink
 --- @include "lib/check"

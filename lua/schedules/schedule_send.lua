@@ -57,7 +57,7 @@ local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now
 if tonumber(due) > now and not moves_back then
   return 0
 end
-local serves = false -- whether sleeping consumers are to be served
+local serves = false
 if ARGV[10] ~= '' then
   if fields[PAUSED_SEND] then
     return -2
