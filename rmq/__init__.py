@@ -89,12 +89,10 @@ if TYPE_CHECKING:
     from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
     from rmq.features.workers.wanted import WorkersWanted
-    from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery
-    from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
+    from rmq.kernel.consumer.consumer import AsyncConsumer
+    from rmq.kernel.consumer.consumer_blocking import Consumer
     from rmq.kernel.core.access import AccessToken
-    from rmq.kernel.core.claim import ClaimStatus
     from rmq.kernel.core.codec import Compressed, Encrypted, Offloaded
-    from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
     from rmq.kernel.core.groups import Groups
     from rmq.kernel.core.history import Sample
@@ -105,6 +103,10 @@ if TYPE_CHECKING:
     from rmq.kernel.core.pause import Pause
     from rmq.kernel.core.retry import Exponential, Immediate, Levels
     from rmq.kernel.core.settings import Fsync, Replicated, Settings, TopicSettings
+    from rmq.kernel.delivery.claim import ClaimStatus
+    from rmq.kernel.delivery.delivery import AsyncDelivery
+    from rmq.kernel.delivery.delivery_blocking import Delivery
+    from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
     from rmq.kernel.handlers.dependencies import Depends
     from rmq.kernel.handlers.idempotency import Claims, idempotent
     from rmq.kernel.topic.audit_trail import AuditLine
@@ -156,12 +158,10 @@ _MODULES = {
     "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
     "rmq.features.workers.wanted": "WorkersWanted",
-    "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery",
-    "rmq.kernel.consumer.consumer_blocking": "Consumer Delivery",
+    "rmq.kernel.consumer.consumer": "AsyncConsumer",
+    "rmq.kernel.consumer.consumer_blocking": "Consumer",
     "rmq.kernel.core.access": "AccessToken",
-    "rmq.kernel.core.claim": "ClaimStatus",
     "rmq.kernel.core.codec": "Compressed Encrypted Offloaded",
-    "rmq.kernel.core.delivery": "Reject Retry Snooze",
     "rmq.kernel.core.failure": "Attempt Failure",
     "rmq.kernel.core.history": "Sample",
     "rmq.kernel.core.ids": "MessageId",
@@ -172,6 +172,10 @@ _MODULES = {
     "rmq.kernel.core.retry": "Exponential Immediate Levels",
     "rmq.kernel.core.groups": "Groups",
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
+    "rmq.kernel.delivery.claim": "ClaimStatus",
+    "rmq.kernel.delivery.delivery": "AsyncDelivery",
+    "rmq.kernel.delivery.delivery_blocking": "Delivery",
+    "rmq.kernel.delivery.dispositions": "Reject Retry Snooze",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
     "rmq.features.spark.stage_flows": "PublishResult StageContent",

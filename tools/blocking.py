@@ -41,6 +41,7 @@ SOURCES = (
     "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
+    "rmq.kernel.delivery.delivery",
     "rmq.kernel.transport.single.driver",
     "rmq.kernel.transport.sentinel.master_finder",
     "rmq.kernel.transport.sentinel.master_pool",

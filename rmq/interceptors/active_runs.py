@@ -13,9 +13,9 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
-from rmq.kernel.core.delivery import DeliveryData, held_of
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.core.telemetry import lateness_s
+from rmq.kernel.delivery.delivery import DeliveryData, held_of
 
 T = TypeVar("T")
 

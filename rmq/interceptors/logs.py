@@ -12,7 +12,6 @@ from typing import Any
 
 from rmq.interceptors.active_runs import Runs, late_s
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.telemetry import (
@@ -22,6 +21,7 @@ from rmq.kernel.core.telemetry import (
     MESSAGE_SENT,
     Event,
 )
+from rmq.kernel.delivery.delivery import DeliveryData
 
 log = logging.getLogger("rmq.messages")
 

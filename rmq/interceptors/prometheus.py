@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from rmq.errors import ConfigurationError
 from rmq.interceptors.active_runs import late_s
 from rmq.kernel.core import packages, telemetry
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.telemetry import Metric
+from rmq.kernel.delivery.delivery import DeliveryData
 
 
 class Counting(Protocol):

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError as PoolTimeout
 
 from rmq.errors import ConfigurationError, OutcomeUnknown, Unavailable
-from rmq.kernel.core.delivery import Snooze
+from rmq.kernel.delivery.dispositions import Snooze
 
 DUPLICATE_KEY = 1062  # MySQL and MariaDB
 _NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code for it

@@ -16,10 +16,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from rmq.errors import DecodeError, StorageError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.core.delivery import OPEN, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.generators import drive, drive_async
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import opening

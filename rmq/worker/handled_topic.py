@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rmq.errors import RMQError
-from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, DeliveryData, HeldDelivery
+from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData
+from rmq.kernel.delivery.delivery_blocking import Delivery
+from rmq.kernel.delivery.delivery_verbs import DeliveryVerbs, SettleWith
+from rmq.kernel.delivery.inner_delivery import LOST, HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
@@ -92,7 +92,7 @@ def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Sh
 
     The verbs of an async one run in threads: the transport is a blocking one.
     """
-    one = OneDelivery(flows)
+    one = DeliveryVerbs(flows)
     if not handler.is_async:
         settle_with = SettleWith(one, transport.run)
         return lambda delivery: Delivery(delivery, settle_with)

@@ -9,8 +9,8 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.worker.holding.queue import HandlerQueue
 
 JITTER = 0.1  # of max_messages, at most, so that processes do not end together

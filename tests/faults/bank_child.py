@@ -28,7 +28,7 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq.kernel.consumer import claim
+from rmq.kernel.consumer import claim_flows
 from rmq.kernel.transport.flow.steps import Pipeline
 from rmq.ledger import Ledger, exactly_once
 from rmq.sql.ledger.exactly_once import ExactlyOnce
@@ -105,7 +105,7 @@ def watch(faults: Faults) -> None:
     def settles(self: Settler, verb: str, deliveries: Any, flow: Any, **options: Any) -> None:
         def acks(left: Any) -> Any:
             def finish_alone() -> None:
-                beside = claim.finish(self._flows.context, left)
+                beside = claim_flows.finish(self._flows.context, left)
                 if beside is not None:
                     self._run(_alone(beside))
 
@@ -121,7 +121,7 @@ def watch(faults: Faults) -> None:
         guard.run = _with_steps(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 
 
-def _alone(beside: claim.ExtraCommands) -> Any:
+def _alone(beside: claim_flows.ExtraCommands) -> Any:
     yield Pipeline(beside.commands)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.kernel.consumer import claim as claim_flow
+from rmq.kernel.consumer import claim_flows as claim_flow
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.core.claim import BUSY
+from rmq.kernel.delivery.claim import BUSY
 from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce

@@ -58,11 +58,11 @@ def keep_places() -> None:
 
 def not_free(client: rmq.Client, topic: Any, consumer: Any, connections: int) -> dict[str, int]:
     """Count what is not free between two calls."""
-    sends, one = topic._context.sends[None], consumer._settle_with.one
+    sends, verbs = topic._context.sends[None], consumer._settle_with.verbs
     state = consumer._flows.state
     counts = {
-        "turns": sum(len(shared.turns) for shared in (sends, one._ack_items)),
-        "waiting": len(sends.waiting) + len(one._ack_items.waiting),
+        "turns": sum(len(shared.turns) for shared in (sends, verbs._ack_items)),
+        "waiting": len(sends.waiting) + len(verbs._ack_items.waiting),
         "connections": connections - len(client._transport._current_pool()._free),
         "receiving": len(state.receiving),
         "handing back": len(state.handing_back),

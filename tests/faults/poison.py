@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import rmq
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.worker import engine
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed

@@ -173,7 +173,8 @@ KERNEL = Path(rmq.__file__).parent / "kernel"
 TRACED = {
     str(path)
     for name in ("coalescing", "pool", "blocking", "driver_blocking", "places", "ids", "flows",
-                 "receive", "one_delivery", "state", "replies", "consumer_blocking", "send")
+                 "receive", "delivery_verbs", "state", "replies", "consumer_blocking",
+                 "delivery_blocking", "send")
     for path in KERNEL.rglob(f"{name}.py")
 }  # fmt: skip
 OF_ALL = 11  # a quick test interrupts at one instruction of so many

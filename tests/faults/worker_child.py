@@ -24,8 +24,8 @@ from typing import Any
 import redis
 
 import rmq
-from rmq.kernel.core.delivery import held_of
 from rmq.kernel.core.score import shared_lease
+from rmq.kernel.delivery.delivery import held_of
 from tests.faults import worker_mutants
 
 LOOK_S, ASK_S = 0.02, 0.1

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.core.delivery import SETTLED
+from rmq.kernel.delivery.inner_delivery import SETTLED
 from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import WorkerLease

@@ -10,7 +10,7 @@ import time
 import fsspec.implementations.local  # noqa: F401 - before the fork
 
 import rmq
-from rmq.kernel.core import codec, offloading, record
+from rmq.kernel.core import codec, object_store, record
 
 
 def main(role: str, url: str, name: str, log: str) -> None:
@@ -58,4 +58,4 @@ def remove(delivery: rmq.Delivery) -> None:
     entry = record.read(delivery._held.record)
     packed = codec.reference_of(entry.codec, entry.body)
     if packed is not None:
-        offloading.remove_all([offloading.Reference.read(packed)])
+        object_store.remove_all([object_store.Reference.read(packed)])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.consumer import claim
-from rmq.kernel.core.claim import KEPT
-from rmq.kernel.core.delivery import held_of
+from rmq.kernel.consumer import claim_flows
+from rmq.kernel.delivery.claim import KEPT
+from rmq.kernel.delivery.delivery import held_of
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, threads_left
@@ -91,8 +91,8 @@ def test_a_claim_that_nobody_renews_is_lost(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above. The claim alone is short: the lease has to hold."""
-    monkeypatch.setattr(claim, "renew", lambda *_: None)
-    monkeypatch.setattr(claim, "BEYOND_MS", -29_000)
+    monkeypatch.setattr(claim_flows, "renew", lambda *_: None)
+    monkeypatch.setattr(claim_flows, "BEYOND_MS", -29_000)
     topic = api.topic(name, lease=30)
 
     def work(d: Any) -> Any:
@@ -167,7 +167,7 @@ def test_a_frozen_owner_finds_its_claim_gone_after_a_successor_has_finished(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers at one key, the first without renewals: it may not undo what the second did."""
-    monkeypatch.setattr(claim, "renew", lambda *_: None)
+    monkeypatch.setattr(claim_flows, "renew", lambda *_: None)
     runs: list[float] = []
     topic = api.topic(name, lease=1)
 

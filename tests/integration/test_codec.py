@@ -13,7 +13,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core import codec
-from rmq.kernel.core.delivery import held_of
+from rmq.kernel.delivery.delivery import held_of
 from tests.integration.driven import connect
 from tests.servers import Server
 

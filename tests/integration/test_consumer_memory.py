@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import flows as consumer_flow
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene

@@ -21,9 +21,9 @@ from rmq.cli import cli
 from rmq.features.offloaded import flows as sweeping
 from rmq.features.offloaded.service import Offloading
 from rmq.http_framework.survey import Survey
-from rmq.kernel.consumer import offloaded
-from rmq.kernel.core import codec, offloading
-from rmq.kernel.producer import offload
+from rmq.kernel.consumer import offloading as consumer_offloading
+from rmq.kernel.core import codec, object_store
+from rmq.kernel.producer import offloading as producer_offloading
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.clock import set_clock
 from tests.integration.driven import both_clients
@@ -43,7 +43,7 @@ def url(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _no_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("RMQ_STORES", raising=False)
-    monkeypatch.setattr(offloading, "_of_environment", {})
+    monkeypatch.setattr(object_store, "_of_environment", {})
     monkeypatch.setattr(codec, "_unloadable", {})
     yield
     gc.collect()
@@ -101,7 +101,7 @@ def test_a_batch_is_written_and_read_with_its_order(api: Any, name: str, url: st
 def test_a_batch_that_is_too_much_for_memory_is_cut_and_stays_in_order(
     api: Any, name: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offloaded, "READ_BYTES", 10_000)
+    monkeypatch.setattr(consumer_offloading, "READ_BYTES", 10_000)
     topic = api.topic(name, slots=1, codec=rmq.Offloaded(url, above=1000), max_retries=0)
     sizes = [3000, 3000, 10, 20_000, 10, 3000, 3000, 3000, 3000, 10]
     topic.send_many([rmq.Outgoing({"n": n, "x": "x" * size}) for n, size in enumerate(sizes)])
@@ -160,7 +160,7 @@ def test_a_process_without_the_store_fails_the_message_and_says_so(
 ) -> None:
     topic = api.topic(name, codec=rmq.Offloaded(url, above=1000), retry="immediate", max_retries=1)
     topic.send(BIG)
-    monkeypatch.setattr(offloading, "_stores", {})
+    monkeypatch.setattr(object_store, "_stores", {})
     with api.topic(name).consumer() as consumer:
         assert consumer.receive(wait=0.5) == []
     (letter,) = api.admin.peek(name, queue="dead")
@@ -179,7 +179,7 @@ def test_a_store_that_is_away_refuses_the_send_and_nothing_is_sent(
 ) -> None:
     topic = api.topic(name, codec=rmq.Offloaded(url, above=1000))
     topic.open()
-    write, calls = offloading.Store.write, []
+    write, calls = object_store.Store.write, []
 
     def fail_once(self: Any, *given: Any) -> None:
         calls.append(given)
@@ -187,7 +187,7 @@ def test_a_store_that_is_away_refuses_the_send_and_nothing_is_sent(
             raise OSError("no route to host")
         write(self, *given)
 
-    monkeypatch.setattr(offloading.Store, "write", fail_once)
+    monkeypatch.setattr(object_store.Store, "write", fail_once)
     with pytest.raises(rmq.StoreUnavailable, match="OSError: no route to host; nothing was sent"):
         topic.send_many([rmq.Outgoing(BIG)] * 3)
 
@@ -245,7 +245,7 @@ async def test_a_slow_store_holds_up_no_other_task(
         return call
 
     for verb in ("write", "read", "remove"):
-        monkeypatch.setattr(offloading.Store, verb, slow(getattr(offloading.Store, verb)))
+        monkeypatch.setattr(object_store.Store, verb, slow(getattr(object_store.Store, verb)))
     async with rmq.AsyncClient(server.url) as client:
         topic = client.topic(name, codec=rmq.Offloaded(url, above=1000))
         await topic.send(BIG)
@@ -265,7 +265,7 @@ def test_a_send_that_is_stored_is_answered_whatever_comes_after(
     def fail(*given: Any) -> Any:
         raise rmq.Unavailable("get: away")
 
-    monkeypatch.setattr(offload.scripts, "get", fail)
+    monkeypatch.setattr(producer_offloading.scripts, "get", fail)
     assert topic.send(BIG, dedup_key="a").status == "duplicate"
     assert len(objects(url)) == 2  # one is for the sweep
 
@@ -508,14 +508,14 @@ def test_a_store_that_is_away_keeps_its_tombstones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     topic = client.topic(name, slots=1, codec=rmq.Offloaded(url, above=1000))
-    remove, failing = offloading.Store.remove, {"now": True}
+    remove, failing = object_store.Store.remove, {"now": True}
 
     def fail(self: Any, name: str) -> None:
         if failing["now"]:
             raise OSError("no route to host")
         remove(self, name)
 
-    monkeypatch.setattr(offloading.Store, "remove", fail)
+    monkeypatch.setattr(object_store.Store, "remove", fail)
     topic.send_many([rmq.Outgoing(BIG)] * 3)
     with topic.consumer() as consumer:
         consumer.ack(consumer.receive(10, wait=5))
@@ -566,9 +566,9 @@ def test_a_reference_that_redis_was_given_opens_nothing_else(
         (store.url, "../20261128/20261128000000-" + "0" * 24),
         (f"file://{tmp_path}", "t/1/20261128000000-" + "0" * 24),
     ):
-        packed = offloading.Reference(url, path, 3, digest).packed
+        packed = object_store.Reference(url, path, 3, digest).packed
         raw = client.topic(name, codec=codec.Encoded(3), retry="immediate", max_retries=0)
-        raw.send(offloading.FIRST + packed)
+        raw.send(object_store.FIRST + packed)
         with client.topic(name).consumer() as consumer:
             assert consumer.receive(wait=0.3) == []
     texts = {letter.failure.error for letter in client.admin.peek(name, 9, queue="dead")}

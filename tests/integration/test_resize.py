@@ -11,7 +11,7 @@ import pytest
 import rmq
 from rmq.features.schedules import dispatch
 from rmq.features.topic_admin import resize, scripts
-from rmq.kernel.consumer import claim
+from rmq.kernel.consumer import claim_flows
 from rmq.kernel.core.record import value_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.spread import slot_of
@@ -194,12 +194,12 @@ def test_claim_keeps_its_slot(api: Any, server: Server, name: str) -> None:
         context = client.admin._context(name)
         client._transport.run(opening.open(context, create=False))
         names = [f"billing:order-{n}".encode() for n in range(20)]
-        before = [claim.claim_key(context, one) for one in names]
+        before = [claim_flows.claim_key(context, one) for one in names]
 
         for slots in (8, 4):
             api.admin.topic_resize(name, slots)
             client._transport.run(opening.open(context, create=False))
-            assert [claim.claim_key(context, one) for one in names] == before
+            assert [claim_flows.claim_key(context, one) for one in names] == before
 
 
 def test_schedules_go_on(api: Any, server: Server, name: str) -> None:

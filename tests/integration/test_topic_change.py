@@ -12,7 +12,7 @@ import pytest
 import rmq
 from rmq.features.topic_admin import flows
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.topic import context
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Command

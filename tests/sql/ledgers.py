@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from rmq.kernel.core.business_key import key_reader
 from rmq.kernel.core.interceptor import middleware_of
+from rmq.kernel.delivery.business_key import key_reader
 from rmq.ledger import Ledger, exactly_once, metadata
 from rmq.sql.ledger.rows import ledger
 from tests.databases import Database

@@ -28,7 +28,8 @@ FILES = sorted(
 # Folders for the transports: 7 files, all of them `__init__`.
 # A close that leaves deliveries to the calls that settle them: 5 lines.
 # A file for each part of a topic's context: 3 files, and 40 lines that import them.
-LIMITS = {"lines": 46_505, "files": 409, "private": 75}
+# A folder for deliveries: 3 files, one of them `__init__`, and 15 lines of imports.
+LIMITS = {"lines": 46_520, "files": 412, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.features.claims import flows
-from rmq.kernel.core.claim import ClaimStatus
+from rmq.kernel.delivery.claim import ClaimStatus
 from rmq.kernel.topic.verbs import AsyncAdminPart
 
 

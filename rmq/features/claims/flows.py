@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rmq.kernel.consumer import claim as claim_flow
-from rmq.kernel.core.business_key import check_consumer, check_key
-from rmq.kernel.core.claim import ClaimStatus
+from rmq.kernel.consumer import claim_flows as claim_flow
+from rmq.kernel.delivery.business_key import check_consumer, check_key
+from rmq.kernel.delivery.claim import ClaimStatus
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand

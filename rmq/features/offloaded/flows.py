@@ -14,9 +14,9 @@ from rmq.errors import (
     TopicNotFound,
     TopicVanished,
 )
-from rmq.kernel.core import codec, offloading, record
+from rmq.kernel.core import codec, object_store, record
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic import opening, overview, tombstones
 from rmq.kernel.topic.context import TopicContext
@@ -36,9 +36,9 @@ class SweepResult(NamedTuple):
 def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepResult]:
     """Remove the objects of a topic that no message of any topic refers to."""
     older_ms = duration_ms(older, "older", OLDER_LEAST_MS)
-    stores = offloading.known_stores()
+    stores = object_store.known_stores()
     if not stores:
-        raise ConfigurationError(f"offloaded: there is no store; set {offloading.VARIABLE}")
+        raise ConfigurationError(f"offloaded: there is no store; set {object_store.VARIABLE}")
     yield from opening.ensure_open(context, create=False)
     before_ms = (yield from server_ms("sweep")) - older_ms
     found: dict[tuple[str, str], Reference] = {}
@@ -50,7 +50,7 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
         yield from _leave_out_referred(context, found)
     orphans = list(found.values())
     if orphans and not dry_run:
-        problems = yield InThread(partial(offloading.remove_all, orphans))
+        problems = yield InThread(partial(object_store.remove_all, orphans))
         orphans = [orphan for orphan, why in zip(orphans, problems, strict=True) if not why]
     return SweepResult(len(orphans), sum(orphan.size for orphan in orphans))
 

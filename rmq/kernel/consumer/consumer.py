@@ -11,53 +11,21 @@ first repeats the commands without a reply, under the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
-from rmq.errors import ClaimLost, LeaseLost, StorageError
+from rmq.errors import StorageError
 from rmq.kernel.consumer.flows import ConsumerFlows, Mode, Verb
-from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
-from rmq.kernel.core.delivery import (
-    DeliveryData,
-    HeldDelivery,
-    Reject,
-    Retry,
-    Snooze,
-    held_all,
-    held_of,
-)
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData, held_all, held_of
+from rmq.kernel.delivery.delivery_verbs import DeliveryVerbs, SettleWith
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 D = TypeVar("D", bound=DeliveryData)
-DISPOSITIONS = (Snooze, Retry, Reject)  # exceptions by which a handler settles its delivery
-
-
-def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
-    """Raise LeaseLost for the first delivery in the list, if there is one."""
-    if lost:
-        raise LeaseLost(
-            f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
-            f"{lost[0].deadline.isoformat()}, or the message was settled, given back or deleted "
-            "by somebody else, or Redis lost it. It may be with another consumer; nothing was "
-            "changed. Give a longer lease, or extend it while you work"
-        )
-
-
-def raise_if_claim_lost(delivery: HeldDelivery) -> None:
-    """Raise ClaimLost if an acked delivery had lost its claim."""
-    claim = delivery.claim
-    if claim is not None and claim.lost:
-        raise ClaimLost(
-            f"claim: {claim.name.decode()!r} was gone when the work of {delivery.id} was done: it "
-            "had expired, or was deleted. The message is acked; look whether the work was done "
-            "twice, and give a longer lease, or extend it while you work"
-        )
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
@@ -65,72 +33,6 @@ def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
     given = list(deliveries)
     lost = set((yield from verb(held_all(given))))
     return [delivery for delivery in given if held_of(delivery) in lost] if lost else []
-
-
-class AsyncDelivery(DeliveryData):
-    """A message as it was delivered to a consumer.
-
-    `async with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
-    """
-
-    __slots__ = ()
-
-    async def ack(self) -> None:
-        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
-        one, run = self._settle_with
-        raise_if_lost(await run(one.ack(self._held)), "ack")
-        raise_if_claim_lost(self._held)
-
-    async def nack(
-        self, *, delay: Duration | None = None, error: BaseException | str | None = None
-    ) -> None:
-        """Give the message back as failed; costs a retry.
-
-        Args:
-            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
-            error: Error that is stored with the failure and shown with the dead letter.
-        """
-        one, run = self._settle_with
-        raise_if_lost(await run(one.nack(self._held, delay, error)), "nack")
-
-    async def reject(self, reason: BaseException | str) -> None:
-        """Make the message a dead letter at once, regardless of its retries."""
-        one, run = self._settle_with
-        raise_if_lost(await run(one.reject(self._held, reason)), "reject")
-
-    async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back unhandled, now or after `delay`; costs no retry."""
-        one, run = self._settle_with
-        raise_if_lost(await run(one.release(self._held, delay)), "release")
-
-    async def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: the lease it was received with."""
-        one, run = self._settle_with
-        raise_if_lost(await run(one.extend(self._held, lease)), "extend")
-
-    async def __aenter__(self) -> AsyncDelivery:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not self.is_settled:
-            one, run = self._settle_with
-            is_expected = error is None or isinstance(error, DISPOSITIONS)
-            try:
-                lost = await run(one.settle_after(error, self._held))
-            except StorageError:
-                if is_expected:
-                    raise
-                return False  # raise the handler's own error; the lease expires by itself
-            if is_expected:
-                raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self._held)
-        return isinstance(error, DISPOSITIONS)
 
 
 class AsyncConsumer:
@@ -149,7 +51,7 @@ class AsyncConsumer:
     ) -> None:
         self._transport = transport
         self._flows = ConsumerFlows(context, lease, mode, ordered)
-        self._settle_with = SettleWith(OneDelivery(self._flows), transport.run)
+        self._settle_with = SettleWith(DeliveryVerbs(self._flows), transport.run)
 
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0

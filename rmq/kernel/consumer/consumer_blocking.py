@@ -5,83 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import TracebackType
 
 from rmq.errors import StorageError
-from rmq.kernel.consumer.consumer import DISPOSITIONS, carry_out, raise_if_claim_lost, raise_if_lost
+from rmq.kernel.consumer.consumer import carry_out
 from rmq.kernel.consumer.flows import ConsumerFlows, Mode
-from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.delivery_blocking import Delivery
+from rmq.kernel.delivery.delivery_verbs import DeliveryVerbs, SettleWith
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.blocking import Transport
-
-
-class Delivery(DeliveryData):
-    """A message as it was delivered to a consumer.
-
-    `with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
-    """
-
-    __slots__ = ()
-
-    def ack(self) -> None:
-        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
-        one, run = self._settle_with
-        raise_if_lost(run(one.ack(self._held)), "ack")
-        raise_if_claim_lost(self._held)
-
-    def nack(
-        self, *, delay: Duration | None = None, error: BaseException | str | None = None
-    ) -> None:
-        """Give the message back as failed; costs a retry.
-
-        Args:
-            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
-            error: Error that is stored with the failure and shown with the dead letter.
-        """
-        one, run = self._settle_with
-        raise_if_lost(run(one.nack(self._held, delay, error)), "nack")
-
-    def reject(self, reason: BaseException | str) -> None:
-        """Make the message a dead letter at once, regardless of its retries."""
-        one, run = self._settle_with
-        raise_if_lost(run(one.reject(self._held, reason)), "reject")
-
-    def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back unhandled, now or after `delay`; costs no retry."""
-        one, run = self._settle_with
-        raise_if_lost(run(one.release(self._held, delay)), "release")
-
-    def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: the lease it was received with."""
-        one, run = self._settle_with
-        raise_if_lost(run(one.extend(self._held, lease)), "extend")
-
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not self.is_settled:
-            one, run = self._settle_with
-            is_expected = error is None or isinstance(error, DISPOSITIONS)
-            try:
-                lost = run(one.settle_after(error, self._held))
-            except StorageError:
-                if is_expected:
-                    raise
-                return False  # raise the handler's own error; the lease expires by itself
-            if is_expected:
-                raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self._held)
-        return isinstance(error, DISPOSITIONS)
 
 
 class Consumer:
@@ -100,7 +33,7 @@ class Consumer:
     ) -> None:
         self._transport = transport
         self._flows = ConsumerFlows(context, lease, mode, ordered)
-        self._settle_with = SettleWith(OneDelivery(self._flows), transport.run)
+        self._settle_with = SettleWith(DeliveryVerbs(self._flows), transport.run)
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages: lease them and return their deliveries.

@@ -24,16 +24,21 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.consumer import claim, offloaded, receive, settle
-from rmq.kernel.consumer.claim import ExtraCommands
+from rmq.kernel.consumer import claim_flows, offloading, receive, settle
+from rmq.kernel.consumer.claim_flows import ExtraCommands
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
 from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.consumer.settle import UNKNOWN, Lease, Leases, Settling
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core import codec, failure, record
-from rmq.kernel.core.claim import UNSURE
-from rmq.kernel.core.delivery import (
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.score import receipt_with_deadline
+from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
+from rmq.kernel.delivery.claim import UNSURE
+from rmq.kernel.delivery.inner_delivery import (
     LOST,
     OPEN,
     SETTLED,
@@ -42,11 +47,6 @@ from rmq.kernel.core.delivery import (
     SharedLeases,
     count_settling,
 )
-from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.message import Receipt
-from rmq.kernel.core.score import receipt_with_deadline
-from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
-from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -106,7 +106,7 @@ class ConsumerFlows:
         self.settles_fast = False
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
-        self._offloaded = offloaded.Removal()
+        self._offloaded = offloading.Removal()
         self._confirmed: list[HeldDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -198,7 +198,7 @@ class ConsumerFlows:
         for keys, batch in batches:
             self._unreadable += self._decode_batch(keys, batch, deliveries)
         if self._offloaded.slots:
-            read = offloaded.read(self.context, self._shared_leases, deliveries)
+            read = offloading.read(self.context, self._shared_leases, deliveries)
             deliveries, unreadable = yield from read
             self._unreadable += unreadable
         if self._unreadable:
@@ -448,10 +448,10 @@ class ConsumerFlows:
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        return settle.ack(self.context, leases, claim.finish(self.context, deliveries))
+        return settle.ack(self.context, leases, claim_flows.finish(self.context, deliveries))
 
     def _unclaim(self, deliveries: list[HeldDelivery]) -> ExtraCommands | None:
-        return claim.unclaim(self.context, deliveries)
+        return claim_flows.unclaim(self.context, deliveries)
 
     def ack(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
         """Settle deliveries for good. Like all verbs, it returns the deliveries that were lost."""
@@ -527,7 +527,7 @@ class ConsumerFlows:
             nonlocal until
             lease_ms = asked_ms or self.state.lease_ms or self.context.settings.lease_ms
             until = time.monotonic() + lease_ms / 1000
-            extra = claim.renew(self.context, claim.held(given), lease_ms)
+            extra = claim_flows.renew(self.context, claim_flows.held(given), lease_ms)
             return settle.extend(self.context, leases, lease_ms, extra)
 
         def note(given: list[HeldDelivery], deadlines: Sequence[int | None]) -> list[HeldDelivery]:
@@ -542,9 +542,9 @@ class ConsumerFlows:
         """
         given, leases = self._leases(deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
-        extra = claim.renew(self.context, claim.held(given), lease_ms)
+        extra = claim_flows.renew(self.context, claim_flows.held(given), lease_ms)
         if extra is not None:
-            yield from claim.run_alone(extra)
+            yield from claim_flows.run_alone(extra)
         letters = yield from settle.check_held(self.context, leases)
         return self._note_letters(given, letters)
 
@@ -572,7 +572,7 @@ class ConsumerFlows:
         claims = [d.claim for d in deliveries if d.claim and d.claim.state == UNSURE]
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         if claims:
-            yield from claim.claim(self.context, claims, lease_ms)
+            yield from claim_flows.claim(self.context, claims, lease_ms)
 
     def unsettled(self) -> list[HeldDelivery]:
         """Return the open deliveries that no call is settling."""

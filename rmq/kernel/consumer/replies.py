@@ -23,9 +23,9 @@ from rmq.errors import (
 )
 from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
-from rmq.kernel.core.delivery import OPEN, HeldDelivery
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.places import Place
+from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, Sleep

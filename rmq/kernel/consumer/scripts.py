@@ -16,10 +16,10 @@ import msgpack
 
 from rmq.errors import InvalidValue
 from rmq.kernel.core import failure, record
-from rmq.kernel.core.delivery import SharedLease
 from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE
+from rmq.kernel.delivery.inner_delivery import SharedLease
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession

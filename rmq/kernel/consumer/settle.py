@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.claim import ExtraCommands
+from rmq.kernel.consumer.claim_flows import ExtraCommands
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX

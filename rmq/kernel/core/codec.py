@@ -25,7 +25,7 @@ from rmq.errors import (
     InvalidValue,
     PayloadTooLarge,
 )
-from rmq.kernel.core import compression, encryption, offloading, packages
+from rmq.kernel.core import compression, encryption, object_store, packages
 from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.compression import CEILING, PLAIN, How
 from rmq.kernel.core.encryption import Keys
@@ -312,8 +312,8 @@ def _decrypted(data: bytes) -> bytes:
         DecodeError: The body cannot be decrypted here; or it is in a store, as `reference` says.
     """
     if data[:1] != _SEALED:
-        if data[:1] == offloading.FIRST:
-            raise offloading.not_read(data[1:])
+        if data[:1] == object_store.FIRST:
+            raise object_store.not_read(data[1:])
         return data
     try:
         return encryption.unseal(data)
@@ -415,7 +415,7 @@ class Offloaded:
     limit: ClassVar[int] = 256 * 1024 * 1024
 
     def __init__(self, store: str, above: int = 262_144, inner: str | Codec = "json") -> None:
-        self.store = offloading.open_store(store)
+        self.store = object_store.open_store(store)
         self.above = check_int(above, "above", 0, CEILING)
         self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
         if isinstance(self._inner, Offloaded):
@@ -456,7 +456,7 @@ def decode_object(data: bytes) -> Any:
 
 def reference_of(number: int, data: bytes) -> bytes | None:
     """Return the bytes of the reference to an offloaded body; None for any other body."""
-    is_offloaded = number == Compressed.number and data[:1] == offloading.FIRST
+    is_offloaded = number == Compressed.number and data[:1] == object_store.FIRST
     return data[1:] if is_offloaded else None
 
 

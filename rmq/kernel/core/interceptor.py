@@ -15,12 +15,14 @@ import copy
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.sequence import ProducerSequence
+
+if TYPE_CHECKING:
+    from rmq.kernel.delivery.delivery import DeliveryData
 
 log = logging.getLogger("rmq")
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from rmq.errors import DecodeError, InvalidType
-from rmq.kernel.core.delivery import DeliveryData, held_of
 from rmq.kernel.core.interceptor import Hook, Hooks, Middleware, run_through, run_through_async
+from rmq.kernel.delivery.delivery import DeliveryData, held_of
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import RunScope, Values
 

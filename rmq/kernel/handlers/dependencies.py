@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Delivery
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData
+from rmq.kernel.delivery.delivery_blocking import Delivery
 
 
 def is_async_function(function: Any) -> bool:

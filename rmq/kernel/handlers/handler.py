@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import body_types, interceptor, retry as policies
-from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.interceptor import Middleware
 from rmq.kernel.core.record import HEADERS
 from rmq.kernel.core.retry import Policy
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS, Settings
 from rmq.kernel.core.validation import Duration, check_int, check_message_type, duration_ms
+from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.dependencies import is_async_function
 from rmq.kernel.handlers.idempotency import Idempotent
 from rmq.kernel.handlers.signature import Signature

@@ -18,15 +18,21 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.consumer.claim import new_owner
-from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Delivery
+from rmq.kernel.consumer.claim_flows import new_owner
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.core.business_key import Key, check_consumer, key_reader
-from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, Claim
-from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, held_all, held_of, settle_with_of
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.delivery.business_key import Key, check_consumer, key_reader
+from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, Claim
+from rmq.kernel.delivery.delivery import (
+    AsyncDelivery,
+    DeliveryData,
+    held_all,
+    held_of,
+    settle_with_of,
+)
+from rmq.kernel.delivery.delivery_blocking import Delivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.transport.flow.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,8 +96,8 @@ class Claims:
         mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:
             return []
-        one, run = settle_with_of(mine[0])
-        claimed: list[Delivery] = run(self._sort(one.flows, mine))
+        verbs, run = settle_with_of(mine[0])
+        claimed: list[Delivery] = run(self._sort(verbs.flows, mine))
         return claimed
 
     async def first_async(
@@ -101,8 +107,8 @@ class Claims:
         mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
-        one, run = settle_with_of(mine[0])
-        claimed: list[AsyncDelivery] = await run(self._sort(one.flows, mine))
+        verbs, run = settle_with_of(mine[0])
+        claimed: list[AsyncDelivery] = await run(self._sort(verbs.flows, mine))
         return claimed
 
     def claim(
@@ -174,7 +180,7 @@ class Claiming:
         self._held = held_of(delivery)
 
     def _flow(self) -> Flow[bool]:
-        yield from settle_with_of(self._delivery).one.flows.claim([self._held])
+        yield from settle_with_of(self._delivery).verbs.flows.claim([self._held])
         return _state(self._held) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:

@@ -15,7 +15,7 @@ from contextlib import (
 )
 from typing import Any
 
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.handlers.dependencies import Dependencies, Key, Node, flattened
 
 Values = dict[Key, Any]

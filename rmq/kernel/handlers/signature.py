@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from rmq.errors import InvalidType
-from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Delivery
+from rmq.kernel.delivery.delivery import AsyncDelivery
+from rmq.kernel.delivery.delivery_blocking import Delivery
 from rmq.kernel.handlers.dependencies import (
     Dependencies,
     dependency_of,

@@ -25,7 +25,7 @@ from rmq.kernel.core.interceptor import start_hooks
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
-from rmq.kernel.producer import offload, report, scripts
+from rmq.kernel.producer import offloading, report, scripts
 from rmq.kernel.producer.batches import Group, Outdated, group_messages
 from rmq.kernel.producer.encode import (
     RECORD_BYTES,
@@ -159,7 +159,7 @@ def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Stor
     """Send messages by `store`; if there are interceptors, send copies that they may change."""
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
-        store = partial(offload.send, context, context.codec, store)
+        store = partial(offloading.send, context, context.codec, store)
     if hooks.before_send or hooks.after_send:
         return _send_intercepted(context, messages, store)
     return store(messages)

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rmq.errors import DecodeError
-from rmq.kernel.core import failure, offloading, record
+from rmq.kernel.core import failure, object_store, record
 from rmq.kernel.core.codec import Offloaded, SharedLimit, decode, decode_all, reference_of
 from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in, weight_in
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.core.record import Record
 from rmq.kernel.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, moment, receipt_deadline_ms
 from rmq.kernel.topic import opening, scripts
@@ -136,7 +136,7 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
         if packed is not None:
-            read = partial(offloading.read_all, [Reference.read(packed)], Offloaded.limit)
+            read = partial(object_store.read_all, [Reference.read(packed)], Offloaded.limit)
             (data,) = yield InThread(read)
             if isinstance(data, bytes):
                 head = member.record[: -len(entry.body)]

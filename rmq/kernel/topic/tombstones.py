@@ -13,9 +13,9 @@ from functools import partial
 from typing import NamedTuple
 
 from rmq.errors import DecodeError
-from rmq.kernel.core import offloading
+from rmq.kernel.core import object_store
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
 FIELD = b"gone:"  # of `bodies`, then a number
@@ -54,7 +54,7 @@ def take(keys: SlotKeys) -> Flow[Taken]:
         for name, packed in there.items():
             with suppress(DecodeError):  # it names no object
                 references[name] = Reference.read(packed)
-        remove = partial(offloading.remove_all, list(references.values()))
+        remove = partial(object_store.remove_all, list(references.values()))
         problems = dict(zip(references, (yield InThread(remove)), strict=True))
         done = [name for name in there if not problems.get(name)]
         if done:

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.kernel.core import generators
-from rmq.kernel.core.business_key import check_consumer
 from rmq.kernel.core.generators import Procedure
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.delivery.business_key import check_consumer
 from rmq.sql.connections import AnyEngine, InTransaction, WithConnection, check_engine
 from rmq.sql.database import now_ms, write_first
 from rmq.sql.errors import require_table

@@ -14,11 +14,12 @@ from sqlalchemy.orm import sessionmaker
 
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.kernel.core import generators
-from rmq.kernel.core.business_key import Key, check_consumer, key_reader
-from rmq.kernel.core.delivery import DeliveryData, Reject, Retry, Snooze
 from rmq.kernel.core.generators import Call, Procedure
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.delivery.business_key import Key, check_consumer, key_reader
+from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
 from rmq.kernel.handlers.idempotency import KeyOf
 from rmq.sql.connections import OnConnection, check_table, refuse_autocommit
 from rmq.sql.errors import Outage, code_of, is_contention, is_outage, require_table

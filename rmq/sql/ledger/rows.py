@@ -16,8 +16,9 @@ import sqlalchemy as sa
 
 from rmq.errors import InvalidKey
 from rmq.features.dead_letters.redrive_to import FROM_MARK, ID_MARK
-from rmq.kernel.core.business_key import CONSUMER_BYTES, KEY_BYTES
-from rmq.kernel.core.delivery import DeliveryData, Reject, Snooze
+from rmq.kernel.delivery.business_key import CONSUMER_BYTES, KEY_BYTES
+from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.delivery.dispositions import Reject, Snooze
 from rmq.sql.database import ExactText, insert_new, now_ms
 
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0

@@ -15,11 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import generators
-from rmq.kernel.core.business_key import check_consumer
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.generators import Call, Procedure
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync
 from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.delivery.business_key import check_consumer
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.handlers.idempotency import Check, KeyOf
 from rmq.sql.connections import AnyEngine, WithConnection, check_table, with_own_pool
 from rmq.sql.errors import Outage, is_conflict, require_table

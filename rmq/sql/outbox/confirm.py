@@ -24,9 +24,10 @@ from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import generators
-from rmq.kernel.core.delivery import DeliveryData, Reject, held_of
 from rmq.kernel.core.generators import Action, Call, Procedure
 from rmq.kernel.core.interceptor import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
+from rmq.kernel.delivery.delivery import DeliveryData, held_of
+from rmq.kernel.delivery.dispositions import Reject
 from rmq.sql.connections import InTransaction, WithConnection, check_table
 from rmq.sql.errors import Outage
 from rmq.sql.outbox import confirm_queries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select, update
 
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.sql.database import insert_new, now_ms, write_first
 from rmq.sql.errors import require_table
 from rmq.sql.outbox.tables import CONFIRMED, CREATE, EXHAUSTED, UNCONFIRMED, logs, stubs

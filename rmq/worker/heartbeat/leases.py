@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from rmq.kernel.core import process
-from rmq.kernel.core.claim import FIRST
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.claim import FIRST
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.worker.heartbeat.memory import (
     BEGUN_WORDS,
     CLAIM_TEXT,

@@ -40,7 +40,7 @@ LOOK_S = 0.5  # between two looks at a worker whose pipe another process may hol
 REPORT_S = 5.0  # between two lines in the log during an outage
 WORKER_EXIT_S = 1.0  # between the end of a worker's pipe and the end of its process
 BYE = b"bye\n"  # written by a worker that ends normally: it has released what it held
-CLAIM_BEYOND_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim.py
+CLAIM_BEYOND_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim_flows.py
 PAGE = 1000  # deliveries or claims of one call
 ANSWER_S = 2.0  # of one server: the leases on others must not wait for long
 

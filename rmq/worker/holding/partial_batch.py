@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 
 
 class PartialBatch:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import HandledTopic, show_for

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.holding.partial_batch import PartialBatch
 from rmq.worker.running.executors import Work

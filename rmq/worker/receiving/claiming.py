@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rmq.kernel.consumer import claim
+from rmq.kernel.consumer import claim_flows
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import show_for
@@ -44,4 +44,4 @@ def claim_keys(
         log.warning("claims of %s are not known: %s", handlers.context.name, error)
     if tracker is not None:
         slots = handlers.context.settings.first_slots
-        tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))
+        tracker.add_claims(deliveries, lambda name: claim_flows.claim_slot(name, slots))

@@ -12,8 +12,8 @@ from rmq.errors import RMQError
 from rmq.kernel.consumer import receive, rollback, state
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import Flow, Subscription, pipeline

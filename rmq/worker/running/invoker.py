@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from rmq.errors import DecodeError
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import call_hooks_async
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.worker.running.invoker_bases import AsyncCall, AsyncInvokerBase

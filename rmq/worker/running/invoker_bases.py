@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import Hooks, active
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values

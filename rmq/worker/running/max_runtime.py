@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.worker.settling.disposition import Report
 
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.interceptor import call_hook
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
 from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.running.executors import Work
 from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Iterable
 
-from rmq.kernel.consumer import claim as claim_flow
-from rmq.kernel.consumer.claim import ExtraCommands
-from rmq.kernel.core.claim import FIRST, KEPT, Claim
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.consumer import claim_flows as claim_flow
+from rmq.kernel.consumer.claim_flows import ExtraCommands
+from rmq.kernel.delivery.claim import FIRST, KEPT, Claim
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.single.blocking import Transport
 

@@ -14,11 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.errors import ConfigurationError, DecodeError, InvalidType, RMQError
 from rmq.kernel.core import failure
-from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
-from rmq.kernel.core.delivery import SETTLED, DeliveryData, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.interceptor import Outcome
 from rmq.kernel.core.retry import Policy, draw_wait_ms
 from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
+from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
+from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.inner_delivery import SETTLED, HeldDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.handled_topic import Show

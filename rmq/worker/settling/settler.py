@@ -20,9 +20,9 @@ from typing import Any
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer.flows import Verb
 from rmq.kernel.core import failure
-from rmq.kernel.core.claim import KEPT
-from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.claim import KEPT
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_away
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic

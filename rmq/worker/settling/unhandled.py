@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.validation import format_duration
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.topic import clock
 from rmq.worker.settling.disposition import Disposition

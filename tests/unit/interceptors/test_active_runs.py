@@ -11,11 +11,11 @@ import pytest
 
 from rmq.interceptors import active_runs
 from rmq.interceptors.active_runs import Runs
-from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import ids
-from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import receipt_score
+from rmq.kernel.delivery.delivery_blocking import Delivery
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
 
 SETTLE_WITH: Any = None  # nothing is settled here
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pytest
 
 import rmq
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.interceptor import Middleware, attach
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.handlers.handler import Handler
 
 if TYPE_CHECKING:

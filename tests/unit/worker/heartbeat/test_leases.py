@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.core.claim import FIRST, Claim
-from rmq.kernel.core.delivery import OPEN
+from rmq.kernel.delivery.claim import FIRST, Claim
+from rmq.kernel.delivery.inner_delivery import OPEN
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerLease, WorkerMemory
 from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
 

@@ -13,11 +13,11 @@ import msgpack
 import pytest
 
 import rmq
-from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import record
-from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.score import receipt_score
+from rmq.kernel.delivery.delivery_blocking import Delivery
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.running.invoker import invoker_class

@@ -12,9 +12,9 @@ import pytest
 
 import rmq
 from rmq.kernel.core import ids, record
-from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import Settings
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.topic import clock as command_clock
 from rmq.worker.settling import unhandled
 from rmq.worker.settling.unhandled import Unhandled

@@ -8,10 +8,10 @@ from functools import partial
 from rmq.errors import DecodeError, RMQError
 from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
-from rmq.kernel.core import codec, failure, offloading
-from rmq.kernel.core.delivery import HeldDelivery, SharedLeases
+from rmq.kernel.core import codec, failure, object_store
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
+from rmq.kernel.delivery.inner_delivery import HeldDelivery, SharedLeases
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InBackground, InThread
@@ -36,7 +36,7 @@ def read(
     kept, excess = deliveries[:within], deliveries[within:]
     offloaded = [delivery for delivery in kept if type(delivery.body) is Reference]
     references = [delivery.body for delivery in offloaded]
-    reading = partial(offloading.read_all, references, codec.Offloaded.limit)
+    reading = partial(object_store.read_all, references, codec.Offloaded.limit)
     objects = (yield InThread(reading)) if references else []
     failed, unreadable = Reasons(), Reasons()
     for delivery, data in zip(offloaded, objects, strict=True):

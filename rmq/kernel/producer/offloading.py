@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from rmq.errors import QueueFull, RMQError, TopicPaused
-from rmq.kernel.core import offloading
+from rmq.kernel.core import object_store
 from rmq.kernel.core.codec import Coded, Offloaded
 from rmq.kernel.core.message import Outgoing, SendResult
-from rmq.kernel.core.offloading import Reference
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic import clock, opening, scripts
 from rmq.kernel.topic.context import TopicContext
@@ -43,13 +43,13 @@ def send(
                 now_ms = clock.now_ms()
                 reference = codec.store.new_reference(context.name, context.identity, now_ms, data)
                 objects[index] = reference, data
-                coded = Coded(offloading.FIRST + reference.packed)
+                coded = Coded(object_store.FIRST + reference.packed)
             outs[index] = replace(out, body=coded)
             if index in objects:
                 encode(context, context.settings, outs[index])
     if not objects:
         return (yield from store(outs))
-    yield InThread(partial(offloading.write_all, codec.store, list(objects.values())))
+    yield InThread(partial(object_store.write_all, codec.store, list(objects.values())))
     try:
         results = yield from store(outs)
     except (QueueFull, TopicPaused) as error:
@@ -83,4 +83,4 @@ def _unused(
 
 def _remove(references: list[Reference]) -> Flow[None]:
     if references:
-        yield InThread(partial(offloading.remove_all, references))
+        yield InThread(partial(object_store.remove_all, references))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq.errors import InvalidKey, InvalidType, InvalidValue
-from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.keys import check_name
+from rmq.kernel.delivery.delivery import DeliveryData
 
 KEY_BYTES = 200  # UTF-8; fits a unique index of MariaDB, and a claim in a worker's memory
 CONSUMER_BYTES = 64

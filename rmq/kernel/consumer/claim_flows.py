@@ -14,10 +14,11 @@ from typing import Any
 
 from rmq.errors import RMQError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.core.claim import BUSY, FIRST, UNSURE, Claim
-from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.claim import BUSY, FIRST, UNSURE, Claim
+from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, raise_first_error

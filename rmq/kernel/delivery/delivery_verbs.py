@@ -1,18 +1,21 @@
-"""The flows of one delivery; threads or tasks that settle at the same time share calls."""
+"""The verbs of a delivery; threads or tasks that settle deliveries at the same time share calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import RMQError, StorageError
-from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.transport.flow.coalescing import APART, Coalescer, coalesced, same_error
 from rmq.kernel.transport.flow.steps import Flow
+
+if TYPE_CHECKING:
+    from rmq.kernel.consumer.flows import ConsumerFlows
 
 ITEMS_MAX = 100  # deliveries in one call
 ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error
@@ -29,11 +32,11 @@ SettlingFlow = Flow[list[HeldDelivery]]  # returns the deliveries whose lease wa
 SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
-class OneDelivery:
-    """The flows of one delivery.
+class DeliveryVerbs:
+    """The verbs that settle or extend one delivery of a consumer, as flows.
 
     Args:
-        flows: Flows of the consumer.
+        flows: Flows of the consumer, which settle any number of deliveries.
     """
 
     def __init__(self, flows: ConsumerFlows) -> None:
@@ -135,9 +138,9 @@ class SettleWith(NamedTuple):
     """The object by which a delivery settles itself.
 
     Attributes:
-        one: Flows of one delivery.
+        verbs: Verbs of a delivery.
         run: Function that runs a flow; an AsyncDelivery awaits its result.
     """
 
-    one: OneDelivery
+    verbs: DeliveryVerbs
     run: Callable[[Flow[Any]], Any]

@@ -1,0 +1,1 @@
+"""A delivery: its data, its claim, and the verbs that settle it."""

@@ -1,0 +1,277 @@
+"""The delivery that a program or a handler gets; `Delivery` is generated from `AsyncDelivery`.
+
+`DeliveryData` has what both classes have: the data of the message and of its delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from rmq.errors import ClaimLost, InvalidType, LeaseLost, StorageError
+from rmq.kernel.core import record
+from rmq.kernel.core.groups import GROUP_MARK, share_in
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.dispositions import DISPOSITIONS
+from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
+
+
+class DeliveryData:
+    """The data of a delivery; all but the body is decoded from the record at each access."""
+
+    __slots__ = ("_held", "_settle_with")
+
+    def __init__(self, held: HeldDelivery, settle_with: Any) -> None:
+        self._held = held
+        self._settle_with = settle_with
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both objects are of the same delivery."""
+        return isinstance(other, DeliveryData) and other._held is self._held
+
+    def __hash__(self) -> int:
+        return hash(self._held)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
+
+    @property
+    def body(self) -> Any:
+        """The message's body; in a handler, converted to the annotated type."""
+        return self._held.body
+
+    @body.setter
+    def body(self, body: Any) -> None:
+        self._held.body = body
+
+    @property
+    def fence(self) -> int:
+        """The delivery number; it grows with every delivery of a slot."""
+        return self._held.fence
+
+    @property
+    def id(self) -> MessageId:
+        """The message's id, as `send` returned it; the same in each delivery."""
+        return self._held.id
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic from which the message was received."""
+        return self._held.origin.keys.topic
+
+    @property
+    def slot(self) -> int:
+        """The index of the message's slot, from 0; the same for messages with one `slot_basis`."""
+        return self._held.origin.keys.index
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of this delivery; `str()` gives its text form."""
+        return Receipt(self._held.id, self._held.score)
+
+    @property
+    def retries_left(self) -> int:
+        """Number of retries that remain after this delivery."""
+        return self._held.retries_left
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
+        return self._held.attempt
+
+    @property
+    def deadline(self) -> datetime:
+        """The time at which the lease ends, by the server's clock.
+
+        A worker renews leases. There it is the time until which the lease is surely valid, by
+        the clock of this machine.
+        """
+        return self._held.deadline
+
+    @property
+    def priority(self) -> int | None:
+        """The message's priority; None for a timed message without a priority."""
+        return int.from_bytes(self._held.record[1:4], "big") or None
+
+    @property
+    def due(self) -> datetime | None:
+        """The time at which a timed message was due; None for a message that was due when sent."""
+        return self._held.due
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The sender's headers, read-only; RMQ's own headers are in `marks`."""
+        return record.user_headers(record.headers_of(self._held.record))
+
+    @property
+    def type(self) -> str | None:
+        """The message type, which selects the handler; None if it was sent without a type."""
+        return self._held.type
+
+    @property
+    def group(self) -> str | None:
+        """The name of the message's group; None if it was sent without a group."""
+        return self._held.group
+
+    @property
+    def share_key(self) -> str | None:
+        """The tenant whose turns the group uses; None: the group's own turns."""
+        return share_in(self.marks.get(GROUP_MARK))
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """The headers that RMQ itself added; their names begin with `rmq-`."""
+        return self._held.marks
+
+    @property
+    def schedule_time(self) -> datetime | None:
+        """The time for which a schedule sent this message; None if no schedule sent it."""
+        text = self.marks.get(record.SCHEDULE_TIME_MARK)
+        return moment(int(text)) if text else None
+
+    @property
+    def merge_key(self) -> str | None:
+        """The key by which the message merged while it waited; None if it had no key."""
+        return record.read(self._held.record).merge_key or None
+
+    @property
+    def offset(self) -> int:
+        """The message's acceptance number in its slot, as `send` returned it."""
+        low = record.read(self._held.record).offset_low
+        return record.offset_of(low, self._held.origin.newest)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this delivery has ended: settled, given back, or lost."""
+        return self._held.state != OPEN
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone: another consumer may have the message, so stop the work.
+
+        In a worker, which renews leases, this is always current. Elsewhere it changes only after
+        a verb failed.
+        """
+        return self._held.lost
+
+    @property
+    def claim_lost(self) -> bool:
+        """Whether the claim on the business key was gone at the last extend or ack."""
+        return self._held.claim_lost
+
+
+class AsyncDelivery(DeliveryData):
+    """A message as it was delivered to a consumer.
+
+    `async with delivery:` acks at the end of the block. An exception nacks and is raised again.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
+    """
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.ack(self._held)), "ack")
+        raise_if_claim_lost(self._held)
+
+    async def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """Give the message back as failed; costs a retry.
+
+        Args:
+            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            error: Error that is stored with the failure and shown with the dead letter.
+        """
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.nack(self._held, delay, error)), "nack")
+
+    async def reject(self, reason: BaseException | str) -> None:
+        """Make the message a dead letter at once, regardless of its retries."""
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.reject(self._held, reason)), "reject")
+
+    async def release(self, *, delay: Duration = 0) -> None:
+        """Give the message back unhandled, now or after `delay`; costs no retry."""
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.release(self._held, delay)), "release")
+
+    async def extend(self, lease: Duration | None = None) -> None:
+        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.extend(self._held, lease)), "extend")
+
+    async def __aenter__(self) -> AsyncDelivery:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not self.is_settled:
+            verbs, run = self._settle_with
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
+            try:
+                lost = await run(verbs.settle_after(error, self._held))
+            except StorageError:
+                if is_expected:
+                    raise
+                return False  # raise the handler's own error; the lease expires by itself
+            if is_expected:
+                raise_if_lost(lost, "settle")
+                raise_if_claim_lost(self._held)
+        return isinstance(error, DISPOSITIONS)
+
+
+def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
+    """Raise LeaseLost for the first delivery in the list, if there is one."""
+    if lost:
+        raise LeaseLost(
+            f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
+            f"{lost[0].deadline.isoformat()}, or the message was settled, given back or deleted "
+            "by somebody else, or Redis lost it. It may be with another consumer; nothing was "
+            "changed. Give a longer lease, or extend it while you work"
+        )
+
+
+def raise_if_claim_lost(delivery: HeldDelivery) -> None:
+    """Raise ClaimLost if an acked delivery had lost its claim."""
+    claim = delivery.claim
+    if claim is not None and claim.lost:
+        raise ClaimLost(
+            f"claim: {claim.name.decode()!r} was gone when the work of {delivery.id} was done: it "
+            "had expired, or was deleted. The message is acked; look whether the work was done "
+            "twice, and give a longer lease, or extend it while you work"
+        )
+
+
+def held_of(delivery: DeliveryData) -> HeldDelivery:
+    """Return RMQ's own view of a delivery."""
+    return delivery._held
+
+
+def settle_with_of(delivery: DeliveryData) -> Any:
+    """Return the `rmq.kernel.delivery.delivery_verbs.SettleWith` that settles a delivery."""
+    return delivery._settle_with
+
+
+def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
+    """Return RMQ's own view of each delivery.
+
+    Raises:
+        InvalidType: An item is not a delivery.
+    """
+    held = []
+    for delivery in deliveries:
+        if not isinstance(delivery, DeliveryData):
+            raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
+        held.append(held_of(delivery))
+    return held

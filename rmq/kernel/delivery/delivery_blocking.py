@@ -1,0 +1,77 @@
+# Generated from rmq/kernel/delivery/delivery.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.kernel.delivery.delivery`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rmq.errors import StorageError
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.delivery import DeliveryData, raise_if_claim_lost, raise_if_lost
+from rmq.kernel.delivery.dispositions import DISPOSITIONS
+
+
+class Delivery(DeliveryData):
+    """A message as it was delivered to a consumer.
+
+    `with delivery:` acks at the end of the block. An exception nacks and is raised again.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
+    """
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.ack(self._held)), "ack")
+        raise_if_claim_lost(self._held)
+
+    def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """Give the message back as failed; costs a retry.
+
+        Args:
+            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            error: Error that is stored with the failure and shown with the dead letter.
+        """
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.nack(self._held, delay, error)), "nack")
+
+    def reject(self, reason: BaseException | str) -> None:
+        """Make the message a dead letter at once, regardless of its retries."""
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.reject(self._held, reason)), "reject")
+
+    def release(self, *, delay: Duration = 0) -> None:
+        """Give the message back unhandled, now or after `delay`; costs no retry."""
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.release(self._held, delay)), "release")
+
+    def extend(self, lease: Duration | None = None) -> None:
+        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.extend(self._held, lease)), "extend")
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not self.is_settled:
+            verbs, run = self._settle_with
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
+            try:
+                lost = run(verbs.settle_after(error, self._held))
+            except StorageError:
+                if is_expected:
+                    raise
+                return False  # raise the handler's own error; the lease expires by itself
+            if is_expected:
+                raise_if_lost(lost, "settle")
+                raise_if_claim_lost(self._held)
+        return isinstance(error, DISPOSITIONS)

@@ -1,0 +1,156 @@
+"""RMQ's own part of a delivery, and the protocols for the shared leases of a worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Protocol
+
+from rmq.kernel.core import record
+from rmq.kernel.core.groups import GROUP_MARK, group_in
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import moment, receipt_deadline_ms, receipt_retries_left
+from rmq.kernel.delivery.claim import Claim
+
+OPEN, SETTLED, LOST = 0, 1, 2
+
+
+class BatchOrigin(NamedTuple):
+    """The data that the deliveries of one batch share."""
+
+    keys: SlotKeys
+    newest: int  # acceptance number of the slot's newest message
+    retries: int  # retries of a new message
+    until: float  # earliest end of their leases, by the monotonic clock, unless renewed
+    lease: SharedLease | None = None  # their shared lease; None: each delivery has its own
+
+
+@dataclass(slots=True, eq=False)
+class HeldDelivery:
+    """RMQ's own part of a delivery: its record, its lease, and whether it is settled.
+
+    A program sees it through a `Delivery` or an `AsyncDelivery`, which can be made at any time.
+
+    Attributes:
+        origin: Data that is common to the batch.
+        raw_id: The 16 bytes of the message's id.
+        score: Score of the receipt.
+        record: The stored message.
+        fence: Delivery number.
+        body: The decoded body; in a handler, after its conversion.
+        state: OPEN, SETTLED or LOST.
+        unconfirmed: Verb that was sent but whose reply was not read, or "".
+        settling_calls: Number of running calls that settle it.
+        claim: Claim on its business key, or None.
+    """
+
+    origin: BatchOrigin
+    raw_id: bytes
+    score: float
+    record: bytes
+    fence: int
+    body: Any
+    state: int = OPEN
+    unconfirmed: str = ""
+    settling_calls: int = 0
+    claim: Claim | None = None
+
+    @property
+    def id(self) -> MessageId:
+        """The message's id."""
+        return MessageId(self.raw_id)
+
+    @property
+    def retries_left(self) -> int:
+        """Number of retries that remain after this delivery."""
+        return receipt_retries_left(self.score)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
+        return max(1, self.origin.retries - self.retries_left + 1)
+
+    @property
+    def deadline(self) -> datetime:
+        """The time at which the lease ends; see `DeliveryData.deadline`."""
+        if self.origin.lease is None:
+            return moment(receipt_deadline_ms(self.score))
+        left_s = self.origin.lease.safe_until() - time.monotonic()
+        return datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
+
+    @property
+    def due(self) -> datetime | None:
+        """The time at which a timed message was due; None for a message that was due when sent."""
+        due_ms = record.read(self.record).due_ms
+        return moment(due_ms) if due_ms else None
+
+    @property
+    def type(self) -> str | None:
+        """The message's type; None if it was sent without a type."""
+        return record.type_of(self.record)
+
+    @property
+    def group(self) -> str | None:
+        """The name of the message's group; None if it was sent without a group."""
+        return group_in(self.marks.get(GROUP_MARK))
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """The headers that RMQ itself added."""
+        return record.marks(record.headers_of(self.record))
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease is gone, as far as this process can see."""
+        lease = self.origin.lease
+        return self.state == LOST or (self.state == OPEN and lease is not None and lease.is_lost())
+
+    @property
+    def claim_lost(self) -> bool:
+        """Whether its claim was gone at the last extend or ack."""
+        return self.claim is not None and self.claim.lost
+
+    def queue_position(self) -> int:
+        """Return its position among waiting messages: the priority, or the due time in epoch ms."""
+        return record.place_of(self.record)
+
+
+def count_settling(deliveries: Iterable[HeldDelivery], change: int) -> None:
+    """Count a call that settles these deliveries: 1 when it begins, -1 if it failed."""
+    for delivery in deliveries:
+        delivery.settling_calls += change
+
+
+class SharedLease(Protocol):
+    """The lease of all deliveries that this process took from a slot under one number."""
+
+    def is_lost(self) -> bool:
+        """Return whether the lease is gone, or has ended as far as this process can see."""
+
+    def safe_until(self) -> float:
+        """Return the time until which the lease is surely valid, by the monotonic clock."""
+
+
+class SharedLeases(Protocol):
+    """The shared leases of a consumer, by slot."""
+
+    def number(self, slot: int) -> int:
+        """Return the number of the lease for the next take; 0: open a new lease."""
+
+    def taken(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
+        """Register the lease of a batch that was taken by a call that began at `since`."""
+
+    def handed_over(self, slot: int, number: int) -> SharedLease:
+        """Return the lease of a handed-over batch, even if the lease is no longer used."""
+
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Count delivered messages in; from now on their leases are renewed."""
+
+    def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Count settled or lost deliveries out."""
+
+    def retire(self, slot: int) -> None:
+        """Stop renewing the lease of a slot whose delivery cannot be settled."""
