@@ -1,11 +1,11 @@
-"""The engine of a worker: what receives, runs and settles the messages of all its handlers.
+"""The engine of a worker: it receives, runs and settles the messages of all handlers.
 
-fetcher     one thread; receives for all topics
-feeds       one for each topic; find the handler of a delivery
-queues      one for each handler; how many it holds, what waits
-executors   the threads and the tasks in which all handlers run
-work        one for each handler; begin, run and end a delivery
-settlers    one for each handler; settle what has been run, in two threads
+fetcher     receives for all topics, in one thread
+feeds       receive from one topic, and find the handler of a delivery
+queues      keep the deliveries of one handler, and limit their number
+executors   run all handlers, in threads and in tasks
+work        begins, runs and ends the deliveries of one handler
+settlers    settle the deliveries of one handler, in two threads
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
-THREADS, TASKS = 64, 1000  # of all handlers together, unless one handler alone has more
+THREADS, TASKS = 64, 1000  # for all handlers, unless a single handler may have more
 SETTLER_THREADS = 2
-RELEASE_S = 0.5  # of the time for an end, for releasing what was not cancelled
+RELEASE_S = 0.5  # part of the time for an end in which deliveries are released
 
 
 class Engine:
     """Receives, runs and settles the messages of some handlers.
 
     Args:
-        topics: the handlers of each topic.
-        transport: to Redis.
-        memory: shared with the heartbeat, which renews the leases.
-        hooks: of the interceptors.
-        loop: of async handlers.
-        heartbeat: of that loop.
-        concurrency: how many handlers run at a time in this process; None: THREADS and TASKS.
-        values: of the dependencies and lifespans of this process.
+        topics: Handlers of each topic.
+        transport: Transport to Redis.
+        memory: Memory that is shared with the heartbeat.
+        hooks: Hooks of the interceptors.
+        loop: Event loop of async handlers.
+        heartbeat: Heartbeat of the event loop.
+        concurrency: Largest number of handlers that run at the same time in this process; None:
+            THREADS and TASKS.
+        values: Values of the dependencies and lifespans of this process.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Engine:
     ) -> None:
         self._stopping = threading.Event()
         self._loop = loop
-        executors: dict[bool, Executor] = {}  # by whether handlers are async
+        executors: dict[bool, Executor] = {}  # True: for async handlers
         handlers = [handler for of_topic in topics for handler in of_topic]
         for is_async in {handler.is_async for handler in handlers}:
             counts = [each.concurrency for each in handlers if each.is_async == is_async]
@@ -101,7 +102,7 @@ class Engine:
         self.fetcher.start()
 
     def stop_fetching(self) -> None:
-        """Receive no more. Returns at once."""
+        """Stop receiving. Returns at once."""
         self._stopping.set()
         self.fetcher.stop()
 
@@ -123,7 +124,7 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return events that are set when all that was reported so far is settled."""
+        """Return events that are set when all reported deliveries are settled."""
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
@@ -139,7 +140,7 @@ class Engine:
         settled = all([thread.join(seconds_until(until)) for thread in self.settler_threads])
         for queue in self.queues:
             queue.keep_claims()
-        # At the same time, because each of them may be waiting for Redis.
+        # At the same time, because each feed may have to wait for Redis.
         busy = [feed for feed in self.feeds if any(each.in_flight for each in feed.queues.values())]
         closed: list[bool] = []
         closers = [
@@ -159,7 +160,7 @@ class Engine:
         return settled and not any(queue.settler.unsettled for queue in self.queues)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by topic: deliveries taken, held, and settled by each verb."""
+        """Return counts by topic: deliveries received, in flight, and settled by each verb."""
         counts: dict[str, dict[str, int]] = {}
         for queue in self.queues:
             topic = counts.setdefault(queue.handler.context.name, {})

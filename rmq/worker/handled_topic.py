@@ -1,4 +1,4 @@
-"""One topic of a worker: its handlers, its flows, and its present error."""
+"""One topic of a worker: its handlers, its flows, and its current error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rmq.worker.heartbeat.leases import LeaseTracker
 
 log = logging.getLogger("rmq")
 
-PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # before a call that failed is tried again
+PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # pauses before a failed call is repeated
 
-Show = Callable[[HeldDelivery], DeliveryData]  # makes what a program sees of a delivery
+Show = Callable[[HeldDelivery], DeliveryData]  # makes the object that a program gets for a delivery
 
 
 class HandledTopic:
@@ -32,13 +32,13 @@ class HandledTopic:
     Args:
         handlers: Handlers of the topic.
         transport: Transport to Redis.
-        tracker: Tracks the leases under which its deliveries are received.
+        tracker: Tracker of the leases under which deliveries are received.
 
     Attributes:
-        flows: receive and settle its deliveries.
-        error_state: the error that stops it at present.
-        note_settled: called when deliveries were settled, or an ordered run has ended; by any
-            thread.
+        flows: Flows that receive and settle deliveries.
+        error_state: The error that blocks the topic now.
+        note_settled: Function that any thread calls after deliveries were settled, or an ordered
+            batch has ended.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class HandledTopic:
 
 
 class ErrorState:
-    """The error that stops a topic at present. A new kind of error is logged once."""
+    """The error that blocks a topic now. A new kind of error is logged once."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self.error: RMQError | None = None
 
     def note(self, error: Exception) -> RMQError:
-        """Store an error, and log it if it is of another kind than the one before."""
+        """Store an error, and log it if its type differs from the last error."""
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
@@ -74,7 +74,7 @@ class ErrorState:
         return known
 
     def clear(self, error: RMQError | None = None) -> None:
-        """Forget the error. `error`: only if it is still this one."""
+        """Forget the error. `error`: forget only this error."""
         if error is None or self.error is error:
             self.error = None
 
@@ -88,9 +88,9 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
 
 
 def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
-    """Return the function that makes what a handler sees of a delivery.
+    """Return the function that makes the object that a handler gets for a delivery.
 
-    The verbs of an async one run in threads: the transport is a blocking one.
+    The verbs of an async delivery run in threads, because the transport is blocking.
     """
     one = DeliveryVerbs(flows)
     if not handler.is_async:
@@ -105,12 +105,12 @@ def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Sh
 
 
 def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
-    """Hand back unsettled deliveries, and unsubscribe."""
+    """Release unsettled deliveries, and unsubscribe."""
     if flows.is_closed:
         return
     left = flows.unsettled()
     flows.state.interrupted = True
-    flows.state.lateness.take()  # reported by now, or Redis cannot be reached
+    flows.state.lateness.take()  # it was reported, or Redis cannot be reached
     transport.interrupt(flows.state.subscription)
     try:
         transport.run(flows.close())

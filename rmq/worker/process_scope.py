@@ -1,4 +1,4 @@
-"""Open lifespans and dependencies of a process once around all runs, and close them at the end."""
+"""Open the lifespans and dependencies of a process at its start, and close them at its end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rmq.worker.running.event_loop import GuardedTask, call_in
 
 log = logging.getLogger("rmq")
 
-TURN_S = 0.05  # between two looks whether a start was interrupted
+CHECK_S = 0.05  # time between two checks for an interrupted start
 
 
 class _Holder:
-    """Holds nodes open in one thread or task, from their start to their end.
+    """Keeps nodes open in one thread or task.
 
-    One thread or task, because what was entered in it may have to be left in it, as a task group.
+    Some context managers, for example task groups, must be left in the task that entered them.
 
     Attributes:
-        opened: done when all are open, or one has failed.
-        closed: done when all are closed.
-        has_failed: whether one has raised when it was closed.
+        opened: Future that is done when all nodes are open, or a node has failed.
+        closed: Future that is done when all nodes are closed.
+        has_failed: Whether a node raised an error when it was closed.
     """
 
     def __init__(self, nodes: Sequence[Node], values: Values) -> None:
@@ -49,7 +49,7 @@ class _Holder:
         self.opened.set_exception(failed)
 
     def _failed_to_close(self, error: BaseException) -> None:
-        """Log it; the others are closed as if nothing had happened."""
+        """Log the error; the other nodes are closed."""
         self.has_failed = True
         log.error("a lifespan, or a dependency of the process, raised when it was closed",
                   exc_info=error)  # fmt: skip
@@ -59,12 +59,12 @@ class _Holder:
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Ask to close the nodes, also while they are being opened. Returns at once."""
+        """Request that the nodes are closed, also during their opening. Returns at once."""
         raise NotImplementedError
 
 
 class _ThreadHolder(_Holder):
-    """Holds plain nodes."""
+    """Keeps plain nodes open in a thread."""
 
     def start(self) -> None:
         """Begin to open the nodes in a thread."""
@@ -80,7 +80,7 @@ class _ThreadHolder(_Holder):
             stacks.append(ExitStack())
             try:
                 open_node(stacks[-1], node, self._values)
-            except BaseException as error:  # sys.exit() in a lifespan is a failure of the start
+            except BaseException as error:  # sys.exit() in a lifespan is a failure
                 self._failed_to_open(node, error)
                 break
             if self._ending.is_set():
@@ -96,12 +96,12 @@ class _ThreadHolder(_Holder):
         self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Close the nodes once the one being opened is open: a thread cannot be cancelled."""
+        """Request that the nodes are closed after the current opening."""
         self._ending.set()
 
 
 class TaskHolder(_Holder):
-    """Holds async nodes."""
+    """Keeps async nodes open in a task."""
 
     def __init__(
         self, nodes: Sequence[Node], values: Values, loop: asyncio.AbstractEventLoop
@@ -144,34 +144,34 @@ class TaskHolder(_Holder):
                     await stack.aclose()
                 except BaseException as error:
                     self._failed_to_close(error)
-            with suppress(InvalidStateError):  # begun in the moment in which it was cancelled
+            with suppress(InvalidStateError):  # it was cancelled when it began
                 self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Close the nodes; cancel those that are being opened."""
+        """Close the nodes; an opening is cancelled."""
         if self.opened.done():
             call_in(self._loop, self._ending.set)
         else:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the nodes, whatever they do."""
+        """Cancel the task of the nodes."""
         call_in(self._loop, lambda: self._task.cancel())
 
 
 class ProcessScope:
-    """The lifespans of a client, and dependencies of its handlers that live as long as a worker.
+    """The lifespans of a client, and the dependencies of its handlers with process scope.
 
-    The plain ones are opened first, in the order of their registration, and closed last.
+    Plain nodes are opened first, in the order of their registration, and closed last.
 
     Args:
-        lifespans: the functions that are registered as such.
-        dependencies: those of the handlers that the worker runs.
+        lifespans: Registered lifespan functions.
+        dependencies: Dependencies of the handlers that the worker runs.
 
     Attributes:
-        plain_nodes, async_nodes: what is to be opened, in order.
-        values: the values, once it is open.
-        failed: whether opening or closing has failed.
+        plain_nodes, async_nodes: Nodes in the order of their opening.
+        values: Values of the open nodes.
+        failed: Whether opening or closing has failed.
     """
 
     def __init__(
@@ -189,11 +189,11 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether an event loop has to run for it."""
+        """Whether there are async nodes, which need an event loop."""
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
-        """Return the holders of its nodes, the first of them to be started first."""
+        """Return the holders of the nodes in the order of their start."""
         holders: list[_Holder] = []
         if self.plain_nodes:
             holders.append(_ThreadHolder(self.plain_nodes, self.values))
@@ -203,22 +203,22 @@ class ProcessScope:
         return holders
 
     def open(self, loop: asyncio.AbstractEventLoop | None, is_stopping: Callable[[], bool]) -> bool:
-        """Open everything, and wait for it.
+        """Open all nodes, and wait until they are open.
 
         Args:
-            loop: runs the async ones; it runs in another thread.
-            is_stopping: asked from time to time whether to give up.
+            loop: Event loop of async nodes; it runs in another thread.
+            is_stopping: Function that returns whether to give up.
 
         Returns:
-            False if it was given up; what is open has to be closed.
+            False if the opening was given up; `close` must still be called.
 
         Raises:
-            LifespanFailed: one has raised.
+            LifespanFailed: A node raised an error.
         """
         for holder in self._make_holders(loop):
             self._holders.append(holder)
             holder.start()
-            while not wait((holder.opened,), TURN_S).done:
+            while not wait((holder.opened,), CHECK_S).done:
                 if is_stopping():
                     return False
             error = holder.opened.exception()
@@ -228,7 +228,7 @@ class ProcessScope:
         return True
 
     def close(self, wait_s: float) -> None:
-        """Close everything, the last opened first, within a time; log what fails."""
+        """Close all nodes in reverse order within `wait_s` seconds; log errors."""
         until = time.monotonic() + wait_s
         while self._holders:
             holder = self._holders.pop()

@@ -1,4 +1,4 @@
-"""The limits after which a worker process ends, so that another replaces it."""
+"""The limits after which a worker process ends, so that a new process replaces it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.worker.holding.queue import HandlerQueue
 
-JITTER = 0.1  # of max_messages, at most, so that processes do not end together
-MEMORY_EVERY_S = 2.0  # between two looks at the memory
+JITTER = 0.1  # random part of max_messages, so that processes do not end at the same time
+MEMORY_EVERY_S = 2.0  # time between two checks of the memory
 LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
 MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
-HANDLED = ("ack", "nack", "reject", "own", "lost")  # verbs of deliveries that a handler has run for
+HANDLED = ("ack", "nack", "reject", "own", "lost")  # counts of handled deliveries
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None where the system does not tell."""
+    """Return the resident memory of this process in bytes; None: the system does not show it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -34,19 +34,23 @@ def resident_bytes() -> int | None:
 
 
 class RecyclingLimits:
-    """The limits after which a worker process ends, so that another replaces it.
+    """The limits after which a worker process ends, so that a new process replaces it.
 
-    After `max_messages` or `max_memory` it stops as on SIGTERM, and exits with RECYCLED. When a
-    handler hangs for `timeout_kill` beyond its max_runtime, everything else is handed back, and the
-    process exits with STUCK: nothing but its end frees the thread that hangs.
+    After `max_messages` or `max_memory` the process stops as on SIGTERM, and exits with RECYCLED.
+    If a handler hangs for `timeout_kill` beyond its max_runtime, all other deliveries are released
+    and the process exits with STUCK. Only the end of the process frees a hanging thread.
 
     Args:
-        max_messages: handled messages, and up to 10 % more; None: no limit.
-        max_memory: bytes of resident memory; None: no limit.
-        timeout_kill: how long a run may hang beyond its max_runtime; None: for ever.
+        max_messages: Number of handled messages, and up to 10 % more; None: no limit.
+        max_memory: Bytes of resident memory; None: no limit.
+        timeout_kill: Time for which a handler may hang beyond its max_runtime; None: no limit.
+
+    Attributes:
+        poll_s: Time between two calls of `reached`.
+        hung: Whether a handler has hung for `timeout_kill`.
 
     Raises:
-        InvalidType, InvalidValue: a limit is not one.
+        InvalidType, InvalidValue: A limit is invalid.
     """
 
     def __init__(
@@ -68,20 +72,19 @@ class RecyclingLimits:
             if timeout_kill is None
             else duration_ms(timeout_kill, "timeout_kill", low_ms=1000) / 1000
         )
-        # How often to ask `reached`: a process handles more than max_messages by what it does
-        # meanwhile.
+        # More frequent with max_messages, because the process continues between two calls.
         self.poll_s = 0.5 if self.max_messages is None else 0.1
-        self.hung = False  # a run has hung for timeout_kill
+        self.hung = False
         self._stop_after = 0
         if self.max_messages is not None:
             self._stop_after = self.max_messages + random.randint(
                 0, int(self.max_messages * JITTER)
             )
-        self._memory_at = float("-inf")  # when the memory was looked at
-        self._hangs: dict[HeldDelivery, float] = {}  # run -> since when it is beyond max_runtime
+        self._memory_at = float("-inf")  # time of the last check
+        self._hangs: dict[HeldDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return which limit of messages or memory is reached, as text for the log; "" if none."""
+        """Return the limit of messages or memory that is reached, as text; "": no limit."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:
@@ -94,7 +97,7 @@ class RecyclingLimits:
         return ""
 
     def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
-        """Return which handler hangs for `timeout_kill` beyond its max_runtime; "" if none does.
+        """Return the handler that hangs for `timeout_kill` beyond its max_runtime, or "".
 
         Called a few times a second.
         """

@@ -1,4 +1,4 @@
-"""A worker from its start to its stop: the engine, and all that stands around it."""
+"""A worker from its start to its stop: the engine, and the services around it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from rmq.worker.watchdog import WATCH_S, Watchdog
 
 log = logging.getLogger("rmq")
 
-OTHERS_S = 0.05  # between two looks at the runs that a stop waits for
-FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
-CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
-HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
-ABANDON_S = 5.0  # for other handlers to finish when one is stuck
+OTHERS_S = 0.05  # time between two checks of handlers for which a stop waits
+FETCHER_STOP_S = 5.0  # longest wait for a fetcher that waits for an answer
+CANCEL_S = 2.0  # time for cancelled tasks to end, and for the release of deliveries
+HEARTBEAT_STOP_S = 0.2  # time for an idle heartbeat to end
+ABANDON_S = 5.0  # time for other handlers to finish if a handler is stuck
 
 
 def lease_ms(handler: Handler) -> int:
-    """Return a handler's lease; the shortest possible one while its topic is not open."""
+    """Return a handler's lease, or the shortest lease if its topic is not open."""
     if handler.lease_ms is not None:
         return handler.lease_ms
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
@@ -52,10 +52,10 @@ def lease_ms(handler: Handler) -> int:
 def chosen_topics(
     client: Client | AsyncClient, topics: Iterable[str] | None
 ) -> list[TopicHandlers]:
-    """Return the handlers of these topics; None: all.
+    """Return the handlers of these topics; None: of all topics.
 
     Raises:
-        ConfigurationError: no handler is registered, or none for a topic that is named.
+        ConfigurationError: No handler is registered, or a named topic has no handler.
     """
     known = parts_of(client).handlers.by_topic
     if not known:
@@ -78,10 +78,10 @@ def chosen_topics(
 
 
 def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
-    """Refuse hooks that cannot run around one of the handlers.
+    """Raise if a hook cannot run around a handler.
 
     Raises:
-        InvalidType: the error names the hook.
+        InvalidType: A hook cannot run; the text names it.
     """
     hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
     for handler in handlers:
@@ -93,7 +93,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
-    """Wait until only runs that hang are left, at most until a time of the monotonic clock."""
+    """Wait until only hanging handlers run, at most until a time of the monotonic clock."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
@@ -101,7 +101,7 @@ def wait_for_others(
 
 
 class Options(NamedTuple):
-    """The user's choices for a worker as a whole."""
+    """The options of a worker."""
 
     grace_s: float
     concurrency: int | None
@@ -112,14 +112,14 @@ class Options(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Scope and loop, opened before the parts of a worker are made; a stop closes them, too."""
+    """Process scope and event loop: opened before the parts of a worker, closed after them."""
 
     scope: ProcessScope
     loop: asyncio.AbstractEventLoop | None  # of async handlers
-    loop_thread: EventLoopThread | None  # which runs it, unless it is the caller's
+    loop_thread: EventLoopThread | None  # None: the caller runs the loop
 
     def close(self, wait_s: float) -> None:
-        """Close what could be closed in so many seconds."""
+        """Close scope and loop within `wait_s` seconds."""
         until = time.monotonic() + wait_s
         self.scope.close(seconds_until(until))
         if self.loop_thread is not None:
@@ -127,17 +127,17 @@ class Surroundings(NamedTuple):
 
 
 class RunningWorker:
-    """The parts of a worker, made for one run of it.
+    """The parts of a worker from a start to a stop.
 
     Args:
-        client: of the handlers.
-        topics: their topics; open, or created as soon as Redis can be reached.
-        hooks: of the interceptors.
-        options: of the worker.
-        transport: to Redis.
-        surroundings: already open.
-        stopping: set when the worker is to stop; by the watchdog too.
-        signals: a second one ends each wait.
+        client: Client with the handlers.
+        topics: Topics of the handlers. They are open, or opened as soon as Redis can be reached.
+        hooks: Hooks of the interceptors.
+        options: Options of the worker.
+        transport: Transport to Redis.
+        surroundings: Open process scope and event loop.
+        stopping: Event that is set when the worker must stop; the watchdog also sets it.
+        signals: Signals to stop; a second signal ends each wait.
     """
 
     def __init__(
@@ -202,13 +202,13 @@ class RunningWorker:
         """Stop fetching, wait for running handlers, release the rest, and close all parts.
 
         Returns:
-            Whether every run that had begun has ended, and is settled in Redis.
+            Whether all deliveries that had begun are finished, and settled in Redis.
         """
         engine = self.engine
         engine.stop_fetching()
         for service in self._services:
             service.ask_to_stop()
-        # Idle threads and tasks need a moment to end too.
+        # Idle threads and tasks also need a moment to end.
         began = time.monotonic()
         until = began + max(grace_s, WATCH_S)
         engine.release_waiting(began + min(FETCHER_STOP_S, max(grace_s, CANCEL_S / 2)))
@@ -222,11 +222,11 @@ class RunningWorker:
         return finished and settled
 
     def finish_others(self) -> None:
-        """Release waiting deliveries when a handler is stuck, and let the others finish.
+        """Release waiting deliveries when a handler is stuck, and wait for the other handlers.
 
-        A hanging delivery is not released. It is rolled back when its lease has expired, which
-        counts as a delivery: so a message that hangs every worker becomes a dead letter. After
-        `timeout_kill` the hanging ones have failed already, and a stop releases the rest.
+        A hanging delivery is not released. It is rolled back when its lease expires, at the cost
+        of a retry. So a message that hangs every worker becomes a dead letter. After `timeout_kill`
+        the hanging deliveries have failed already, and a stop releases the rest.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)
@@ -238,7 +238,7 @@ class RunningWorker:
             self._wait_for_runs(until)
 
     def _wait_for_runs(self, until: float) -> bool:
-        """Wait until running handlers have ended and are settled; return whether all have ended."""
+        """Wait until all handlers have ended and are settled; return whether they have ended."""
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):
                 return not self.engine.is_running()
@@ -249,7 +249,7 @@ class RunningWorker:
         return True
 
     def _close(self, until: float) -> bool:
-        """Cancel what still runs, release its deliveries, and close all parts, before `until`.
+        """Cancel running handlers, release their deliveries, and close all parts before `until`.
 
         Returns:
             Whether all deliveries are settled in Redis.

@@ -1,7 +1,7 @@
-"""The scheduler: a thread that sends the messages of schedules when their times come.
+"""The scheduler: a thread that sends the messages of due schedules.
 
-Any number of schedulers may serve a topic. All of them look for what is due; a script of Redis lets
-one send each time. Every worker has a scheduler for its topics.
+Any number of schedulers may serve a topic. All of them look for due schedules. A script in Redis
+ensures that each message is sent once. Every worker has a scheduler for its topics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rmq.kernel.transport.open import as_blocking
 
 log = logging.getLogger("rmq")
 
-SPREAD_S = 0.02  # schedulers do not all ask at once when a time comes
-STOP_S = 2.0  # for a call to Redis to end
+SPREAD_S = 0.02  # random delay, so that schedulers do not call Redis at the same time
+STOP_S = 2.0  # longest wait for a call to Redis at the end
 
 
 class SchedulerThread:
@@ -33,8 +33,8 @@ class SchedulerThread:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self._due_at: dict[str, float] = {}  # of topics, by the monotonic clock, as last seen
-        self._poll_at = 0.0  # when all topics are looked at
+        self._due_at: dict[str, float] = {}  # next due time of each topic, by the monotonic clock
+        self._poll_at = 0.0  # time of the next check of all topics
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-scheduler", daemon=True)
         self._thread.start()
@@ -44,7 +44,7 @@ class SchedulerThread:
         while not self._stopping.wait(wait):
             try:
                 wait, last_error = self._serve() + random.uniform(0, SPREAD_S), ""
-            except Exception as error:  # the thread must not end: nobody would notice
+            except Exception as error:  # the thread must not end
                 if str(error) != last_error:
                     unexpected = not isinstance(error, RMQError)
                     log.warning(
@@ -53,7 +53,7 @@ class SchedulerThread:
                 wait, last_error, self._poll_at = RETRY_S, str(error), 0.0
 
     def _serve(self) -> float:
-        """Send what is due; return the seconds until there is something to do again."""
+        """Send the messages of due schedules; return the seconds until the next call."""
         now = time.monotonic()
         polls = now >= self._poll_at
         if polls:
@@ -70,11 +70,11 @@ class SchedulerThread:
         return max(0.0, min([self._poll_at, *self._due_at.values()]) - now)
 
     def ask_to_stop(self) -> None:
-        """Ask the thread to end; it begins nothing else."""
+        """Request the end of the thread."""
         self._stopping.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait a moment for it. What is due stays so, in Redis."""
+        """Stop the thread, and wait at most 2 s for it. Due schedules stay due in Redis."""
         self._stopping.set()
         self._thread.join(min(wait_s, STOP_S))
 
@@ -83,13 +83,13 @@ class Scheduler:
     """Sends the messages of schedules, in a process without a worker; for `with`.
 
     Args:
-        client: the client whose declared schedules are written, and whose Redis is used.
-        topics: serve these topics; "all": every topic in Redis; None: those for which the client
-            has handlers or has declared schedules.
+        client: Client with the declared schedules and the address of Redis.
+        topics: Names of topics to serve; "all": every topic in Redis; None: topics for which the
+            client has handlers or schedules.
 
     Guarantee:
-        Any number of schedulers may serve a topic, and any of them may die: each time is sent once.
-        A schedule that another program declares or changes is noticed within 3 s.
+        Each scheduled message is sent once, even if schedulers die. A schedule that another program
+        declares or changes is found within 3 s.
     """
 
     def __init__(
@@ -120,20 +120,20 @@ class Scheduler:
         return TopicContext(self._parts.prefix, name, JSON, self._sessions, {})
 
     def run_once(self) -> int:
-        """Write the declared schedules, and send what is due; return how many messages.
+        """Write the declared schedules, and send due messages; return their number.
 
         Raises:
-            StorageError: Redis cannot be reached; what is due stays so.
+            StorageError: Redis cannot be reached; due schedules stay due.
         """
         self._dispatch.declare()
         sent, _ = self._dispatch.send_due()
         return sent
 
     def start(self) -> None:
-        """Begin in a thread; returns when the declared schedules are written.
+        """Write the declared schedules, and start a thread that serves all schedules.
 
         Raises:
-            ConfigurationError, SettingsMismatch: a schedule or its topic cannot be as declared.
+            ConfigurationError, SettingsMismatch: A schedule or its topic differs in Redis.
             StorageError: Redis cannot be reached.
         """
         if self._thread is not None:
@@ -142,7 +142,7 @@ class Scheduler:
         self._thread = SchedulerThread(self._dispatch)
 
     def stop(self) -> None:
-        """Stop; it waits up to 2 s for the thread. What is due stays so, in Redis."""
+        """Stop the thread, and wait at most 2 s for it. Due schedules stay due in Redis."""
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
@@ -153,7 +153,7 @@ class Scheduler:
         """Work until SIGTERM or SIGINT, in the main thread.
 
         Args:
-            started: called once, when it works.
+            started: Function that is called once, after the start.
         """
         signals = StopSignals()
         with signals.received(), self:

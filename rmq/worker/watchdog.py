@@ -1,6 +1,7 @@
-"""The watchdog: a thread that checks the engine and the lease heartbeat of a worker.
+"""The watchdog: a thread that checks the engine and the heartbeat of a worker.
 
-Redis outages: topics are opened in a thread, and the log says that Redis cannot be reached.
+During an outage of Redis, it logs that Redis cannot be reached. A start opens its topics in another
+thread, so that a stop does not have to wait.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from rmq.worker.running.event_loop import LoopHeartbeat
 log = logging.getLogger("rmq")
 
 PROBE_S = 1.0  # timeout of a PING
-REPORT_EVERY_S = 5.0  # between two lines in the log
-LOG_AFTER_S = 0.5  # a start that takes longer is logged
-LOOK_EVERY_S = 0.025  # whether the worker was asked to stop
-STORES_S = 10.0  # for databases to answer before a start
+REPORT_EVERY_S = 5.0  # time between two lines in the log
+LOG_AFTER_S = 0.5  # a longer start is logged
+CHECK_EVERY_S = 0.025  # time between two checks for a stop
+STORES_S = 10.0  # longest wait for databases before a start
 
 
 def ping_error(transport: Transport) -> RMQError | None:
-    """Send a PING to Redis on a new connection; return the error, None if Redis answers."""
+    """Send a PING to Redis on a new connection; return the error, if there is one."""
     try:
         probe = open_transport(transport.address, 0.0, PROBE_S)
         try:
@@ -56,11 +57,11 @@ class OutageLog:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self._away_since = 0.0  # when the outage was noticed; 0: there is none
+        self._away_since = 0.0  # start of the outage; 0: no outage
         self._reported_at = float("-inf")
 
     def report(self) -> None:
-        """Check in a thread whether Redis answers, and log it. Returns at once."""
+        """Check in a thread whether Redis answers, and log the result. Returns at once."""
         if time.monotonic() - self._reported_at >= REPORT_EVERY_S and self._lock.acquire(
             blocking=False
         ):
@@ -93,18 +94,18 @@ class OutageLog:
 def open_topics(
     transport: Transport, handlers: Iterable[Handler], is_asked_to_stop: Callable[[], bool]
 ) -> bool:
-    """Open the topics of handlers. During an outage of Redis they are left to be opened later.
+    """Open the topics of handlers. During an outage of Redis they are opened later.
 
     Returns:
-        False if the worker was asked to stop meanwhile.
+        False if the worker must stop.
 
     Raises:
-        RMQError: a topic cannot be used as it was asked for.
+        RMQError: A topic has other settings in Redis.
     """
     opener = _InThread("rmq-open", partial(_open_topics, transport, list(handlers)))
     outage_log = OutageLog(transport)
     log_at = time.monotonic() + LOG_AFTER_S
-    while not opener.ended.wait(LOOK_EVERY_S):
+    while not opener.ended.wait(CHECK_EVERY_S):
         if is_asked_to_stop():
             return False
         if time.monotonic() >= log_at:
@@ -119,13 +120,13 @@ def check_stores(
     loop: asyncio.AbstractEventLoop | None,
     is_asked_to_stop: Callable[[], bool],
 ) -> bool:
-    """Check the stores of the middleware of handlers, for STORES_S at most.
+    """Check the stores of the handlers' middleware, for at most STORES_S.
 
     Returns:
-        False if the worker was asked to stop meanwhile.
+        False if the worker must stop.
 
     Raises:
-        ConfigurationError: a store lacks something.
+        ConfigurationError: A store lacks a table.
     """
     guarded = [handler for handler in handlers if handler.middleware]
     if not guarded:
@@ -137,7 +138,7 @@ def check_stores(
 
     checks = _InThread("rmq-stores", check)
     until = time.monotonic() + STORES_S
-    while not checks.ended.wait(LOOK_EVERY_S):
+    while not checks.ended.wait(CHECK_EVERY_S):
         if is_asked_to_stop():
             return False
         if time.monotonic() >= until:
@@ -152,8 +153,8 @@ class _InThread:
     """Calls a function in a thread, so that a stop does not have to wait for a server.
 
     Attributes:
-        ended: set when the function has returned or raised.
-        error: that it raised, if it did.
+        ended: Event that is set at the end of the function.
+        error: Error that the function raised, if it did.
     """
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
@@ -178,37 +179,37 @@ def _open_topics(transport: Transport, handlers: Iterable[Handler]) -> None:
             handler.follow(handler.context.settings)
         except (Unavailable, OutcomeUnknown) as error:
             log.error("topics cannot be opened yet, and are tried again: %s", error)
-            return  # each of the others would take as long
+            return  # every other topic would take the same time
         except StorageError as error:
             log.error("%s: its topic cannot be opened yet: %s", handler, error)
     transport.run(opening.warn())
 
 
 WATCH_S = 0.1
-PAUSED_S = 2.0  # without a turn of the watchdog
-QUIET_S = 5.0  # without a turn of a fetcher, or in one call to settle, a worker is not healthy
-SILENT_S = 2.0  # without a turn of a fetcher, Redis is pinged
-HEARTBEAT_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
-LIMIT_MARGIN_S = 1.0  # in which this thread gives back a delivery that exceeded its max_runtime
-KILL_LEAST_S = 10.0  # twice as long as a process needs to end whose watchdog has ended
-PING_S = 1.0  # between two pings while nothing moves
-ALIVE_S = 60.0  # something that hangs for so long in this process will not recover
+PAUSED_S = 2.0  # time without a step of the watchdog after which the process was suspended
+QUIET_S = 5.0  # a longer step of the fetcher, or a longer call to settle, is not healthy
+SILENT_S = 2.0  # time without a step of the fetcher after which Redis is pinged
+HEARTBEAT_ROUND_S = 30.0  # longest renewal during an outage of Redis
+LIMIT_MARGIN_S = 1.0  # time in which this thread settles a delivery that exceeded its max_runtime
+KILL_LEAST_S = 10.0  # twice the time in which a process ends after its watchdog has ended
+PING_S = 1.0  # time between two pings during a standstill
+ALIVE_S = 60.0  # after a longer standstill this process will not recover
 
 
 def real_clock() -> float:
-    """Return seconds that also pass while the machine is suspended."""
+    """Return seconds of a clock that also runs while the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.time()  # else the clock of the machine, which may be set
+    return time.time()  # the clock of the machine, which may be set
 
 
 class Health(NamedTuple):
     """The health of a worker.
 
     Attributes:
-        ok: whether every handler receives and settles messages, or is busy running them.
-        problems: what is wrong, one line each.
-        alive: False if something has hung for a minute in this process, so that a restart may
+        ok: Whether every handler receives, runs and settles messages.
+        problems: Problems, one line each.
+        alive: False if something in this process has hung for a minute, so that a restart may
             help. An outage of Redis does not count.
     """
 
@@ -239,11 +240,12 @@ class Watchdog:
         self._watchdog_s = watchdog_s
         self._stopping = stopping
         self._limits = limits
-        self._ended = threading.Event()  # no delivery is held any more
-        self._pinged_at = self._last_outage = float("-inf")  # times of a PING, of a failed one
+        self._ended = threading.Event()
+        self._pinged_at = float("-inf")  # time of the last PING
+        self._last_outage = float("-inf")  # time of the last failed PING
         self._outage_log = OutageLog(transport)
         self.stuck = False
-        self._may_kill = False  # whether the heartbeat may kill this process when nothing moves
+        self._may_kill = False  # whether the heartbeat may kill this process at a standstill
         self._thread = threading.Thread(target=self._run, name="rmq-watch", daemon=True)
 
     def start(self) -> None:
@@ -254,11 +256,11 @@ class Watchdog:
         """Stop the thread."""
         self._ended.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(2 * PING_S)  # it may be waiting for a PING
+            self._thread.join(2 * PING_S)  # it may wait for a PING
 
     def _run(self) -> None:
-        last_turn, last_real, grace_until = time.monotonic(), real_clock(), 0.0
-        # It goes on while the worker stops: running handlers need their leases and limits.
+        last_step, last_real, grace_until = time.monotonic(), real_clock(), 0.0
+        # It continues while the worker stops: running handlers need their leases and limits.
         while not self._ended.wait(WATCH_S):
             for queue in self._engine.queues:
                 try:
@@ -279,11 +281,11 @@ class Watchdog:
                     real - last_real,
                 )  # fmt: skip
             last_real = real
-            if now - last_turn > PAUSED_S:
-                # Nothing could move.
+            if now - last_step > PAUSED_S:
+                # The whole process was suspended.
                 grace_until = now + QUIET_S
-                self._engine.fetcher.last_turn = now
-            last_turn = now
+                self._engine.fetcher.last_step = now
+            last_step = now
             if now < grace_until:
                 continue
             if self._is_hung(now) or (
@@ -293,24 +295,24 @@ class Watchdog:
                 self._stopping.set()
 
     def _allow_renewals(self, now: float) -> None:
-        """Let the heartbeat renew for some time, and no longer than the running handlers may run.
+        """Allow the heartbeat to renew for some time, within the limits of running handlers.
 
-        It then renews through a call that holds the GIL, and not for a process that hangs; it kills
-        one that cannot even notice that.
+        So leases are renewed while a call holds the GIL, but not while the process hangs. The
+        heartbeat kills a process that does not even run this method.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
         self._memory.renew_until(min(now + hang_s, next_limit + LIMIT_MARGIN_S))
         if self._may_kill:
-            self._memory.note_turn(max(KILL_LEAST_S, hang_s))
+            self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """Let the heartbeat kill this process from now on, even if nothing moves any more."""
+        """Allow the heartbeat to kill this process from now on, if it does not run any more."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
-        """Return whether something has not moved for so long although Redis could be reached."""
+        """Return whether a part made no progress for `watchdog_s` although Redis answered."""
         moved_at, stuck_queue = self._last_move(now)
         if now - moved_at < watchdog_s / 2:
             return False
@@ -318,19 +320,19 @@ class Watchdog:
             self._pinged_at = now
             if ping_error(self._transport) is not None:
                 self._last_outage = time.monotonic()
-        # After an outage the worker has time to recover.
+        # After an outage the worker gets time to recover.
         recovery_s = max(watchdog_s / 2, QUIET_S)
         if now - moved_at < watchdog_s or now - self._last_outage < recovery_s:
             return False
         name = stuck_queue.handler if stuck_queue is not None else "the worker"
         _log_stacks(f"{name} has not moved for {watchdog_s:g} s")
         for queue in self._engine.queues if stuck_queue is None else [stuck_queue]:
-            queue.topic.tracker.retire_all()  # other workers run what this one cannot finish
+            queue.topic.tracker.retire_all()  # other workers get the deliveries
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return when the slowest part moved last, and its handler; None: a part of all."""
-        moves: list[tuple[float, HandlerQueue | None]] = [(self._engine.fetcher.last_turn, None)]
+        """Return the last step of the slowest part, and its handler; None: all handlers."""
+        moves: list[tuple[float, HandlerQueue | None]] = [(self._engine.fetcher.last_step, None)]
         if not self._errors():
             moves += [
                 (thread.call_began, None)
@@ -345,7 +347,7 @@ class Watchdog:
         return min(moves, key=lambda move: move[0])
 
     def _errors(self) -> dict[str, RMQError]:
-        """Return the errors of topics that cannot go on at present."""
+        """Return the errors of topics that are blocked now."""
         feeds = self._engine.feeds
         return {
             feed.context.name: feed.error_state.error
@@ -354,15 +356,15 @@ class Watchdog:
         }
 
     def _is_hung(self, now: float) -> bool:
-        """Return whether a run has hung for `timeout_kill` beyond its max_runtime."""
+        """Return whether a handler hangs for `timeout_kill` beyond its max_runtime."""
         hang = self._limits.find_hang(self._engine.queues, now)
         if hang:
             _log_stacks(hang)
         return bool(hang)
 
     def _log_outage(self, now: float) -> None:
-        """Log an outage of Redis if something waits for an answer."""
-        if self._errors() or now - self._engine.fetcher.last_turn > SILENT_S:
+        """Log an outage of Redis if a call waits for an answer."""
+        if self._errors() or now - self._engine.fetcher.last_step > SILENT_S:
             self._outage_log.report()
         else:
             self._outage_log.clear()
@@ -372,7 +374,7 @@ class Watchdog:
         now, engine = time.monotonic(), self._engine
         errors = self._errors()
         problems = [f"{topic}: {error}" for topic, error in errors.items()]
-        quiet_s = now - engine.fetcher.last_turn
+        quiet_s = now - engine.fetcher.last_step
         since = [quiet_s]
         if quiet_s > QUIET_S and not errors:
             problems.append(f"nothing was taken or asked for {quiet_s:.0f} s")
@@ -401,7 +403,7 @@ class Watchdog:
 
 
 def _log_stacks(reason: str) -> None:
-    """Log why the process ends, and print what all its threads do."""
+    """Log the reason for the end of the process, and print all stacks."""
     log.critical("%s; all stacks follow on stderr", reason)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

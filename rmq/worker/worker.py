@@ -1,6 +1,6 @@
-"""The worker: runs the handlers of a client, from a start to a stop or a signal.
+"""The worker: it runs the handlers of a client until a stop or a signal.
 
-Exit codes of a worker, and the end of a process in which handlers still run.
+This module has the exit codes of a worker. It also ends a process in which handlers still run.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ log = logging.getLogger("rmq")
 
 SCRIPTS = ("prepare", "next_ready", "ack", "nack", "reject", "release", "rollback")
 FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
-LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
+LEAVE_AFTER_S = 5.0  # time from the exit of the main thread to the end of the process
 
 
 def leave_with(code: int) -> int:
-    """Return an exit code, and have the process end although handlers still run in threads.
+    """Return an exit code, and end the process although handlers still run in threads.
 
-    Python waits at its exit for the threads of `asyncio.to_thread` and of other pools, which may
+    At its exit Python waits for the threads of `asyncio.to_thread` and of other pools, which may
     never return. Only the private `threading._register_atexit` is called before that wait. Since
-    Python 3.12 no thread can be started from there, so one waits for it.
+    Python 3.12 no thread can be started at that time, so a thread is started now and waits.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
@@ -64,7 +64,7 @@ def leave_with(code: int) -> int:
 
 
 def end_after(exiting: threading.Event, code: int) -> None:
-    """Have this process end some seconds after an event, whatever still runs."""
+    """End this process some seconds after an event, even if threads still run."""
     with contextlib.suppress(RuntimeError):  # the system has no thread left
         threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
 
@@ -79,7 +79,7 @@ def _leave(exiting: threading.Event, code: int) -> None:
 
 
 def leave_now(code: int) -> None:
-    """End this process at once, with what it has printed."""
+    """Flush the output, and end this process at once."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -90,22 +90,24 @@ class Worker:
     """Runs the handlers that are registered on a client.
 
     Args:
-        client: the client that has the handlers and the address of Redis.
-        topics: only the handlers of these topics; None: all.
-        interceptors: around handlers, inside the interceptors of the client.
-        grace: how long a stop waits for running handlers, seconds or timedelta.
-        concurrency: how many handlers run at the same time in this process; None: 64 in threads and
-            1000 in tasks, or as many as one handler alone may run.
-        watchdog: `run` ends with exit code 70 when nothing has moved for so long; None: never.
-        heartbeat: renews leases in a "process" that no handler can starve, or in a "thread".
-        schedules: send the messages of the schedules of its topics (`Topic.every`).
-        max_messages: `run` stops after so many handled messages, and up to 10 % more; None: never.
-        max_memory: `run` stops when this process has more bytes of resident memory; None: never.
-        timeout_kill: `run` ends with exit code 70 when a handler has hung for so long beyond its
-            max_runtime; all other deliveries are handed back first; None: never.
+        client: Client with the handlers and the address of Redis.
+        topics: Names of topics whose handlers run; None: all topics.
+        interceptors: Interceptors around handlers, inside the interceptors of the client.
+        grace: Longest wait of a stop for running handlers, seconds or timedelta.
+        concurrency: Largest number of handlers that run at the same time in this process; None: 64
+            in threads and 1000 in tasks, or the concurrency of a single handler if it is larger.
+        watchdog: Time without progress after which `run` ends with exit code 70; None: no limit.
+        heartbeat: "process": leases are renewed in a process that handlers cannot block. "thread":
+            leases are renewed in a thread.
+        schedules: Whether to send the messages of the schedules of its topics (`Topic.every`).
+        max_messages: Number of handled messages, and up to 10 % more, after which `run` stops;
+            None: no limit.
+        max_memory: Bytes of resident memory above which `run` stops; None: no limit.
+        timeout_kill: Time beyond its max_runtime after which a hanging handler ends `run` with exit
+            code 70. All other deliveries are released first. None: no limit.
 
     Raises:
-        ConfigurationError: no handler is registered, or none for a topic that is named.
+        ConfigurationError: No handler is registered, or a named topic has no handler.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Worker:
             RecyclingLimits(max_messages, max_memory, timeout_kill),
         )
         self._running: RunningWorker | None = None
-        self._lock = threading.RLock()  # of whoever starts or stops it: `run`, and other threads
+        self._lock = threading.RLock()  # for starts and stops, by `run` and by other threads
         self._finished = True
         self._scope = ProcessScope((), ())
         self._stopping = threading.Event()
@@ -154,20 +156,20 @@ class Worker:
         self._counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Worker of {', '.join(one.context.name for one in self._topics)}>"
+        return f"<Worker of {', '.join(each.context.name for each in self._topics)}>"
 
     def check(self) -> dict[str, bool]:
-        """Compare the settings of each topic with those in Redis; look for tables of the ledger.
+        """Compare the settings of each topic with Redis, and look for tables of the ledger.
 
-        Nothing is written, and no lifespan is opened.
+        The check writes nothing, and opens no lifespan.
 
         Returns:
             Whether each topic exists. A missing topic is created when the worker starts.
 
         Raises:
-            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for, or a
-                database lacks a table of the handlers' middleware.
-            StorageError: Redis cannot be asked.
+            SettingsMismatch, ConfigurationError: A topic has other settings in Redis, or a database
+                lacks a table of the handlers' middleware.
+            StorageError: Redis does not answer.
         """
         transport, exists = as_blocking(self._parts.transport), {}
         loop_thread: EventLoopThread | None = None
@@ -193,10 +195,10 @@ class Worker:
         """Begin to receive messages in threads; returns at once.
 
         Args:
-            loop: the event loop of async handlers; None: a loop in a thread of its own.
+            loop: Event loop of async handlers; None: a new loop in its own thread.
 
         Raises:
-            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
+            SettingsMismatch, ConfigurationError: A topic has other settings in Redis.
         """
         if self._running is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
@@ -229,7 +231,7 @@ class Worker:
                 self._disconnect(transport)
 
     def _begin(self, transport: Transport, surroundings: Surroundings) -> RunningWorker:
-        for verb in SCRIPTS:  # the first message does not wait for them
+        for verb in SCRIPTS:  # load them before the first message
             script_loader.load(verb)
         running = RunningWorker(
             self._client, self._topics, self._hooks, self._options, transport, surroundings,
@@ -250,17 +252,16 @@ class Worker:
     def stop(self, grace: Duration | None = None) -> bool:
         """Stop fetching, wait for running handlers up to `grace`, release the rest.
 
-        It takes no longer than `grace` and 2 s, even during an outage of Redis. Any thread may call
-        it, also during `run`; if another is starting or stopping the worker, it waits for
-        that one.
+        It takes at most `grace` and 2 s, even during an outage of Redis. Any thread may call it,
+        also during `run`. It waits for a thread that is starting or stopping the worker.
 
         Returns:
-            Whether every run that had begun has ended, and is settled in Redis.
+            Whether all deliveries that had begun are finished, and settled in Redis.
         """
         seconds = self._options.grace_s
         if grace is not None:
             seconds = duration_ms(grace, "grace", zero=True) / 1000
-        self._stopping.set()  # a start that is under way looks at it
+        self._stopping.set()  # also ends a running start
         with self._lock:
             running = self._running
             if running is not None:
@@ -279,16 +280,20 @@ class Worker:
         """Work until SIGTERM or SIGINT, and return the exit code: `raise SystemExit(worker.run())`.
 
         Args:
-            started: called once, when the handlers run.
+            started: Function that is called once, when the handlers run.
 
         Returns:
-            0: every run that had begun was finished and settled. 4: it was not, because the grace
-            time was over or Redis could not be reached; the rest is delivered again. 70: the worker
-            was stuck; where a handler holds the GIL, the heartbeat kills the process by SIGABRT
-            instead. 71: a lifespan failed. 75: it has reached `max_messages` or `max_memory`;
-            everything that had started was finished, and another process should take its place.
-            128 + n: a second signal n. Unless it is 0, the process ends 5 s after its main thread,
-            whatever threads still run.
+            0: All deliveries that had begun were finished and settled.
+            4: The grace time was over, or Redis could not be reached. The rest is delivered again.
+            70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
+            SIGABRT instead.
+            71: A lifespan failed.
+            75: `max_messages` or `max_memory` was reached. All deliveries that had begun were
+            finished. Start another process.
+            128 + n: A second signal n.
+
+            If the code is not 0, the process ends 5 s after its main thread, even if other threads
+            still run.
         """
         limits = self._options.limits
         with self._signals.received():
@@ -298,15 +303,15 @@ class Worker:
                 log.error("nothing was received: %s", error, exc_info=error.__cause__)
                 return leave_with(LIFESPAN_FAILED)
             running = self._running
-            if running is None:  # a signal, or another thread's stop, was quicker
+            if running is None:  # a signal or another thread has stopped the start
                 if not self._finished:
                     return leave_with(HANDED_BACK)
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
             if threading.current_thread() is threading.main_thread():
                 running.watchdog.allow_kill()
-                with contextlib.suppress(Exception):  # stderr may be anything, or nothing
+                with contextlib.suppress(Exception):  # stderr may be closed or replaced
                     if not faulthandler.is_enabled():
-                        faulthandler.enable()  # so that SIGABRT prints all stacks
+                        faulthandler.enable()  # SIGABRT then prints all stacks
             log.info("working on %s", ", ".join(of_topic.context.name for of_topic in self._topics))
             if started is not None:
                 started()
@@ -356,7 +361,7 @@ class Worker:
         return self._running.watchdog.health()
 
     def missing(self) -> dict[str, int]:
-        """Return the number of missing messages by topic, as of this worker's last `rmq.Audit`."""
+        """Return the number of missing messages by topic, from the last `rmq.Audit`."""
         return {
             topic: count
             for interceptor in self._hooks.chain
@@ -365,10 +370,10 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by topic: deliveries taken, held, and settled by each verb.
+        """Return counts by topic: deliveries received ("taken"), in flight ("held"), and settled.
 
         After a stop these are the last counts. For a handler with middleware, "duplicate" counts
-        the acked deliveries whose work had been done before, and "claim_lost" those whose claims
+        acked deliveries whose work was done before, and "claim_lost" acked deliveries whose claims
         were lost.
         """
         return self._counts if self._running is None else self._running.engine.counts()

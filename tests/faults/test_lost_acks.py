@@ -38,7 +38,7 @@ def test_acks_that_failovers_lose_hold_nothing_for_long(name: str, failover: str
 def test_a_worker_that_compares_nothing_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch, failover: str
 ) -> None:
-    monkeypatch.setattr(TopicFeed, "release_unheld", lambda self: None)
+    monkeypatch.setattr(TopicFeed, "release_orphans", lambda self: None)
     monkeypatch.setattr(lost_acks, "BOUND_S", 5.0)
 
     with pytest.raises(AssertionError, match="after a failover not handled"):

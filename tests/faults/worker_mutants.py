@@ -78,7 +78,7 @@ def never_tells() -> None:
 
 
 def stuck_fetcher() -> None:
-    TopicFeed._take = lambda self, limit, take: time.sleep(3600)  # type: ignore[method-assign]
+    TopicFeed._receive_by = lambda self, limit, take: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def stuck_settler() -> None:

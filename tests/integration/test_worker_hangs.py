@@ -214,7 +214,7 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
 
         def is_refused() -> bool:
             # As in an outage of Redis, which is asked then. Each turn of the fetcher sets it anew.
-            running.engine.fetcher.last_turn = time.monotonic() - 1000
+            running.engine.fetcher.last_step = time.monotonic() - 1000
             return {"rmq-away", f"rmq-{name}-claims"} <= set(refused)
 
         wait_for(is_refused)

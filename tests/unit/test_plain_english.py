@@ -12,7 +12,7 @@ from tools import plain_english as plain
 MOST = {
     "lua": 13, "lua/alone": 10.5,
     "lua/dead_letters": 10.5, "lua/groups": 14, "lua/lib": 13.5,
-    "rmq": 11, "rmq/kernel": 11.5, "rmq/worker": 18.5,
+    "rmq": 11, "rmq/kernel": 11.5,
     "root": 7.5,
 }  # fmt: skip
 FEW_WORDS = 300  # the index of a folder with fewer says nothing

@@ -1,8 +1,8 @@
-"""The shared leases of a worker: which it has, which deliveries they hold, which have begun.
+"""The shared leases of a worker, their deliveries, and which deliveries have begun.
 
-A tracker stands beside the consumer of a topic. The consumer asks it under which lease to take,
-and tells it what it hands over and what is settled. The worker's heartbeat reads the same from the
-shared memory, and writes there until when each lease is safe.
+The consumer of a topic receives under the leases of a tracker, and reports to it the deliveries
+that were received and settled. The heartbeat reads these data in the shared memory. It writes there
+the time until which each lease is surely valid.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FOREVER = float("inf")
 
 
 class WorkerMemory:
-    """The worker's side of the shared memory: which rows are free.
+    """The worker's side of the shared memory.
 
     Args:
-        leases_ms: how long the leases of each topic are, as far as is known.
-        begun: how many deliveries can have begun at a time.
-        claims: how many deliveries of handlers with claims it may hold.
+        leases_ms: Lease of each topic; a guess until the topic is open.
+        begun: Largest number of deliveries that have begun at the same time.
+        claims: Largest number of deliveries in flight whose handlers have claims.
     """
 
     def __init__(self, leases_ms: Sequence[int], begun: int, claims: int) -> None:
@@ -51,30 +51,30 @@ class WorkerMemory:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release the memory. Deliveries that look at it later see what was in it last."""
+        """Release the memory. Deliveries that read it later see its last content."""
         self.shared.detach()
         if self.fd >= 0:
             os.close(self.fd)
 
     def expect(self, topic: int, lease_ms: int) -> None:
-        """Tell the heartbeat how long a lease is; its rounds are as frequent as the shortest."""
+        """Set the lease of a topic; the shortest lease determines the rounds of the heartbeat."""
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
     def renew_until(self, until: float) -> None:
-        """Let the heartbeat renew until this time of the monotonic clock, and no longer."""
+        """Allow the heartbeat to renew leases until this time of the monotonic clock."""
         self.shared.times[1] = until
 
-    def note_turn(self, kill_s: float) -> None:
-        """Show the heartbeat that the worker moves; without it for so long, it is to be killed."""
+    def note_step(self, kill_s: float) -> None:
+        """Show the heartbeat that the worker runs; without a step for `kill_s`, it is killed."""
         self.shared.times[5] = kill_s
         self.shared.times[4] = time.monotonic()
 
     def last_round(self) -> float:
-        """Return when the heartbeat began its last round; 0: never."""
+        """Return the start of the heartbeat's last round; 0: there was no round."""
         return self.shared.times[0]
 
-    def add_begun(self, place: int, id: bytes) -> int:
-        """Note that a handler is about to be called with a delivery; return its row."""
+    def add_begun(self, lease_index: int, id: bytes) -> int:
+        """Note that a handler begins a delivery; return its row."""
         try:
             row = self._free_begun.pop()
         except IndexError:
@@ -82,16 +82,16 @@ class WorkerMemory:
             return -1
         at = self.shared.begun_at + row * BEGUN_WORDS
         self.shared.bytes[at * 8 + 8 : at * 8 + 24] = id
-        self.shared.words[at] = place + 1
+        self.shared.words[at] = lease_index + 1
         return row
 
     def remove_begun(self, row: int) -> None:
-        """Note that a delivery that had begun is settled."""
+        """Free the row of a delivery."""
         self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
         self._free_begun.append(row)
 
-    def add_claim(self, place: int, name: bytes, owner: bytes) -> tuple[int, int]:
-        """Have a claim renewed; return its row and serial."""
+    def add_claim(self, lease_index: int, name: bytes, owner: bytes) -> tuple[int, int]:
+        """Renew a claim from now on; return its row and serial."""
         text, words = name + owner, self.shared.words
         with self._lock:
             if not self._free_claims or len(text) > CLAIM_TEXT:
@@ -100,7 +100,7 @@ class WorkerMemory:
             self._serial += 1
             serial = self._serial
         at = self.shared.claims_at + row * CLAIM_WORDS
-        words[at + 2], words[at + 3], words[at + 4] = place, len(name) << 32 | len(owner), 0
+        words[at + 2], words[at + 3], words[at + 4] = lease_index, len(name) << 32 | len(owner), 0
         self.shared.bytes[(at + 5) * 8 : (at + 5) * 8 + len(text)] = text
         words[at] = serial
         return row, serial
@@ -114,43 +114,43 @@ class WorkerMemory:
         return self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
 
     def remove_claim(self, row: int) -> None:
-        """Have a claim renewed no more."""
+        """Stop renewing a claim."""
         self.shared.words[self.shared.claims_at + row * CLAIM_WORDS] = 0
         self._free_claims.append(row)
 
 
 class WorkerLease:
-    """A shared lease that this worker has, or had; deliveries refer to it."""
+    """A shared lease that this worker has, or had."""
 
-    __slots__ = ("_is_lost", "_shared", "_until", "held", "number", "place")
+    __slots__ = ("_is_lost", "_shared", "_until", "in_flight", "lease_index", "number")
 
-    def __init__(self, shared: SharedMemory, place: int, number: int, until: float) -> None:
+    def __init__(self, shared: SharedMemory, lease_index: int, number: int, until: float) -> None:
         self._shared = shared
-        self.place = place
+        self.lease_index = lease_index
         self.number = number
-        self.held = 0  # deliveries
-        self._until = until  # as far as the worker itself knows
+        self.in_flight = 0  # number of deliveries
+        self._until = until  # known by the worker itself
         self._is_lost = False
 
     def safe_until(self) -> float:
-        """Return until when it surely holds, by the monotonic clock; 0: it is lost."""
-        if self._is_lost or self._shared.lost(self.place) == self.number:
+        """Return the time until which it is surely valid, by the monotonic clock; 0: it is lost."""
+        if self._is_lost or self._shared.lost(self.lease_index) == self.number:
             self._is_lost = True
             return 0.0
-        # Kept, because the next lease of the slot overwrites what the heartbeat knows of this one.
-        self._until = max(self._until, self._shared.safe_until(self.place, self.number))
+        # Stored here, because the next lease of the slot overwrites the entry of the heartbeat.
+        self._until = max(self._until, self._shared.safe_until(self.lease_index, self.number))
         return self._until
 
     def is_lost(self) -> bool:
-        """Return whether it is gone, or has ended without a known renewal."""
+        """Return whether the lease is lost, or has ended without a renewal."""
         return time.monotonic() >= self.safe_until()
 
-    def note_taken(self, since: float, lease_ms: int) -> None:
-        """Note a take that began at `since`: it leaves at least half of the lease."""
+    def note_received(self, since: float, lease_ms: int) -> None:
+        """Note a receive that began at `since`: at least half of the lease was left then."""
         self._until = max(self._until, since + lease_ms / 2000)
 
     def mark_lost(self) -> None:
-        """Note that Redis has it no more."""
+        """Note that Redis does not have this lease any more."""
         self._is_lost = True
 
 
@@ -158,39 +158,41 @@ class LeaseTracker:
     """The shared leases of one topic. Its methods may be called from any thread.
 
     Args:
-        memory: of the worker.
-        topic: its number in the memory.
+        memory: Memory of the worker.
+        topic: Index of the topic in the memory.
     """
 
     def __init__(self, memory: WorkerMemory, topic: int) -> None:
         self._memory = memory
         self._shared = memory.shared
         self._topic = topic
-        self._leases: dict[int, WorkerLease] = {}  # by slot: the one to take under
-        self._held: set[HeldDelivery] = set()
-        self._begun: dict[HeldDelivery, int] = {}  # row of those with which a handler was called
+        self._leases: dict[int, WorkerLease] = {}  # by slot: the lease of the next receive
+        self._in_flight: set[HeldDelivery] = set()
+        self._begun: dict[HeldDelivery, int] = {}  # rows of deliveries that have begun
         self._claims: dict[HeldDelivery, tuple[int, int]] = {}  # row and serial
         self._lock = threading.Lock()
 
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease to take under; 0: open one."""
+        """Return the number of the lease for the next receive; 0: open a lease."""
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 
     def taken(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
-        """Note the lease under which a batch was taken by a call that began at `since`."""
+        """Register the lease of a batch that was received by a call that began at `since`."""
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
-            lease.note_taken(since, lease_ms)
+            lease.note_received(since, lease_ms)
             return lease
-        shared, place = self._shared, self._topic * SLOTS_MAX + slot
+        shared, lease_index = self._shared, self._topic * SLOTS_MAX + slot
         with self._lock:
             if lease is not None:
                 lease.safe_until()
-                lease.mark_lost()  # Redis had it no more
-            lease = self._leases[slot] = WorkerLease(shared, place, number, since + lease_ms / 1000)
+                lease.mark_lost()  # Redis did not have it any more
+            lease = self._leases[slot] = WorkerLease(
+                shared, lease_index, number, since + lease_ms / 1000
+            )
             self._write(lease)
             self._memory.expect(self._topic, lease_ms)
             at = shared.topics_at + self._topic * 2
@@ -198,46 +200,49 @@ class LeaseTracker:
         return lease
 
     def handed_over(self, slot: int, number: int) -> WorkerLease:
-        """Return the lease of a batch that was handed over; it may be one that is used no more."""
+        """Return the lease of a handed-over batch, even if the lease is not used any more."""
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
             return lease
         return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
     def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Count deliveries that are handed over; their leases are renewed from now on."""
+        """Add deliveries; their leases are renewed from now on."""
         with self._lock:
-            self._held.update(deliveries)
+            self._in_flight.update(deliveries)
             self._count(deliveries, 1)
 
     def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Count deliveries no longer: they are settled, or lost. Each is counted once."""
+        """Remove deliveries that are settled or lost; unknown deliveries are ignored."""
         with self._lock:
-            mine = [delivery for delivery in deliveries if delivery in self._held]
-            self._held.difference_update(mine)
+            mine = [delivery for delivery in deliveries if delivery in self._in_flight]
+            self._in_flight.difference_update(mine)
             self._count(mine, -1)
         if self._begun or self._claims:
             for delivery in mine:
-                self._drop_rows(delivery)
+                self.cancel_begin(delivery)
+                row, _ = self._claims.pop(delivery, (-1, 0))
+                if row >= 0:
+                    self._memory.remove_claim(row)
 
     def retire(self, slot: int) -> None:
-        """Renew the lease of a slot no more: a delivery of it cannot be settled."""
+        """Stop renewing the lease of a slot, because a delivery cannot be settled."""
         lease = self._leases.get(slot)
         if lease is not None:
             self._retire(lease)
 
     def stop_renewing(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Renew the leases of deliveries no more: nobody will settle them."""
+        """Stop renewing the leases of deliveries that cannot be settled."""
         for lease in {delivery.origin.lease for delivery in deliveries}:
             self._retire(cast("WorkerLease", lease))
 
     def _retire(self, lease: WorkerLease) -> None:
-        slot = lease.place % SLOTS_MAX
+        slot = lease.lease_index % SLOTS_MAX
         with self._lock:
             if self._leases.get(slot) is lease:
-                lease.safe_until()  # keeps what the heartbeat knows
+                lease.safe_until()  # stores the entry of the heartbeat
                 del self._leases[slot]
-                self._shared.words[self._shared.leases_at + lease.place * 3] = 0
+                self._shared.words[self._shared.leases_at + lease.lease_index * 3] = 0
 
     def _count(self, deliveries: Iterable[HeldDelivery], step: int) -> None:
         changed: Any = None
@@ -246,53 +251,49 @@ class LeaseTracker:
             if lease is not changed:
                 self._write(changed)
                 changed = lease
-            lease.held += step
+            lease.in_flight += step
         self._write(changed)
 
     def _write(self, lease: WorkerLease | None) -> None:
-        """Tell the heartbeat what a lease holds, if it is one that is renewed."""
-        if lease is not None and self._leases.get(lease.place % SLOTS_MAX) is lease:
-            word = lease.number << NUMBER_SHIFT | lease.held
-            self._shared.words[self._shared.leases_at + lease.place * 3] = word
-
-    def _drop_rows(self, delivery: HeldDelivery) -> None:
-        self.undo_begin(delivery)
-        row, _ = self._claims.pop(delivery, (-1, 0))
-        if row >= 0:
-            self._memory.remove_claim(row)
+        """Write the number of a lease's deliveries for the heartbeat, if the lease is renewed."""
+        if lease is not None and self._leases.get(lease.lease_index % SLOTS_MAX) is lease:
+            word = lease.number << NUMBER_SHIFT | lease.in_flight
+            self._shared.words[self._shared.leases_at + lease.lease_index * 3] = word
 
     # --- for the worker --------------------------------------------------------------------------
 
     def begin(self, delivery: HeldDelivery) -> None:
-        """Note that a handler is about to be called with a delivery."""
+        """Note that a handler begins a delivery."""
         lease: Any = delivery.origin.lease
-        self._begun[delivery] = self._memory.add_begun(lease.place, delivery.raw_id)
+        self._begun[delivery] = self._memory.add_begun(lease.lease_index, delivery.raw_id)
         claim = self._claims.get(delivery)
         if claim is not None:
             self._memory.begin_claim(*claim)
 
-    def undo_begin(self, delivery: HeldDelivery) -> None:
-        """Note that a delivery has not begun after all."""
+    def cancel_begin(self, delivery: HeldDelivery) -> None:
+        """Note that a delivery does not count as begun."""
         row = self._begun.pop(delivery, -1)
         if row >= 0:
             self._memory.remove_begun(row)
 
     def numbers(self) -> dict[int, int]:
-        """Return the numbers of the leases that are in use, by slot."""
-        return {slot: one.number for slot, one in list(self._leases.items()) if not one.is_lost()}
+        """Return the numbers of the valid leases, by slot."""
+        return {
+            slot: each.number for slot, each in list(self._leases.items()) if not each.is_lost()
+        }
 
     def retire_all(self) -> None:
-        """Let all leases end, so that other workers get what this one cannot finish."""
+        """Stop renewing all leases, so that other workers get the deliveries."""
         for slot in list(self._leases):
             self.retire(slot)
 
     def add_claims(self, deliveries: Iterable[HeldDelivery], slot_of: Any) -> None:
-        """Have the claims of deliveries renewed. `slot_of`: gives the slot of a claim's name."""
+        """Renew the claims of deliveries. `slot_of`: returns the slot of a claim's name."""
         for delivery in deliveries:
             claim = delivery.claim
             if claim is not None and claim.state == FIRST:
-                place = self._topic * SLOTS_MAX + slot_of(claim.name)
-                row, serial = self._memory.add_claim(place, claim.name, claim.owner)
+                lease_index = self._topic * SLOTS_MAX + slot_of(claim.name)
+                row, serial = self._memory.add_claim(lease_index, claim.name, claim.owner)
                 if row >= 0:
                     self._claims[delivery] = row, serial
 
@@ -303,7 +304,7 @@ class LeaseTracker:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an unnamed file, which a child process can inherit; -1 for none."""
+    """Return the descriptor of an unnamed file for a child process; -1: no processes here."""
     if not process.FORKS:
         return -1
     if hasattr(os, "memfd_create"):

@@ -1,13 +1,14 @@
-"""The heartbeat of a worker: renews its shared leases, and its claims.
+"""The heartbeat of a worker: it renews the shared leases and the claims.
 
-It runs in a process of its own, so that no handler can starve it: by blocking the event loop, or in
-a C function that holds the GIL. The process loads RMQ's transport, its scripts and this package,
-and none of the worker's modules. It does not renew while the worker is stopped
-(SIGSTOP, a debugger), nor when the worker has not moved `renew_until` forward. It kills a worker in
-which nothing can move, because a handler holds the GIL for ever. When the worker dies, it releases
-the deliveries that had not begun, which no other process knows, and ends.
+The heartbeat has its own process, so that a handler cannot stop it by blocking the event loop or by
+holding the GIL in a C function. The process loads RMQ's transport, its scripts and this package,
+but no module of the worker.
 
-`rmq.worker.heartbeat.start` starts it; where no process can be started, in a thread.
+- It does not renew while the worker is stopped (SIGSTOP, a debugger), or after `renew_until`.
+- It kills a worker that cannot run, because a handler holds the GIL forever.
+- When the worker dies, it releases the deliveries that had not begun, and ends.
+
+`rmq.worker.heartbeat.start` starts it, in a thread if a process cannot be started.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
 
 RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
 ROUNDS_PER_LEASE = 6  # rounds of the heartbeat during the shortest lease
-ROUND_MOST_S = 5.0  # between two rounds
-IDLE_S = 60.0  # a lease that holds nothing is renewed for so long; longer than credits are left
-RETRY_S = 0.5  # after a renewal that had no answer
-LOOK_S = 0.5  # between two looks at a worker whose pipe another process may hold open
-REPORT_S = 5.0  # between two lines in the log during an outage
-WORKER_EXIT_S = 1.0  # between the end of a worker's pipe and the end of its process
-BYE = b"bye\n"  # written by a worker that ends normally: it has released what it held
+ROUND_MOST_S = 5.0  # longest time between two rounds
+IDLE_S = 60.0  # a lease without deliveries is renewed for this time, which is longer than a credit
+RETRY_S = 0.5  # pause after a renewal without an answer
+CHECK_S = 0.5  # time between two checks of a worker whose pipe another process may keep open
+REPORT_S = 5.0  # time between two lines in the log during an outage
+WORKER_EXIT_S = 1.0  # longest time between the end of a worker's pipe and the end of its process
+BYE = b"bye\n"  # written by a worker that ends normally, after it has released its deliveries
 CLAIM_BEYOND_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim_flows.py
-PAGE = 1000  # deliveries or claims of one call
-ANSWER_S = 2.0  # of one server: the leases on others must not wait for long
+PAGE = 1000  # deliveries or claims in one call
+ANSWER_S = 2.0  # longest wait for one server, because leases on other servers wait as well
 
 
 class Topic(NamedTuple):
@@ -57,7 +58,7 @@ class Topic(NamedTuple):
 
 
 def connect(url: str, timeout_s: float) -> Transport:
-    """Return a transport that repeats nothing: the next round comes soon enough."""
+    """Return a transport that repeats no command: the next round does that."""
     return open_transport(urls.parse(url), 0.0, min(timeout_s, ANSWER_S))
 
 
@@ -67,13 +68,13 @@ def _pipelined(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
 
 
 class Heartbeat:
-    """Renews what stands in the shared memory.
+    """Renews the leases and claims in the shared memory.
 
     Args:
-        memory: shared with the worker.
-        transport: to Redis.
-        topics: of the handlers, in the order of the memory.
-        report: is called with the reason why something is not renewed.
+        memory: Memory that is shared with the worker.
+        transport: Transport to Redis.
+        topics: Topics of the handlers, in the order of the memory.
+        report: Function that is called with the reason if a renewal fails.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class Heartbeat:
         self._topics = topics
         self._report = report
         self._claims_renewed = [0.0] * len(topics)
-        self._used_at: dict[int, float] = {}  # by place
+        self._used_at: dict[int, float] = {}  # last use of a lease, by lease_index
         self._reported = float("-inf")
-        self._turn = self._turn_seen = self._quiet_s = 0.0
+        self._last_step = self._checked_at = self._quiet_s = 0.0
 
     def beat(self) -> float:
-        """Renew what is due; return the seconds until the next round."""
+        """Renew leases and claims that are due; return the seconds until the next round."""
         memory, now = self.memory, time.monotonic()
         memory.times[0] = now
         leases: list[tuple[int, int]] = []
@@ -103,10 +104,10 @@ class Heartbeat:
             lease_s = memory.lease_s(index)
             pause = min(pause, lease_s / ROUNDS_PER_LEASE)
             leases += [
-                (place, number)
-                for place, number, held in memory.leases(index)
-                if self._is_used(place, held, now)
-                and memory.safe_until(place, number) - now
+                (lease_index, number)
+                for lease_index, number, in_flight in memory.leases(index)
+                if self._is_used(lease_index, in_flight, now)
+                and memory.safe_until(lease_index, number) - now
                 <= lease_s * (RENEW_PARTS - 1) / RENEW_PARTS
             ]
             if memory.sizes[2] and now - self._claims_renewed[index] >= lease_s / RENEW_PARTS:
@@ -125,39 +126,39 @@ class Heartbeat:
         return pause if answered else min(pause, RETRY_S)
 
     def is_hung(self, now: float) -> bool:
-        """Return whether the worker has made no turn for too long; asked once a round.
+        """Return whether the worker has made no step for too long; called once a round.
 
-        Only time in which this process ran counts: the machine may have been suspended.
+        Only time in which this process ran counts, because the machine may have been suspended.
         """
-        turn, kill_s = self.memory.times[4], self.memory.times[5]
-        self._quiet_s += min(now - self._turn_seen, ROUND_MOST_S)
-        self._turn_seen = now
-        if turn != self._turn:
-            self._turn, self._quiet_s = turn, 0.0
+        step, kill_s = self.memory.times[4], self.memory.times[5]
+        self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)
+        self._checked_at = now
+        if step != self._last_step:
+            self._last_step, self._quiet_s = step, 0.0
         return 0 < kill_s < self._quiet_s
 
-    def _is_used(self, place: int, held: int, now: float) -> bool:
-        """Return whether a lease holds something, or did lately: then it may be handed more."""
-        if held or place not in self._used_at:
-            self._used_at[place] = now
-        return now - self._used_at[place] < IDLE_S
+    def _is_used(self, lease_index: int, in_flight: int, now: float) -> bool:
+        """Return whether a lease has deliveries, or had some in the last IDLE_S."""
+        if in_flight or lease_index not in self._used_at:
+            self._used_at[lease_index] = now
+        return now - self._used_at[lease_index] < IDLE_S
 
     def _renew_leases(self, leases: list[tuple[int, int]]) -> bool:
         commands = []
-        for place, number in leases:
-            index, slot = divmod(place, SLOTS_MAX)
+        for lease_index, number in leases:
+            index, slot = divmod(lease_index, SLOTS_MAX)
             lease_ms = round(self.memory.lease_s(index) * 1000)
             keys = self._topics[index].keys(slot)
             commands.append(scripts.lease_renew(keys, number, lease_ms))
         started, answered = time.monotonic(), True
-        for (place, number), left_ms in zip(leases, self._call(commands), strict=True):
+        for (lease_index, number), left_ms in zip(leases, self._call(commands), strict=True):
             if isinstance(left_ms, RMQError):
                 answered = False
                 self._warn(f"a lease is not renewed: {left_ms}")
             elif left_ms > 0:
-                self.memory.set_safe(place, number, started + left_ms / 1000)
+                self.memory.set_safe(lease_index, number, started + left_ms / 1000)
             else:
-                self.memory.set_lost(place, number)
+                self.memory.set_lost(lease_index, number)
         return answered
 
     def _renew_claims(self, claims: list[Any]) -> bool:
@@ -176,12 +177,12 @@ class Heartbeat:
         self, claims: list[Any], are_renewed: bool
     ) -> list[tuple[list[Any], int, Any]]:
         """Renew or give up the claims of each slot; return claims, topic and value of each call."""
-        by_place: dict[int, list[Any]] = {}
+        by_lease: dict[int, list[Any]] = {}
         for claim in claims:
-            by_place.setdefault(claim[2], []).append(claim)
+            by_lease.setdefault(claim[2], []).append(claim)
         pages, commands = [], []
-        for place, in_slot in by_place.items():
-            index, slot = divmod(place, SLOTS_MAX)
+        for lease_index, in_slot in by_lease.items():
+            index, slot = divmod(lease_index, SLOTS_MAX)
             keys = self._topics[index].keys(slot)
             hold_ms = round(self.memory.lease_s(index) * 1000) + CLAIM_BEYOND_MS
             for at in range(0, len(in_slot), PAGE):
@@ -208,9 +209,9 @@ class Heartbeat:
         return values
 
     def release_until_expired(self, pause_s: float = RETRY_S) -> None:
-        """Release the deliveries that have not begun, once Redis answers, or until it is too late.
+        """Release the deliveries that have not begun, as soon as Redis answers.
 
-        After a lease has ended its deliveries are rolled back, and have lost a retry.
+        After the end of their lease it is too late: they are rolled back at the cost of a retry.
         """
         until = self._leases_until()
         while not self._is_released():
@@ -219,14 +220,14 @@ class Heartbeat:
             time.sleep(pause_s)
 
     def _leases_until(self) -> float:
-        """Return when the last lease that holds something ends, by the monotonic clock."""
+        """Return the end of the last lease with deliveries, by the monotonic clock."""
         memory = self.memory
         return max(
             (
-                memory.safe_until(place, number)
+                memory.safe_until(lease_index, number)
                 for index in range(len(self._topics))
-                for place, number, held in memory.leases(index)
-                if held
+                for lease_index, number, in_flight in memory.leases(index)
+                if in_flight
             ),
             default=0.0,
         )
@@ -239,23 +240,23 @@ class Heartbeat:
             return False
 
     def release_not_begun(self) -> bool:
-        """Release the deliveries that have not begun: they lose no retry and wait for no lease.
+        """Release the deliveries that have not begun, so that they lose no retry.
 
         Returns:
-            Whether all were released; what was may be released again.
+            Whether all were released; otherwise this may be repeated.
 
         Raises:
             RMQError: Redis cannot be reached.
         """
         memory = self.memory
         if memory.words[2]:
-            return True  # which have begun is not known
+            return True  # the memory does not show all deliveries that have begun
         is_released = True
         self._call_for_claims([c for c in memory.claims() if not c[5]], are_renewed=False)
         begun = memory.begun()
         for index, topic in enumerate(self._topics):
-            for place, number, _ in memory.leases(index):
-                slot, ids = place % SLOTS_MAX, begun.get(place, [])
+            for lease_index, number, _ in memory.leases(index):
+                slot, ids = lease_index % SLOTS_MAX, begun.get(lease_index, [])
                 channel = wake_channel(topic.prefix, topic.name)
                 command = scripts.lease_release(channel, topic.keys(slot), number, PAGE, ids)
                 released: Any = PAGE if len(ids) <= PAGE else 0
@@ -276,7 +277,7 @@ class Heartbeat:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, traced or a zombie, and so runs no handler."""
+    """Return whether a process is stopped, traced or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             stat = file.read()
@@ -290,11 +291,11 @@ def is_stopped(pid: int) -> bool:
 
 
 def _wait(parent: int, seconds: float) -> str:
-    """Wait; return "stop" if the worker has ended normally, "died" if it has died, or ""."""
+    """Wait; return "stop" after a normal end of the worker, "died" after its death, else ""."""
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())
-        readable, _, _ = select.select([0], [], [], min(left, LOOK_S))
+        readable, _, _ = select.select([0], [], [], min(left, CHECK_S))
         if readable and os.read(0, 64):
             return "stop"
         if readable:
@@ -315,7 +316,7 @@ def _say(text: str) -> None:
 
 
 def main(fd: int) -> None:
-    """Renew the leases of the process that started this one. `fd`: of the shared memory."""
+    """Renew the leases of the parent process. `fd`: descriptor of the shared memory."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)
@@ -327,7 +328,7 @@ def main(fd: int) -> None:
     transport = connect(task["url"], task["timeout_s"])
     topics = [Topic(*names) for names in task["topics"]]
     heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), transport, topics, _say)
-    pause, number = 0.0, signal.SIGABRT  # at which a worker prints its stacks, without the GIL
+    pause, number = 0.0, signal.SIGABRT  # makes a worker print its stacks, without the GIL
     while not (end := _wait(parent, pause)):
         if is_stopped(parent):
             pause = 0.1

@@ -1,4 +1,4 @@
-"""Starts the heartbeat of a worker: as a process, or as a thread where none can be started."""
+"""Start the heartbeat of a worker: as a process, or as a thread if that is impossible."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = logging.getLogger("rmq")
 
 Kind = Literal["process", "thread"]
 WORKER = str(Path(__file__).parents[1])
-READY_S = 15.0  # for the process to start
-STOP_S = 5.0  # for a renewal that is under way
+READY_S = 15.0  # longest start of the process
+STOP_S = 5.0  # longest wait for a renewal at the end
 CANNOT_START = "the heartbeat cannot be started"
-# It ends with its worker, not before, so it ignores signals before it imports anything. It takes
+# It must end after its worker, so it ignores signals before it imports anything. It creates
 # `rmq.worker` without the modules of the worker, which would double its memory.
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -64,25 +64,25 @@ class HeartbeatThread:
         self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
-        """Follow an embedded server that has moved; a thread of this process cannot die alone."""
+        """Connect again if an embedded server has moved; a thread cannot die alone."""
         if self._transport.url != self._url:
             self._url = self._transport.url
             self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop it; wait for a renewal that is under way."""
+        """Stop the heartbeat; wait for a running renewal."""
         self._stop.set()
         self._thread.join(wait_s)
 
 
 class HeartbeatProcess:
-    """The heartbeat as a process. If it dies it is replaced, by a thread if need be."""
+    """The heartbeat as a process. If it dies, a new process or a thread replaces it."""
 
     def __init__(
         self, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
     ) -> None:
         self._memory, self._transport, self._contexts = memory, transport, contexts
-        self._thread: HeartbeatThread | None = None  # if a process cannot be started any more
+        self._thread: HeartbeatThread | None = None  # after a process could not be started
         self._url = ""
         self.process = self._start()
 
@@ -100,17 +100,17 @@ class HeartbeatProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(fd,),
-            start_new_session=True,  # a Ctrl-C at the terminal is for the worker only
+            start_new_session=True,  # Ctrl-C at the terminal is for the worker only
         )
         assert process.stdin is not None
-        # Not on the command line, where others could read the password.
+        # The command line would show the password to other users.
         with contextlib.suppress(OSError):
             process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()
         return process
 
     def ensure_running(self) -> None:
-        """Start another process if this one has died, or if an embedded server has moved."""
+        """Start another process if this process has died, or an embedded server has moved."""
         if self._thread is not None:
             self._thread.ensure_running()
             return
@@ -127,14 +127,14 @@ class HeartbeatProcess:
             self._thread = HeartbeatThread(self._memory, self._transport, self._contexts)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop it; kill it if its call takes longer than `wait_s`."""
+        """Stop the process; kill it if its call takes longer than `wait_s`."""
         if self._thread is not None:
             self._thread.stop(wait_s)
         self._end(wait_s)
 
     def _end(self, wait_s: float) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it died, or its end was asked for before
+        with contextlib.suppress(OSError, ValueError):  # it has died, or was stopped before
             self.process.stdin.write(BYE)
             self.process.stdin.close()
         try:
@@ -157,7 +157,7 @@ def runs_python(executable: str | None) -> bool:
 def start(
     kind: Kind, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
 ) -> HeartbeatThread | HeartbeatProcess:
-    """Start a heartbeat, and wait until it runs: before that nothing may be received."""
+    """Start a heartbeat, and wait until it runs. The worker must not receive earlier."""
     if kind == "thread" or not process.FORKS:
         return HeartbeatThread(memory, transport, contexts)
     if not runs_python(sys.executable):

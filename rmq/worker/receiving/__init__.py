@@ -1,7 +1,7 @@
 """Receive deliveries for all topics of a worker.
 
-fetcher    a thread that receives for all topics, and the order of topics
-feed       one topic: its deliveries on their way to the queues of handlers
-claiming   claim the keys of received deliveries, for handlers with claims
-trickle    messages that arrive a few at a time
+fetcher    receives for all topics in one thread, and decides which topic is next
+feed       receives from one topic, and gives the deliveries to the queues of handlers
+claiming   claims the keys of received deliveries
+trickle    detects messages that arrive a few at a time
 """

@@ -25,22 +25,22 @@ def claim_keys(
 ) -> None:
     """Claim the keys of deliveries whose handlers have claims, in one call.
 
-    Those without an answer are released later.
+    If Redis does not answer for a claim, its delivery is released later.
     """
     for delivery in deliveries:
         handler = handlers.route(delivery.type)
         if handler is None or handler.claims is None:
             continue
-        # User code. A message that kills the process here counts as begun.
+        # This is user code. A message that kills the process here must count as begun.
         if tracker is not None:
             tracker.begin(delivery)
         shown = show_for(handler, flows, transport)(delivery)
         handler.claims.prepare(shown, handler.convert_body)
         if tracker is not None:
-            tracker.undo_begin(delivery)
+            tracker.cancel_begin(delivery)
     try:
         transport.run(flows.claim(deliveries))
-    except Exception as error:  # the deliveries are held and must be reported
+    except Exception as error:  # the deliveries must still be reported
         log.warning("claims of %s are not known: %s", handlers.context.name, error)
     if tracker is not None:
         slots = handlers.context.settings.first_slots

@@ -1,4 +1,4 @@
-"""The feed of one topic: it receives deliveries, and the queues of handlers get them."""
+"""The feed of one topic: it receives deliveries and gives them to the queues of handlers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.inner_delivery import HeldDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.flow.steps import Flow, Subscription, pipeline
+from rmq.kernel.transport.flow.steps import Flow, pipeline
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
@@ -32,14 +32,14 @@ log = logging.getLogger("rmq")
 T = TypeVar("T")
 
 
-CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
-HAND_OVERS = 8  # that a credit is good for
-GATHER_S = 0.001  # pause in which messages gather, when they trickle in
+CREDIT_S = 30.0  # time without a message after which wake-ups, which cost no calls, replace credits
+HAND_OVERS = 8  # hand-overs for one credit
+GATHER_S = 0.001  # pause in which messages gather when they trickle in
 NEVER = float("inf")
 
 
 def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
-    """Run a flow, and call `note` before each of its steps."""
+    """Run a flow, and call `note` before each step."""
     try:
         step = next(flow)
         while True:
@@ -56,20 +56,25 @@ def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
 
 
 class TopicFeed:
-    """The deliveries of one topic, on their way to handlers.
+    """Receives the deliveries of one topic, and gives them to the queues of handlers.
 
     Args:
-        handlers: of the topic.
-        transport: to Redis.
-        tracker: of the leases under which it receives.
+        handlers: Handlers of the topic.
+        transport: Transport to Redis.
+        tracker: Tracker of the leases under which the feed receives.
 
     Attributes:
-        topic: what its parts share with queues and settlers.
-        flows: receive and settle its deliveries.
-        state: what is known of its slots: when each has work.
-        queues: of its handlers.
-        on_freed: called when deliveries were settled while it was full; by any thread.
-        on_step: called by the fetcher's thread before each step of a flow.
+        topic: Data that the feed shares with queues and settlers.
+        flows: Flows that receive and settle deliveries.
+        state: State of the slots, with the time at which each slot has work.
+        queues: Queue of each handler.
+        is_full: Whether there was no room at the last check.
+        next_at: Time of the next visit, by the monotonic clock.
+        own_channel: Channel of the hand-overs; b"": no channel.
+        subscription: Messages on `own_channel`, which the fetcher reads for all topics.
+        on_freed: Function that is called, by any thread, after deliveries of a full feed were
+            settled.
+        on_step: Function that the fetcher's thread calls before each step of a flow.
     """
 
     def __init__(
@@ -87,33 +92,35 @@ class TopicFeed:
         self.state.credits.hand_overs = HAND_OVERS
         self.invokers = TopicInvokers(handlers)
         self.queues: dict[Handler, HandlerQueue] = {}
-        self.is_full = False  # without room when it was looked at last
-        self.next_at = 0.0  # when to look at it next, by the monotonic clock
+        self.is_full = False
+        self.next_at = 0.0
         self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
         self.on_step: Callable[[], object] = lambda: None
-        self.own_channel = b""  # asked for, where what is handed over comes
+        self.own_channel = b""
+        self.subscription = self.state.subscription
+        self._is_single = handlers.is_single
         self._trickle = TrickleDetector()
         self._not_before = 0.0
         self._pause_s = PAUSE_S
 
     @property
     def ready_at(self) -> list[float]:
-        """When each slot has work, by the monotonic clock; empty while the topic is not open."""
+        """The time at which each slot has work; empty until the topic is open."""
         return self.state.ready_at
 
     @property
     def first_queue(self) -> HandlerQueue:
-        """The queue of the first handler; in order, that of all messages of the topic."""
+        """The queue of the first handler, which gets all messages of an ordered topic."""
         return next(iter(self.queues.values()))
 
-    def begin_asked(self) -> None:
-        """Begin with slots of which nothing is known, to be asked; the topic must be open."""
+    def begin_unchecked(self) -> None:
+        """Begin with slots that must be checked before they are visited; the topic must be open."""
         self.state.ready_at = [NEVER] * len(self.context.slots)
 
-    def begin_again(self) -> bool:
-        """Begin with the slots of now if there are more or fewer of them; return whether it did.
+    def follow_slots(self) -> bool:
+        """Use the current slots if their number has changed; return whether it has.
 
-        A send of this program may have opened the topic again, which was created anew.
+        A send of this program may have opened the topic after it was created again.
         """
         known = self.state.ready_at
         if known:
@@ -123,8 +130,8 @@ class TopicFeed:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        A take cannot choose types, so where one handler has more than it can run, its messages take
-        room of the others.
+        A receive cannot choose message types. Messages beyond the limit of one handler therefore
+        use room of the other handlers.
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
@@ -132,22 +139,22 @@ class TopicFeed:
         return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
-        """Return when there is something to do: to receive, or to hand over a partial batch."""
+        """Return when to receive, or to start a batch that is not full."""
         work_at = NEVER if self.is_full else self._work_at()
         return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
 
     def _work_at(self) -> float:
-        """Return when a slot has work, or there is something to hand back."""
+        """Return when a slot has work, or messages must be handed back."""
         slots_at = min(self.ready_at, default=0.0)
         return max(0.0 if self.state.is_to_hand_back else slots_at, self._not_before)
 
-    # --- receiving and dispatching ----------------------------------------------------------------
+    # --- receiving, and giving deliveries to queues -----------------------------------------------
 
     def receive(self) -> bool:
-        """Receive what there is room for, and hand it over; return whether there was something.
+        """Receive as many messages as there is room for; return whether there was a message.
 
         Raises:
-            RMQError: Redis cannot be reached, or refused.
+            RMQError: Redis cannot be reached, or refused the call.
         """
         for queue in self.queues.values():
             queue.begin_last_suspect()
@@ -155,17 +162,17 @@ class TopicFeed:
         room = self.room()
         self.is_full = not room
         if not room:
-            room = self.room()  # deliveries settled just now did not find it full
+            room = self.room()  # deliveries may have been settled before `is_full` was set
             self.is_full = not room
         if not room or self._work_at() > time.monotonic():
             return False
-        count = self._take(room, partial(receive.receive_ready, self.state, room))
+        count = self._receive_by(room, partial(receive.receive_ready, self.state, room))
         if self._trickle.is_trickling(count) and not self.handlers.ordered:
             self._not_before = time.monotonic() + GATHER_S
         return count > 0
 
-    def _take(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries and hand them over to the queues; return how many they are."""
+    def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> int:
+        """Receive deliveries and give them to the queues; return their number."""
         deliveries = self._run(self.flows.receive_by(limit, take))
         if deliveries:
             if self.handlers.has_claims:
@@ -175,12 +182,12 @@ class TopicFeed:
         return len(deliveries)
 
     def _run(self, flow: Flow[T]) -> T:
-        """Run a flow of the fetcher; each step shows that the fetcher moves."""
+        """Run a flow of the fetcher; each step shows the watchdog that the fetcher runs."""
         return self.transport.run(noted(flow, self.on_step))
 
     def _dispatch(self, deliveries: list[HeldDelivery]) -> None:
-        """Hand deliveries to the queues of their handlers; settle those that have none."""
-        if self.handlers.ordered or self.handlers.is_single:
+        """Give deliveries to the queues of their handlers; settle deliveries without a handler."""
+        if self._is_single or self.handlers.ordered:
             self._put(self.first_queue, deliveries)
             return
         by_handler: dict[Handler | None, list[HeldDelivery]] = {}
@@ -202,9 +209,9 @@ class TopicFeed:
             return
         try:
             retries = self.context.settings.max_retries
-            first = min(FROM_DELIVERY, max(2, retries + 1))  # the first delivery is none
+            first = min(FROM_DELIVERY, max(2, retries + 1))  # a first delivery is no suspect
             suspect_below = retries - first + 2
-            old = [one for one in deliveries if one.score % 1000 < suspect_below]
+            old = [each for each in deliveries if each.score % 1000 < suspect_below]
             suspects = self._with_expired_leases(old) if old else set()
             queue.put(deliveries, suspects)
         except Exception as error:
@@ -212,9 +219,10 @@ class TopicFeed:
             raise
 
     def _with_expired_leases(self, deliveries: list[HeldDelivery]) -> set[HeldDelivery]:
-        """Return the deliveries whose last delivery ended with an expired lease; in one call.
+        """Return the deliveries whose last delivery ended with an expired lease.
 
-        All of them while Redis cannot tell: a message that kills would run beside the others.
+        If Redis does not answer, all of them are returned: a poison message must not run with the
+        others.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -227,16 +235,17 @@ class TopicFeed:
             if message is not None and failure.is_expired_lease(message.failure)
         }
 
-    def release_unheld(self) -> None:
-        """Release messages in flight under the leases of this worker that it does not hold.
+    def release_orphans(self) -> None:
+        """Release messages that are in flight for this worker, although it does not have them.
 
-        The leases are renewed for other messages, so these would never come back. Only the thread
-        that receives calls this: no take is under way then.
+        Redis has lost their acks, by a failover or a restart. They would never come back, because
+        the worker renews their leases for its other messages. Only the thread that receives calls
+        this, so no receive is running.
         """
         leases = self.tracker.numbers()
         if not leases:
             return
-        if self.has_credit:  # messages that are handed over just now are not held yet
+        if self.has_credit:  # a hand-over may be on its way
             self._withdraw_credit()
             self.ready_at[0] = 0.0
         count = self._run(rollback.release_unheld(self.context, leases, self.flows.is_held))
@@ -248,7 +257,7 @@ class TopicFeed:
             )  # fmt: skip
 
     def close(self) -> RMQError | None:
-        """Release what is held, and receive no more; return the error, if there is one."""
+        """Release all deliveries and receive no more; return an error, if there was one."""
         try:
             close_flows(self.flows, self.transport)
         except RMQError as error:
@@ -257,10 +266,10 @@ class TopicFeed:
             queue.settler.count_released(queue.in_flight)
         return None
 
-    # --- how it goes ------------------------------------------------------------------------------
+    # --- errors and reports -----------------------------------------------------------------------
 
     def _note_settled(self) -> None:
-        """Note that deliveries were settled, or an ordered run has ended; from any thread."""
+        """Note that deliveries were settled, or an ordered batch has ended; from any thread."""
         if self.is_full:
             self.on_freed(self)
 
@@ -271,30 +280,26 @@ class TopicFeed:
         self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
 
     def note_success(self) -> None:
-        """Note that the topic was asked, and Redis answered."""
-        self.error_state.clear()
+        """Note that Redis has answered for this topic."""
+        if self.error_state.error is not None:
+            self.error_state.clear()
         self._pause_s = PAUSE_S
 
     def report_lateness(self, is_last: bool = False) -> None:
-        """Report how late messages were taken, if it is time, or if this is the last report."""
+        """Report how late messages were received, if it is time or the last report."""
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self._run(state.report(self.state))
 
-    # --- what comes by itself: hand-overs for a credit --------------------------------------------
-
-    @property
-    def subscription(self) -> Subscription:
-        """Messages on the own channel of this topic; the fetcher reads them for all topics."""
-        return self.state.subscription
+    # --- hand-overs for a credit ------------------------------------------------------------------
 
     @property
     def has_credit(self) -> bool:
-        """Whether a credit may stand in the slot of this topic."""
+        """Whether the slot of this topic may have a credit."""
         return bool(self.state.credits.standing)
 
     def takes_hand_overs(self) -> bool:
-        """Whether this topic leaves credits: it has one slot, no order, and a message just now."""
+        """Whether this topic leaves credits: it has one slot, no order, and recent messages."""
         return (
             len(self.ready_at) == 1
             and self.subscription.takes_hand_overs
@@ -302,7 +307,7 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Take hand-overs on a channel of the fetcher's connection; b"": it has gone."""
+        """Receive hand-overs on a channel of the fetcher's connection; b"": the channel is gone."""
         if self.has_credit:
             self.state.credits.in_doubt = True
             self.ready_at[0] = 0.0
@@ -311,19 +316,19 @@ class TopicFeed:
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
-        """Hand over what has come for the credit; return whether that was the end of it."""
-        come = partial(receive.take_handed_over, self.state)
-        return bool(self._take(BATCH_MAX, come)) and not self.has_credit
+        """Receive the hand-overs for the credit; return whether the credit is used up."""
+        take = partial(receive.take_handed_over, self.state)
+        return bool(self._receive_by(BATCH_MAX, take)) and not self.has_credit
 
     def renew_credit(self) -> None:
-        """Have the credit renewed by the next visit, or withdraw it after a time without use."""
+        """Renew the credit by the next visit, or withdraw it if it was not used for CREDIT_S."""
         if time.monotonic() < self.state.until:
             self.ready_at[0] = 0.0
         else:
             self._withdraw_credit()
 
     def end_credit(self) -> None:
-        """Withdraw the credit, and take no more hand-overs."""
+        """Withdraw the credit, and receive no more hand-overs."""
         try:
             self.state.until = 0.0
             if self.has_credit:
@@ -333,5 +338,5 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit that a visit left; what came for it is released."""
+        """Withdraw the credit of a visit; messages that were handed over for it are released."""
         self._run(receive.withdraw_credits(self.state))

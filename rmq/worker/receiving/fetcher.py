@@ -1,11 +1,11 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-It knows of each slot when it next has work: from what the last take said, from wake-up signals, and
-from `next_ready`, which asks the slots of all topics at once. It asks before it sleeps, so that
-Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost: all slots,
-or LOOKS of them in turn, where it is subscribed and there are more.
+The fetcher keeps the time at which each slot next has work. The sources are the last receive,
+wake-ups, and `next_ready`, which checks the slots of all topics in one command. The fetcher checks
+slots before it sleeps, so that Redis sends wake-ups. It also checks slots once in POLL_S, because a
+wake-up can get lost: all slots, or LOOKS slots in turn if it is subscribed and there are more.
 
-Topics take turns: the one that has been due for longest is visited next.
+The topic that has been due for the longest time is visited next.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rmq.kernel.transport.single.subscription import Listener
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
 
-WAIT_S = 1.0  # the longest wait; each turn and call shows the watchdog that the fetcher runs
-VISIT_MOST = 64  # slots to receive from at the start; more are asked first
-ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
-LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
-COMPARE_S = 60.0  # between two comparisons of what is in flight with what the worker holds
-TIDY_S = 60.0  # each slot is tidied once in so long; with many slots, one slot in a second
+WAIT_S = 1.0  # longest wait; each step shows the watchdog that the fetcher runs
+VISIT_MOST = 64  # with more slots at the start, the fetcher checks them before it receives
+CHECK_S = 0.05  # time between two checks of slots without work, in a busy fetcher
+LISTEN_S = 0.02  # time between two reads of wake-ups, in a busy fetcher
+COMPARE_S = 60.0  # time between two searches for messages that Redis gave back by a failover
+TIDY_S = 60.0  # time in which each slot is tidied once; with many slots, one slot per second
 
 
 class DueFeeds:
-    """The feeds of a fetcher, by when they are due.
+    """The feeds of a fetcher, sorted by the time at which they are due.
 
-    A feed that is scheduled anew stays in the heap with its old time too; `TopicFeed.next_at` says
-    which entry counts.
+    A feed that is scheduled again keeps its old entry in the heap. The entry with the time of
+    `TopicFeed.next_at` is valid.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class DueFeeds:
         self._serial = count()
 
     def schedule(self, feed: TopicFeed) -> None:
-        """Note when a feed is due."""
+        """Enter a feed with the time at which it is due."""
         feed.next_at = feed.due_at()
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
 
     def take(self, now: float) -> TopicFeed | None:
-        """Remove and return the feed that is due for longest; None if none is."""
+        """Remove and return the feed that has been due for the longest time, if there is one."""
         while self._heap:
             at, _, feed = self._heap[0]
             if at == feed.next_at and at > now:
@@ -66,7 +66,7 @@ class DueFeeds:
         return None
 
     def next_at(self) -> float:
-        """Return when a feed may be due, at the earliest; infinity: none is scheduled."""
+        """Return the earliest time at which a feed may be due; infinity: no feed is scheduled."""
         return self._heap[0][0] if self._heap else NEVER
 
 
@@ -74,8 +74,11 @@ class Fetcher:
     """The thread that receives.
 
     Args:
-        transport: to Redis.
-        feeds: of all topics.
+        transport: Transport to Redis.
+        feeds: Feeds of all topics.
+
+    Attributes:
+        last_step: Time of the last step, by which the watchdog sees that the thread runs.
     """
 
     def __init__(self, transport: Transport, feeds: Sequence[TopicFeed]) -> None:
@@ -86,29 +89,29 @@ class Fetcher:
             feed.subscription.is_sharded = transport.uses_shard_channels
             feed.on_freed = self._note_freed
             feed.on_step = self._note_step
-            # A topic whose master is away keeps the others waiting for no longer than need be.
+            # A topic whose master is away must not delay the others.
             feed.state.fails_fast = len(feeds) > 1
         self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()
-        self._freed: deque[TopicFeed] = deque()  # feeds of which deliveries were settled
+        self._freed: deque[TopicFeed] = deque()  # full feeds that may have room again
         self._is_waiting = False
         self._due = DueFeeds()
-        self._unasked: dict[TopicFeed, None] = {}  # gave messages, and Redis wakes nobody for them
-        self._asked_at = 0.0
-        self._hears_all = False  # all slots were asked since it is subscribed
+        self._unchecked: dict[TopicFeed, None] = {}  # gave messages, and send no wake-ups yet
+        self._checked_at = 0.0
+        self._has_checked_all = False  # whether all slots were checked since the subscription
         self._was_subscribed = False
-        self._turn_of_looks = 0  # the next of all slots that is looked at, where there are many
-        self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # first of all, receive
+        self._next_check = 0  # next slot to check, if there are many slots
+        self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # receive first
         self._tidy_at = time.monotonic() + TIDY_S
         self._compare_at = time.monotonic() + COMPARE_S
-        self._tidied = 0  # slots tidied so far
-        self.last_turn = time.monotonic()
+        self._tidied = 0  # number of slots tidied so far
+        self.last_step = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="rmq-fetch", daemon=True)
 
     def start(self) -> None:
         """Begin to receive."""
-        self._note_step()  # the heartbeat may have started slowly since this was made
+        self._note_step()  # the heartbeat may have started slowly
         self._thread.start()
 
     def stop(self) -> None:
@@ -132,20 +135,20 @@ class Fetcher:
             self._listener.wake()
 
     def _note_step(self) -> None:
-        """Show the watchdog that this thread runs. A turn may be many calls to a slow Redis."""
-        self.last_turn = time.monotonic()
+        """Show the watchdog that this thread runs, also during many calls to a slow Redis."""
+        self.last_step = time.monotonic()
 
     def _run(self) -> None:
         pause = PAUSE_S
         slots = sum(len(feed.context.slots) for feed in self._feeds)
         for feed in self._feeds:
             if feed.context.is_open and slots > VISIT_MOST:
-                feed.begin_asked()
+                feed.begin_unchecked()
             self._due.schedule(feed)
         while not self._stopping.is_set():
             self._note_step()
             try:
-                self._turn()
+                self._do_next()
                 pause = PAUSE_S
             except Exception as error:
                 for feed in self._feeds:
@@ -158,8 +161,8 @@ class Fetcher:
             if feed.error_state.error is None:
                 feed.report_lateness(is_last=True)
 
-    def _turn(self) -> None:
-        """Do what is due next; wait if nothing is."""
+    def _do_next(self) -> None:
+        """Do the next task that is due, or wait for it."""
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()
@@ -170,8 +173,8 @@ class Fetcher:
         elif now >= self._listened_at + LISTEN_S:
             self._listen(0.0)
         due = self._due.take(now)
-        if self._unasked and (due is None or now >= self._asked_at + ASK_S):
-            self._ask_again()
+        if self._unchecked and (due is None or now >= self._checked_at + CHECK_S):
+            self._check_again()
         elif due is None:
             self._wait(now)
         if due is not None:
@@ -179,18 +182,18 @@ class Fetcher:
 
     def _visit(self, feed: TopicFeed) -> None:
         if feed.takes_hand_overs() and not feed.own_channel:
-            self._ask_for_hand_overs(feed)
+            self._subscribe_to_hand_overs(feed)
         self._receive(feed, feed.receive)
 
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
-        """Receive from a topic. Its own errors do not keep the others waiting.
+        """Receive from a topic. Its errors do not delay the other topics.
 
-        `receive` returns whether its slots are to be asked again, since they gave messages and do
-        not know that signals are awaited.
+        `receive` returns whether the slots must be checked again. Slots that gave messages send no
+        wake-ups until then.
         """
         try:
             if receive():
-                self._unasked[feed] = None
+                self._unchecked[feed] = None
             if not feed.is_full:
                 feed.note_success()
         except (Unavailable, OutcomeUnknown) as error:
@@ -205,10 +208,10 @@ class Fetcher:
             if feed.subscription.is_deaf:
                 self._listener.close_connection()
 
-    # --- slots that have no work -----------------------------------------------------------------
+    # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Ask all slots that are not known to have work, look again at full topics, and tidy."""
+        """Check slots without work, visit full topics again, and tidy; once in POLL_S."""
         self._poll_at = now + POLL_S
         self._listen(0.0)
         for feed in list(self._by_own_channel.values()):
@@ -216,56 +219,56 @@ class Fetcher:
                 feed.renew_credit()
                 self._due.schedule(feed)
         for feed in self._feeds:
-            if feed.begin_again() or feed.is_full:
+            if feed.follow_slots() or feed.is_full:
                 feed.is_full = False
                 self._due.schedule(feed)
-        self._look()
+        self._check_due_slots()
         for feed in self._feeds:
             feed.report_lateness()
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
             for feed in self._feeds:
-                with suppress(RMQError):  # the next comparison finds what this one has left
-                    feed.release_unheld()
+                with suppress(RMQError):  # the next search finds the rest
+                    feed.release_orphans()
                 self._due.schedule(feed)
         if now >= self._tidy_at:
             self._tidy_one()
 
-    def _look(self) -> None:
-        """Ask slots without work when they have some: all, or those whose turn it is."""
+    def _check_due_slots(self) -> None:
+        """Check slots without work: all of them, or LOOKS slots in turn."""
         feeds = [feed for feed in self._feeds if feed.ready_at]
         slots = sum(len(feed.ready_at) for feed in feeds)
-        looks = next_looks(self._turn_of_looks, slots) if self._hears_all else range(slots)
-        self._turn_of_looks = looks.stop
+        looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
+        self._next_check = looks.stop
         if len(looks) == slots:
-            self._ask(feeds)
-            self._hears_all = self._listener.is_heard
+            self._check(feeds)
+            self._has_checked_all = self._listener.is_heard
             return
         every = [(feed, index) for feed in feeds for index in range(len(feed.ready_at))]
         now = time.monotonic()
         due = every[looks.start : looks.stop]
         places = [(feed, index) for feed, index in due if feed.ready_at[index] > now]
         if places:
-            self._ask_slots(places)
+            self._check_slots(places)
         for feed in dict.fromkeys(feed for feed, _ in places):
             self._due.schedule(feed)
 
-    def _ask_again(self) -> None:
-        """Ask the topics that gave messages: Redis does not know that signals are awaited again."""
-        feeds = list(self._unasked)
+    def _check_again(self) -> None:
+        """Check the slots of topics that gave messages, so that Redis sends wake-ups again."""
+        feeds = list(self._unchecked)
         for feed in feeds:
-            feed.begin_again()
+            feed.follow_slots()
         if len(feeds) == 1 and len(feeds[0].ready_at) == 1:
-            # Receiving from a single slot says as much, and takes what has come since.
-            self._unasked.clear()
+            # A receive from a single slot has the same effect, and gets new messages as well.
+            self._unchecked.clear()
             feeds[0].ready_at[0] = 0.0
             self._due.schedule(feeds[0])
         else:
-            self._ask(feeds)
+            self._check(feeds)
 
-    def _ask(self, feeds: Sequence[TopicFeed]) -> None:
-        """Ask slots without work when they have some; Redis notes that signals are awaited."""
-        now = self._asked_at = time.monotonic()
+    def _check(self, feeds: Sequence[TopicFeed]) -> None:
+        """Check when slots have work; from then on Redis sends wake-ups for them."""
+        now = self._checked_at = time.monotonic()
         places = [
             (feed, index)
             for feed in feeds
@@ -274,13 +277,13 @@ class Fetcher:
         ]
         for start in range(0, len(places), NEXT_READY_MAX):
             self._note_step()
-            self._ask_slots(places[start : start + NEXT_READY_MAX])
+            self._check_slots(places[start : start + NEXT_READY_MAX])
         for feed in feeds:
-            self._unasked.pop(feed, None)
+            self._unchecked.pop(feed, None)
             self._due.schedule(feed)
 
-    def _ask_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
-        """Ask slots in one command. A topic that Redis refuses does not hide the others."""
+    def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
+        """Check slots in one command. If Redis refuses a topic, check the others without it."""
         slots = [feed.context.slots[index] for feed, index in places]
         try:
             reply = self._transport.run(_next_ready(slots))
@@ -289,14 +292,14 @@ class Fetcher:
         except RMQError:
             feeds = dict.fromkeys(feed for feed, _ in places)
             if len(feeds) == 1:
-                reply = [0] * len(places)  # receiving from it raises the error
+                reply = [0] * len(places)  # the next receive raises the error
             else:
                 for feed in feeds:
-                    self._ask_slots([place for place in places if place[0] is feed])
+                    self._check_slots([place for place in places if place[0] is feed])
                 return
         now = time.monotonic()
         for (feed, index), wait_us in zip(places, reply, strict=True):
-            # -2: the topic was deleted or created again; receiving from it raises.
+            # -2: the topic was deleted or created again; the next receive raises the error.
             at = NEVER if wait_us == -1 else now + max(0, wait_us) / 1_000_000
             feed.ready_at[index] = at
             feed.error_state.clear()
@@ -310,17 +313,17 @@ class Fetcher:
         finally:
             self._is_waiting = False
 
-    # --- what comes by itself --------------------------------------------------------------------
+    # --- wake-ups and hand-overs -----------------------------------------------------------------
 
     def _listen(self, seconds: float) -> None:
-        """Wait for signals and hand-overs, and act on them."""
+        """Wait for wake-ups and hand-overs, and receive what was handed over."""
         self._read(seconds)
         for feed in list(self._by_own_channel.values()):
             if feed.subscription.payloads:
                 self._receive(feed, feed.receive_handed_over)
 
     def _read(self, seconds: float) -> None:
-        """Wait for what is published, and note it; also while a feed withdraws its credit."""
+        """Wait for published messages and note them; also while a feed withdraws its credit."""
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
             if channel in self._by_own_channel:
@@ -338,25 +341,25 @@ class Fetcher:
                     self._by_own_channel[channel] = feed
                     feed.listen(self._read, channel)
         if self._listener.has_missed:
-            # Messages that came before the subscription sent it no signal.
+            # Messages that were sent before the subscription sent no wake-up.
             self._listener.has_missed = False
-            self._poll_at, self._hears_all = 0.0, False
+            self._poll_at, self._has_checked_all = 0.0, False
             if self._was_subscribed:
-                self._compare_at = 0.0  # this may be another master, which has missed acks
+                self._compare_at = 0.0  # a new master may have missed acks
             self._was_subscribed = True
             for feed in self._feeds:
                 if feed.own_channel:
                     feed.listen(self._read, b"")
-                    self._due.schedule(feed)  # what was handed over is still to come
+                    self._due.schedule(feed)  # hand-overs may have got lost
             self._by_own_channel.clear()
 
-    def _ask_for_hand_overs(self, feed: TopicFeed) -> None:
+    def _subscribe_to_hand_overs(self, feed: TopicFeed) -> None:
         channel = feed.subscription.new_own_channel()
         if self._listener.add(channel):
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot; each in its turn, until nothing is left to drop in it."""
+        """Tidy one slot; slots take turns, and a slot is repeated until it is tidy."""
         slots = [keys for feed in self._feeds if feed.ready_at for keys in feed.context.slots]
         if not slots:
             return

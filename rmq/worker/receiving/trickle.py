@@ -1,25 +1,24 @@
-"""Detect messages that arrive a few at a time, so that a short pause lets them gather."""
+"""Detect messages that arrive a few at a time, so that a short pause can gather them."""
 
 from __future__ import annotations
 
 import time
 
-GATHER_RATE = 2500  # messages trickle in if more than this arrive in a second ...
-FEW = 20  # ... and each receive finds fewer than this
+GATHER_RATE = 2500  # messages trickle in if more than this number arrive in a second ...
+FEW = 20  # ... and each receive finds fewer than this number
 
 
 class TrickleDetector:
-    """Detects many messages that arrive a few at a time, so that a short pause lets them gather.
+    """Detects many messages that arrive a few at a time, so that a short pause can gather them.
 
-    Each receive and each ack is then for several messages, which saves CPU time. A message that
-    arrives alone never waits.
+    A receive or an ack of several messages needs less CPU time. A single message never waits.
     """
 
     def __init__(self) -> None:
-        self._received_at = 0.0  # when the last messages were received
+        self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether `count` messages, received just now, are part of a trickle."""
+        """Return whether the `count` messages just received are part of a trickle."""
         now = time.monotonic()
         gap = now - self._received_at
         if count:

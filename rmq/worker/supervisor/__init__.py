@@ -1,1 +1,1 @@
-"""The supervisor: several worker processes, started, checked and replaced."""
+"""The supervisor starts, checks and replaces several worker processes."""

@@ -1,11 +1,11 @@
 """Probes: a small HTTP endpoint for monitoring a worker.
 
-/readyz   200 while messages are taken and settled, else 503
-/livez    200 unless something hangs in the process, which a restart may end; a Redis that is away
-          is no reason to kill workers
-/metrics  what prometheus_client has collected in this process; 404 where it is not installed
+/readyz   200 while messages are received and settled, else 503
+/livez    503 if something hangs in the process, so that a restart may help; an outage of Redis does
+          not count
+/metrics  metrics of prometheus_client in this process; 404 if it is not installed
 
-Standard library only, in a daemon thread. It shows nothing of messages.
+The endpoint runs in a daemon thread, uses the standard library only, and shows no data of messages.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rmq.errors import ConfigurationError
 from rmq.kernel.core import packages
 from rmq.worker.watchdog import Health
 
-REQUEST_S = 5.0  # for a client to send its request
+REQUEST_S = 5.0  # longest time in which a client must send its request
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Probes:
-    """The endpoint. It serves as soon as it is made, until the process ends.
+    """The endpoint. It serves from its creation to the end of the process.
 
     Args:
-        host, port: where; port 0 is any that is free.
-        health: how the worker is.
+        host, port: Address; port 0 is any free port.
+        health: Function that returns the health of the worker.
 
     Raises:
-        OSError: the address is in use, or not of this machine.
+        OSError: The address is in use, or belongs to another machine.
     """
 
     def __init__(self, host: str, port: int, health: Callable[[], Health]) -> None:
@@ -52,7 +52,7 @@ class Probes:
         threading.Thread(target=self._server.serve_forever, name="rmq-probes", daemon=True).start()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Status, content type and body for a path."""
+        """Return status, content type and body for a path."""
         if path == "/metrics" and self._metrics is not None:
             return 200, self._metrics.content_type, self._metrics.text()
         health = self._health()
@@ -101,7 +101,7 @@ def _json(value: object) -> bytes:
 
 
 class Metrics:
-    """The metrics of prometheus_client, of this process or of those that share a directory."""
+    """The metrics of prometheus_client, of this process or of all that share a directory."""
 
     def __init__(self) -> None:
         self._library = _prometheus("prometheus_client")
@@ -117,33 +117,33 @@ class Metrics:
         self.content_type: str = self._library.CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
-        """In the format that Prometheus reads."""
+        """Return the metrics in the format of Prometheus."""
         return bytes(self._library.generate_latest(self._registry))
 
 
 class SharedMetrics:
-    """A directory in which several processes keep what prometheus_client collects."""
+    """A directory in which several processes store metrics of prometheus_client."""
 
     def __init__(self) -> None:
         self._made = ""
         if has_prometheus() and not os.environ.get(MULTIPROCESS):
             self._made = tempfile.mkdtemp(prefix="rmq-metrics-")
-            os.environ[MULTIPROCESS] = self._made  # ours, and that of the processes we start
+            os.environ[MULTIPROCESS] = self._made  # for this process and its child processes
 
     def forget(self, pid: int) -> None:
-        """A process has ended: its gauges are gone, its counters stay."""
+        """Remove the gauges of a process that has ended; its counters stay."""
         if has_prometheus():
             _prometheus("prometheus_client.multiprocess").mark_process_dead(pid)
 
     def close(self) -> None:
-        """Remove the directory, if it is ours."""
+        """Remove the directory if this object has made it."""
         if self._made:
             os.environ.pop(MULTIPROCESS, None)
             shutil.rmtree(self._made, ignore_errors=True)
 
 
 def has_prometheus() -> bool:
-    """Whether there are metrics to expose."""
+    """Return whether prometheus_client is installed."""
     return importlib.util.find_spec("prometheus_client") is not None
 
 

@@ -1,11 +1,11 @@
 """A process of a supervisor: its start, its messages, its health.
 
-Between the two is a control channel. The worker inherits one end of a socket pair, and sends one
-JSON object a line: when it is ready, its health and counts every second, and its last counts at the
-end. The supervisor sends single bytes: STOP, and later perhaps the number of a second signal. The
-end of the channel is a STOP too, so the workers of a killed supervisor stop.
+Supervisor and worker have a control channel, a socket pair. The worker sends one JSON object per
+line: when it is ready, its health and counts every second, and its last counts at the end. The
+supervisor sends single bytes: STOP, or the number of a second signal. The end of the channel also
+means STOP, so the workers of a killed supervisor stop.
 
-Signals are not used for STOP: systemd sends SIGTERM to every process of a service, and a second one
+STOP is not a signal, because systemd sends SIGTERM to every process of a service. A second SIGTERM
 would end a worker at once.
 """
 
@@ -29,15 +29,15 @@ from rmq.worker.worker import Worker
 
 STOP = 0
 REPORT_S = 1.0
-APART_S = 0.2  # between two signals; closer ones may be delivered as one
-SEND_TIMEOUT_S = 5.0  # if the supervisor does not read
+APART_S = 0.2  # time between two signals; the system may merge closer signals
+SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 
 
 class ControlChannel:
     """The worker's end of the channel. Until `set_worker`, a STOP ends the process at once."""
 
     def __init__(self, fd: int) -> None:
-        os.set_inheritable(fd, False)  # processes that handlers start must not hold it open
+        os.set_inheritable(fd, False)  # child processes of handlers must not keep it open
         self._socket = socket.socket(fileno=fd)
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._lock = threading.Lock()
@@ -45,17 +45,17 @@ class ControlChannel:
         threading.Thread(target=self._receive, name="rmq-control", daemon=True).start()
 
     def send(self, **facts: Any) -> None:
-        """Send facts to the supervisor; do nothing if it is gone."""
+        """Send facts to the supervisor, if it still runs."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(facts).encode() + b"\n")
 
     def set_worker(self, worker: Worker) -> None:
-        """Set the worker that a STOP stops."""
+        """Set the worker for STOP."""
         with self._lock:
             self._worker = worker
 
     def report_ready(self, **facts: Any) -> None:
-        """Report that the worker is ready, and from now on its health and counts."""
+        """Report that the worker is ready; then report its health and counts every second."""
         self.send(ready=facts)
         threading.Thread(target=self._report, name="rmq-report", daemon=True).start()
 
@@ -84,7 +84,7 @@ class ControlChannel:
         if byte == STOP:
             threading.Thread(target=self._stop, name="rmq-stop", daemon=True).start()
             return
-        for _ in range(2):  # the worker may not have had its first signal yet
+        for _ in range(2):  # the worker may not have received its first signal yet
             os.kill(os.getpid(), byte)
             time.sleep(APART_S)
 
@@ -99,7 +99,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class WorkerProcess:
-    """A worker process; after its end, the next one that replaces it."""
+    """A worker process, and after its end the process that replaces it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -127,7 +127,7 @@ class WorkerProcess:
                 [*command, "--control-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
+                start_new_session=True,  # Ctrl-C at the terminal is for the supervisor
                 env={**(os.environ if env is None else env), PROCESS_NUMBER: str(self.number)},
             )
         self.channel, self.buffer, self.counts = ours, b"", {}
@@ -164,7 +164,7 @@ class WorkerProcess:
                 self.channel.send(bytes([byte]))
 
     def problems(self, now: float) -> list[str]:
-        """Return what is wrong with the process, one line each."""
+        """Return the problems of the process, one line each."""
         if not self.started:
             return [f"process {self.number}: is not started yet"]
         if self.popen is None:
@@ -178,6 +178,6 @@ class WorkerProcess:
         return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
-        """Return False if the process hangs."""
+        """Return whether the process does not hang."""
         quiet = self.popen is not None and now - self.last_message > ALIVE_S
         return not quiet and (self.popen is None or self.health.alive)

@@ -1,10 +1,10 @@
 """The supervisor: runs several worker processes, and restarts them when they die or code changes.
 
-Each process is a program of its own that imports the handlers itself; nothing is forked or pickled.
-A handler that kills its process interrupts only what ran in that process.
+Each process is a separate program that imports the handlers itself; nothing is forked or pickled. A
+handler that kills its process interrupts only the work in that process.
 
-The first process starts alone, and the others when it is ready: so a module that cannot be imported
-fails once, and its exit code ends the supervisor.
+The first process starts alone. The others start when it is ready, so a module that cannot be
+imported fails once, and its exit code ends the supervisor.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rmq.worker.worker import HANDED_BACK, RECYCLED, STUCK
 
 log = logging.getLogger("rmq")
 
-TURN_S = 0.25
-STEADY_S = 10.0  # a process that ran for so long is restarted without a pause
+STEP_S = 0.25  # longest time between two checks of the processes
+STEADY_S = 10.0  # a process that has run for longer is restarted without a pause
 PAUSE_S, PAUSE_MOST_S = 0.5, 30.0
 
 
@@ -46,7 +46,7 @@ def _describe_exit(code: int) -> str:
 
 
 def add_counts(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool = True) -> None:
-    """Add counts to `total`. `held`: whether to add the number of held deliveries too."""
+    """Add counts to `total`. `held`: whether to add the number of deliveries in flight."""
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
         for name, value in counts.items():
@@ -57,12 +57,13 @@ class Supervisor:
     """Runs worker processes until SIGTERM or SIGINT.
 
     Args:
-        command: the command of one process; `--control-fd FD` is appended.
-        count: how many processes.
-        env: their environment; None: that of this process.
-        is_watched: whether `changed` will be called; then a process that cannot start waits for it.
-        on_ready: called with the facts that the first ready process sent, after each change.
-        on_end: called with the pid of a process that has ended.
+        command: Command of one process; `--control-fd FD` is appended.
+        count: Number of processes.
+        env: Environment of the processes; None: the environment of this process.
+        is_watched: Whether `changed` will be called; then a process that cannot start waits for it.
+        on_ready: Function that is called with the facts of the first ready process, after each
+            change.
+        on_end: Function that is called with the pid of a process that has ended.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Supervisor:
     ) -> None:
         self.command = command
         self.processes = [WorkerProcess(number + 1) for number in range(count)]
-        self.restarts = 0  # of processes that died
-        self.recycled = 0  # processes that reached a limit
+        self.restarts = 0  # number of processes that have died
+        self.recycled = 0  # number of processes that have reached a limit
         self._env = env
         self._is_watched = is_watched
         self._on_ready = on_ready
@@ -93,10 +94,10 @@ class Supervisor:
         for end in (self._wakeup_read, self._wakeup_write):
             end.setblocking(False)
 
-    # --- from outside ----------------------------------------------------------------------------
+    # --- for the program -------------------------------------------------------------------------
 
     def changed(self, what: str) -> None:
-        """Restart all processes, because the code has changed. Callable from any thread."""
+        """Restart all processes, because the code has changed; from any thread."""
         self._changes.append(what)
         with contextlib.suppress(OSError):
             self._wakeup_write.send(b"\0")
@@ -110,7 +111,7 @@ class Supervisor:
         )
 
     def counts(self) -> Counts:
-        """Return the counts of all processes, including those that have ended."""
+        """Return the counts of all processes, including ended processes."""
         total: Counts = {}
         for counts in [self._ended_counts, *(process.counts for process in self.processes)]:
             add_counts(total, counts)
@@ -119,12 +120,12 @@ class Supervisor:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Keep the processes running; return the largest exit code of those that ran at the end."""
+        """Run the processes until a signal; return their largest exit code."""
         with handling(STOPPING, self._on_signal):
             wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
             try:
                 while not self._stopping or any(process.popen for process in self.processes):
-                    self._turn()
+                    self._step()
             finally:
                 signal.set_wakeup_fd(wakeup)
         return max(process.code for process in self.processes)
@@ -132,16 +133,16 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         self._start_due()
         channels = [process.channel for process in self.processes if process.channel is not None]
-        ready, _, _ = select.select([self._wakeup_read, *channels], [], [], TURN_S)
+        ready, _, _ = select.select([self._wakeup_read, *channels], [], [], STEP_S)
         if self._wakeup_read in ready:
             self._wakeup_read.recv(4096)
         self._handle_requests()
         for process in self.processes:
             if process.popen is not None:
-                code = process.popen.poll()  # before its last messages are read
+                code = process.popen.poll()  # checked before its last messages are read
                 for facts in process.read_messages():
                     self._handle_message(process, facts)
                 if code is not None:
@@ -171,7 +172,7 @@ class Supervisor:
             process.counts = facts["counts"]
 
     def _handle_requests(self) -> None:
-        """Act on signals and changes."""
+        """Carry out signals and changes."""
         while self._signals:
             self._stop_requests += 1
             number, first = self._signals.pop(0), not self._stopping
@@ -179,7 +180,7 @@ class Supervisor:
             for process in self.processes:
                 if process.popen is None:
                     if first:
-                        process.code = 0  # its death was logged before
+                        process.code = 0  # its death is logged already
                 elif self._stop_requests == 1:
                     process.stop()
                 elif self._stop_requests == 2:
@@ -206,7 +207,7 @@ class Supervisor:
         process.code = 0 if code == RECYCLED else exit_code(code)
         if process.is_stopping:
             if not was_ready and code == -signal.SIGTERM:
-                process.code = 0  # a SIGTERM to all processes, before this one had begun anything
+                process.code = 0  # a SIGTERM to all processes, before this process had begun
             elif process.code:
                 log.warning("%s %s", name, _describe_exit(code))
             return
@@ -219,14 +220,14 @@ class Supervisor:
             log.error("%s %s before it was ready; waiting for a change", name, _describe_exit(code))
             process.start_at = math.inf
             return
-        # It stopped by itself, at a limit; one that has no room to work would do so in a loop.
+        # It stopped at a limit. Without work it would reach the limit again at once.
         if code in (RECYCLED, HANDED_BACK) and (has_worked or lived_s >= STEADY_S):
             handed_back = "" if code == RECYCLED else "; running messages were handed back"
             log.info("%s was recycled after %.1f s%s; starting another", name, lived_s, handed_back)
             process.start_at = process.restart_pause_s = 0.0
             self.recycled += 1
             return
-        if lived_s >= STEADY_S or code == STUCK:  # to hang takes its time: it is no quick loop
+        if lived_s >= STEADY_S or code == STUCK:  # a hang takes time: no fast loop
             process.restart_pause_s = 0.0
         else:
             process.restart_pause_s = min(max(PAUSE_S, process.restart_pause_s * 2), PAUSE_MOST_S)

@@ -130,10 +130,10 @@ def rounds(heartbeat: Heartbeat, *times: float) -> list[bool]:
 
 
 def test_a_worker_that_makes_no_turn_for_too_long_hangs(scene: Scene) -> None:
-    scene.memory.note_turn(10.0)
+    scene.memory.note_step(10.0)
 
     assert rounds(scene.heartbeat, 1000, 1005, 1010, 1011) == [False, False, False, True]
-    scene.memory.note_turn(10.0)
+    scene.memory.note_step(10.0)
     assert rounds(scene.heartbeat, 1012, 1017, 1022) == [False, False, False]
 
 
@@ -142,7 +142,7 @@ def test_a_worker_that_shows_no_turns_may_hang_for_ever(scene: Scene) -> None:
 
 
 def test_time_in_which_the_heartbeat_did_not_run_either_does_not_count(scene: Scene) -> None:
-    scene.memory.note_turn(10.0)
+    scene.memory.note_step(10.0)
 
     assert rounds(scene.heartbeat, 1000, 9000, 9001, 9005) == [False, False, False, False]
 
