@@ -48,6 +48,10 @@ def _plain(text: str) -> str:
     )
 
 
+def _first_sentence(text: str) -> str:
+    return _LINK.sub(r"\1", re.split(r"(?<=\.)\s", text)[0])
+
+
 @click.command(cls=Command, examples=("rmq explain", "rmq explain LeaseLost"))
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
@@ -57,7 +61,7 @@ def explain(name: str | None) -> None:
     """
     common, known = common_options(), sections()
     if name is None:
-        rows = [(each, re.split(r"(?<=\.)\s", text)[0]) for each, text in known.items()]
+        rows = [(each, _first_sentence(text)) for each, text in known.items()]
         records = [{"name": each, "text": text} for each, text in known.items()]
         columns = [Column("NAME"), Column("MEANS", cut=True)]
         common.listing(records, columns, rows, "no errors")

@@ -215,6 +215,7 @@ def test_explain_prints_the_section_of_an_error(run):
     assert "- Do: " in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert {line.split()[0] for line in listed[1:]} >= {"LeaseLost", "QueueFull", "Unavailable"}
+    assert [line for line in listed if "](" in line] == []
 
 
 def test_explain_of_an_unknown_error_names_the_one_that_is_near(run):
