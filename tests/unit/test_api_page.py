@@ -52,7 +52,7 @@ def test_what_the_page_says_of_types_and_sizes_is_so() -> None:
 
     for types in (connectors.Merge, connectors.QueueName):
         assert f"   :type: {types}\n".replace("'", '"') in page
-    assert f"bare record, one of `is_bare`: {connectors.BARE}." in page
+    assert f"bare record (see `is_bare`): {connectors.BARE}." in page
     assert f"a message id: {connectors.ID_BYTES} bytes." in page
     assert f"its text form: {connectors.ID_CHARS} characters." in page
 
