@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.core.telemetry import lateness_s
-from rmq.kernel.delivery.delivery import DeliveryData, held_of
+from rmq.kernel.delivery.delivery import DeliveryData, inner_of
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def late_s(delivery: DeliveryData) -> float | None:
     """
     if delivery.attempt != 1:
         return None
-    entry, due = held_of(delivery).record, 0
+    entry, due = inner_of(delivery).record, 0
     if entry[0] & TIMED:
         due = int.from_bytes(entry[8:14], "big")
     made = delivery.id.made_at

@@ -20,7 +20,7 @@ from rmq.kernel.core.generators import drive, drive_async
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
-from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import opening
@@ -42,7 +42,7 @@ TRIES_MAX = 10  # a drain must end, although a worker retries forever
 STEP_US = 1000  # the smallest step of the clock
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
-Dispositions = list[tuple[HeldDelivery, Disposition]]
+Dispositions = list[tuple[InnerDelivery, Disposition]]
 
 
 class Endless(AssertionError):
@@ -117,7 +117,7 @@ class DrainedHandler:
         )
         self.raised: BaseException | None = None
 
-    def run(self, deliveries: list[HeldDelivery]) -> Dispositions:
+    def run(self, deliveries: list[InnerDelivery]) -> Dispositions:
         """Run a plain function."""
         assert isinstance(self.invoker, PlainInvoker)
         self.raised, started = None, time.monotonic()
@@ -132,7 +132,7 @@ class DrainedHandler:
         ]
 
     def _in_time(
-        self, delivery: HeldDelivery, disposition: Disposition, took: float
+        self, delivery: InnerDelivery, disposition: Disposition, took: float
     ) -> Disposition:
         """Return the disposition; if the run exceeded its max_runtime, an overrun's."""
         limit = self.handler.runtime_of(delivery)
@@ -141,7 +141,7 @@ class DrainedHandler:
         self.raised = runtime_exceeded(limit)
         return self.invoker.dispositions.of_overrun(delivery, limit)
 
-    async def run_async(self, deliveries: list[HeldDelivery]) -> Dispositions:
+    async def run_async(self, deliveries: list[InnerDelivery]) -> Dispositions:
         """Run an async function."""
         assert isinstance(self.invoker, AsyncInvoker)
         self.raised = None
@@ -150,8 +150,8 @@ class DrainedHandler:
         return [(deliveries[0], await self.invoker.run(deliveries[0]))]
 
 
-Step = tuple[DrainedHandler, list[HeldDelivery]]  # deliveries to run
-Run = tuple[DrainedHandler | None, list[HeldDelivery]]  # None: no handler for their type
+Step = tuple[DrainedHandler, list[InnerDelivery]]  # deliveries to run
+Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None: no handler for their type
 
 
 class DrainedTopic:
@@ -189,7 +189,7 @@ class DrainedTopic:
         self._flows.state.ready_at = []  # due times of its slots, in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
-        batches: dict[Handler, list[HeldDelivery]] = {}
+        batches: dict[Handler, list[InnerDelivery]] = {}
         for delivery in deliveries:
             handler = self._handlers.route(delivery.type)
             if handler is None or not handler.batch:
@@ -202,7 +202,7 @@ class DrainedTopic:
             batch.append(delivery)
         return runs
 
-    def _receive(self) -> list[HeldDelivery]:
+    def _receive(self) -> list[InnerDelivery]:
         deliveries = self._transport.run(self._flows.receive(self._most, 0))
         if deliveries and self._handlers.has_claims:
             claim_keys(deliveries, self._handlers, self._flows, self._transport)
@@ -212,17 +212,17 @@ class DrainedTopic:
         """Release the messages that are not settled."""
         close_flows(self._flows, self._transport)
 
-    def dispositions_unhandled(self, deliveries: list[HeldDelivery]) -> Dispositions:
+    def dispositions_unhandled(self, deliveries: list[InnerDelivery]) -> Dispositions:
         """Return the dispositions of deliveries whose type has no handler."""
         return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
 
-    def release(self, deliveries: list[HeldDelivery]) -> None:
+    def release(self, deliveries: list[InnerDelivery]) -> None:
         """Release the deliveries that are not settled."""
         open_ones = [delivery for delivery in deliveries if delivery.state == OPEN]
         self._transport.run(self._flows.release(open_ones, 0))
 
     def settle(
-        self, delivery: HeldDelivery, disposition: Disposition, raised: BaseException | None
+        self, delivery: InnerDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
         """Settle a delivery by its disposition; `raised` is the error of its handler."""
         verb: Verb = disposition.verb
@@ -239,7 +239,9 @@ class DrainedTopic:
             self.name, delivery.id, delivery.body, delivery.attempt, verb, error, delivery.type
         )
 
-    def _carry_out(self, mine: list[HeldDelivery], disposition: Disposition) -> list[HeldDelivery]:
+    def _carry_out(
+        self, mine: list[InnerDelivery], disposition: Disposition
+    ) -> list[InnerDelivery]:
         flows, error = self._flows, disposition.error
         if disposition.verb == "ack":
             flow = flows.ack(mine)
@@ -322,7 +324,7 @@ class Drain:
                 return self.results
 
     def _fail_if_endless(
-        self, over: bool, deliveries: list[HeldDelivery], topic: DrainedTopic
+        self, over: bool, deliveries: list[InnerDelivery], topic: DrainedTopic
     ) -> None:
         if not over:
             return

@@ -13,7 +13,7 @@ from rmq.kernel.core import failure
 from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData
 from rmq.kernel.delivery.delivery_blocking import Delivery
 from rmq.kernel.delivery.delivery_verbs import DeliveryVerbs, SettleWith
-from rmq.kernel.delivery.inner_delivery import LOST, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import LOST, InnerDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
@@ -23,7 +23,9 @@ log = logging.getLogger("rmq")
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # pauses before a failed call is repeated
 
-Show = Callable[[HeldDelivery], DeliveryData]  # makes the object that a program gets for a delivery
+Show = Callable[
+    [InnerDelivery], DeliveryData
+]  # makes the object that a program gets for a delivery
 
 
 class HandledTopic:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.worker.holding.queue import HandlerQueue
 
 JITTER = 0.1  # random part of max_messages, so that processes do not end at the same time
@@ -81,7 +81,7 @@ class RecyclingLimits:
                 0, int(self.max_messages * JITTER)
             )
         self._memory_at = float("-inf")  # time of the last check
-        self._hangs: dict[HeldDelivery, float] = {}  # delivery -> time of its max_runtime
+        self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
         """Return the limit of messages or memory that is reached, as text; "": no limit."""

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import rmq
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.worker import engine
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed
@@ -23,7 +23,7 @@ DIES_S, HOLDS_S = 0.2, 0.6
 _found = TopicFeed._with_expired_leases
 
 
-def _from_the_third(self: TopicFeed, deliveries: list[HeldDelivery]) -> set[HeldDelivery]:
+def _from_the_third(self: TopicFeed, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
     return _found(self, [one for one in deliveries if one.attempt >= 3])
 
 

@@ -25,7 +25,7 @@ import redis
 
 import rmq
 from rmq.kernel.core.score import shared_lease
-from rmq.kernel.delivery.delivery import held_of
+from rmq.kernel.delivery.delivery import inner_of
 from tests.faults import worker_mutants
 
 LOOK_S, ASK_S = 0.02, 0.1
@@ -104,7 +104,7 @@ class Play:
 
     def _lease_end(self, d: Any) -> int | None:
         """When the lease of a delivery ends, epoch ms; None where it is not known, or is gone."""
-        keys, score = held_of(d).origin.keys, d.receipt.score
+        keys, score = inner_of(d).origin.keys, d.receipt.score
         try:
             if self.raw.zscore(keys.prepare, d.id.member) != score:
                 return None

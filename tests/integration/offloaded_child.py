@@ -55,7 +55,7 @@ def consume(topic: rmq.Topic, out: int, role: str) -> None:
 
 def remove(delivery: rmq.Delivery) -> None:
     """Remove the object before the ack: the negative control."""
-    entry = record.read(delivery._held.record)
+    entry = record.read(delivery._inner.record)
     packed = codec.reference_of(entry.codec, entry.body)
     if packed is not None:
         object_store.remove_all([object_store.Reference.read(packed)])

@@ -12,7 +12,7 @@ import pytest
 import rmq
 from rmq.kernel.consumer import claim_flows
 from rmq.kernel.delivery.claim import KEPT
-from rmq.kernel.delivery.delivery import held_of
+from rmq.kernel.delivery.delivery import inner_of
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, threads_left
@@ -124,7 +124,7 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
         wait_for(lambda: running)
         stem = f"rmq:{{{name}_0}}:"
         kept.redis.delete(stem + "prepare", stem + "leases")  # as a Redis that lost them
-        wait_for(lambda: held_of(running[0]).claim.state == KEPT)
+        wait_for(lambda: inner_of(running[0]).claim.state == KEPT)
         kept.redis.delete(kept.key("p"))
         go.set()
         wait_for(lambda: worker.counts()[name]["lost"] == 1)

@@ -13,7 +13,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core import codec
-from rmq.kernel.delivery.delivery import held_of
+from rmq.kernel.delivery.delivery import inner_of
 from tests.integration.driven import connect
 from tests.servers import Server
 
@@ -174,7 +174,7 @@ def test_bodies_of_an_own_codec_are_read_by_it(
     assert topic.get(sent.id).body == "hello"
     (one,) = topic.consumer().receive()
     assert one.body == "hello"
-    assert held_of(one).record.endswith(b"HELLO")
+    assert inner_of(one).record.endswith(b"HELLO")
     one.ack()
     client.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import flows as consumer_flow
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
@@ -19,7 +19,7 @@ from tests.patience import wait_for
 def deliveries_in_memory(name: str) -> int:
     gc.collect()
     return sum(
-        isinstance(thing, HeldDelivery) and thing.origin.keys.topic == name
+        isinstance(thing, InnerDelivery) and thing.origin.keys.topic == name
         for thing in gc.get_objects()
     )
 

@@ -18,7 +18,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.claim import BUSY, FIRST, UNSURE, Claim
 from rmq.kernel.delivery.delivery import DeliveryData
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, raise_first_error
@@ -34,7 +34,7 @@ _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
 _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
 
-def new_owner(delivery: DeliveryData | HeldDelivery) -> bytes:
+def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
     """Return the owner of a delivery's claim: message id, delivery number and a random part.
 
     A Redis that lost its last second repeats the delivery numbers of that second, while a claim in
@@ -120,7 +120,7 @@ class ExtraCommands:
                 claim.lost = isinstance(reply, RMQError) or not reply[position]
 
 
-def _claims_in(deliveries: Iterable[HeldDelivery], *states: str) -> list[Claim]:
+def _claims_in(deliveries: Iterable[InnerDelivery], *states: str) -> list[Claim]:
     return [d.claim for d in deliveries if d.claim and d.claim.state in states]
 
 
@@ -140,13 +140,13 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
     return _calls(context, claims, build)
 
 
-def finish(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
+def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
     """Return commands that mark the claims of deliveries as done, or None without claims."""
-    claims = held(deliveries)
+    claims = claims_of(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
 
-def unclaim(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
+def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
     """Return commands that end the claims of deliveries that go back, or None without claims.
 
     The claim of finished work is marked as done, so the next delivery only confirms it. All other
@@ -173,7 +173,7 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
     return ExtraCommands(_calls(context, claims, build)) if claims else None
 
 
-def held(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
+def claims_of(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
     """Return the claims that these deliveries have."""
     return _claims_in(deliveries, FIRST)
 

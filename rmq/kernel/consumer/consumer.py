@@ -19,7 +19,7 @@ from rmq.errors import StorageError
 from rmq.kernel.consumer.flows import ConsumerFlows, Mode, Verb
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData, held_all, held_of
+from rmq.kernel.delivery.delivery import AsyncDelivery, DeliveryData, inner_all, inner_of
 from rmq.kernel.delivery.delivery_verbs import DeliveryVerbs, SettleWith
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -31,8 +31,8 @@ D = TypeVar("D", bound=DeliveryData)
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
     """Run a verb for deliveries; return the deliveries whose lease was lost."""
     given = list(deliveries)
-    lost = set((yield from verb(held_all(given))))
-    return [delivery for delivery in given if held_of(delivery) in lost] if lost else []
+    lost = set((yield from verb(inner_all(given))))
+    return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
 
 
 class AsyncConsumer:
@@ -76,8 +76,8 @@ class AsyncConsumer:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
                 releases the messages that this call may have leased, at no cost of a retry.
         """
-        held = await self._transport.run(self._flows.receive(max_messages, wait))
-        return [AsyncDelivery(each, self._settle_with) for each in held]
+        received = await self._transport.run(self._flows.receive(max_messages, wait))
+        return [AsyncDelivery(each, self._settle_with) for each in received]
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
         """Settle deliveries for good; return the deliveries whose lease was lost."""

@@ -56,8 +56,8 @@ class Consumer:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
                 releases the messages that this call may have leased, at no cost of a retry.
         """
-        held = self._transport.run(self._flows.receive(max_messages, wait))
-        return [Delivery(each, self._settle_with) for each in held]
+        received = self._transport.run(self._flows.receive(max_messages, wait))
+        return [Delivery(each, self._settle_with) for each in received]
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Settle deliveries for good; return the deliveries whose lease was lost."""

@@ -43,7 +43,7 @@ from rmq.kernel.delivery.inner_delivery import (
     OPEN,
     SETTLED,
     BatchOrigin,
-    HeldDelivery,
+    InnerDelivery,
     SharedLeases,
     count_settling,
 )
@@ -52,7 +52,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
-Verb = Callable[[list[HeldDelivery]], Flow[list[HeldDelivery]]]
+Verb = Callable[[list[InnerDelivery]], Flow[list[InnerDelivery]]]
 TIDY_FROM = 256  # unsettled deliveries above which a consumer forgets long-expired deliveries
 FORGET_S = 60.0  # time after the end of its lease when a delivery is forgotten
 
@@ -99,7 +99,7 @@ class ConsumerFlows:
         self.at_most_once = mode == "at_most_once"
         self.state = ReceiveState(context, _lease_ms(lease), ordered)
         self._shared_leases: SharedLeases | None = None
-        self.open: dict[bytes, HeldDelivery] = {}
+        self.open: dict[bytes, InnerDelivery] = {}
         self._tidy_at = TIDY_FROM
         self.is_closed = False
         self._missing_replies = MissingReplies()
@@ -107,7 +107,7 @@ class ConsumerFlows:
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloading.Removal()
-        self._confirmed: list[HeldDelivery] = []  # at most once: settled, not delivered yet
+        self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
         """Take messages under shared leases from now on, as a worker does."""
@@ -115,14 +115,14 @@ class ConsumerFlows:
 
     # --- receiving -------------------------------------------------------------------------------
 
-    def receive(self, max_messages: int, wait: Duration | None) -> Flow[list[HeldDelivery]]:
+    def receive(self, max_messages: int, wait: Duration | None) -> Flow[list[InnerDelivery]]:
         """Receive messages; see `Consumer.receive`."""
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
         return self.receive_by(limit, partial(receive.receive, self.state, limit, wait))
 
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
-    ) -> Flow[list[HeldDelivery]]:
+    ) -> Flow[list[InnerDelivery]]:
         """Make deliveries, up to `limit`, of the messages that a flow takes from the slots."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
@@ -141,7 +141,7 @@ class ConsumerFlows:
                     yield from self._reject_unreadable()
             if self._confirmed:
                 return self._take_confirmed(limit)
-            deliveries: list[HeldDelivery] = []
+            deliveries: list[InnerDelivery] = []
             resizes = 0
             # A batch with only undecodable messages is not returned as an empty result.
             while not deliveries and not self.state.interrupted:
@@ -168,7 +168,7 @@ class ConsumerFlows:
             del place
         return deliveries
 
-    def _keep(self, deliveries: Sequence[HeldDelivery]) -> None:
+    def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:
         """Remember deliveries until they are settled, or until long after their lease expired."""
         if self._shared_leases is not None:
             self._shared_leases.hold(deliveries)
@@ -186,15 +186,15 @@ class ConsumerFlows:
         delivery = self.open.get(id)
         return delivery is not None and delivery.state == OPEN
 
-    def _forget(self, delivery: HeldDelivery) -> None:
+    def _forget(self, delivery: InnerDelivery) -> None:
         """Forget a delivery, so that its body can be freed."""
         kept = self.open.pop(delivery.raw_id, None)
         if kept is not None and kept is not delivery:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
-    def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[HeldDelivery]]:
+    def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[InnerDelivery]]:
         """Make deliveries; undecodable messages are rejected, now or at the next call."""
-        deliveries: list[HeldDelivery] = []
+        deliveries: list[InnerDelivery] = []
         for keys, batch in batches:
             self._unreadable += self._decode_batch(keys, batch, deliveries)
         if self._offloaded.slots:
@@ -210,8 +210,8 @@ class ConsumerFlows:
         return deliveries
 
     def _ack_first(
-        self, deliveries: list[HeldDelivery], batches: list[SlotBatch], limit: int
-    ) -> Flow[list[HeldDelivery]]:
+        self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
+    ) -> Flow[list[InnerDelivery]]:
         """At most once: ack deliveries; return up to `limit` settled deliveries."""
         if not deliveries:  # all messages were unreadable
             return self._take_confirmed(limit)
@@ -230,18 +230,14 @@ class ConsumerFlows:
                 raise
         return self._take_confirmed(limit)
 
-    def _note_confirmed(
-        self, deliveries: Sequence[HeldDelivery], letters: str
-    ) -> list[HeldDelivery]:
+    def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """At most once: record which deliveries are settled and can be returned."""
-        lost = self._note_letters(deliveries, letters)
+        lost = self._note_letters(given, letters)
         # The answer of a repeat is for some slots only: other deliveries may already be returned.
-        self._confirmed += [
-            d for d, letter in zip(deliveries, letters, strict=True) if letter == "1"
-        ]
+        self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
-    def _take_confirmed(self, limit: int) -> list[HeldDelivery]:
+    def _take_confirmed(self, limit: int) -> list[InnerDelivery]:
         """At most once: return up to `limit` deliveries whose settling is confirmed."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
@@ -265,7 +261,7 @@ class ConsumerFlows:
         self._unreadable = []
 
     def _decode_batch(
-        self, keys: SlotKeys, batch: Batch, deliveries: list[HeldDelivery]
+        self, keys: SlotKeys, batch: Batch, deliveries: list[InnerDelivery]
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch; return undecodable messages with the reason.
 
@@ -278,7 +274,7 @@ class ConsumerFlows:
         until = own_until if batch.lease is None else batch.lease.safe_until()
         self.state.count_lateness(batch, retries)
         origin = BatchOrigin(keys, batch.newest, retries, until, batch.lease)
-        make, append = HeldDelivery, deliveries.append
+        make, append = InnerDelivery, deliveries.append
         for position, entry in enumerate(batch.records):
             fence += 1
             if not ids[position]:
@@ -302,7 +298,7 @@ class ConsumerFlows:
 
     # --- settling --------------------------------------------------------------------------------
 
-    def _leases(self, deliveries: Iterable[HeldDelivery]) -> tuple[list[HeldDelivery], Leases]:
+    def _leases(self, deliveries: Iterable[InnerDelivery]) -> tuple[list[InnerDelivery], Leases]:
         """Return the deliveries as a list, and their leases.
 
         Raises:
@@ -333,10 +329,10 @@ class ConsumerFlows:
             numbers.append(delivery.fence)
         return given, Leases(slots, ids, scores, numbers)
 
-    def _note_letters(self, deliveries: Sequence[HeldDelivery], letters: str) -> list[HeldDelivery]:
+    def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """Set the new state of each delivery; return the deliveries whose lease was lost."""
         lost, settled = [], []
-        for delivery, letter in zip(deliveries, letters, strict=True):
+        for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
                 continue
             delivery.state = LOST if letter == "0" else SETTLED
@@ -349,8 +345,8 @@ class ConsumerFlows:
         return lost
 
     def _note_deadlines(
-        self, deliveries: Sequence[HeldDelivery], deadlines: Sequence[int | None], until: float
-    ) -> list[HeldDelivery]:
+        self, deliveries: Sequence[InnerDelivery], deadlines: Sequence[int | None], until: float
+    ) -> list[InnerDelivery]:
         """Set the new deadlines; return the deliveries whose lease was lost."""
         lost = []
         for delivery, deadline in zip(deliveries, deadlines, strict=True):
@@ -368,10 +364,10 @@ class ConsumerFlows:
     def _settle(
         self,
         verb: str,
-        deliveries: Iterable[HeldDelivery],
-        build: Callable[[list[HeldDelivery], Leases], Settling[Any]],
-        note: Callable[[list[HeldDelivery], Any], list[HeldDelivery]] | None = None,
-    ) -> Flow[list[HeldDelivery]]:
+        deliveries: Iterable[InnerDelivery],
+        build: Callable[[list[InnerDelivery], Leases], Settling[Any]],
+        note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]] | None = None,
+    ) -> Flow[list[InnerDelivery]]:
         """Run a verb; return the deliveries whose lease was lost.
 
         If the same verb was answered for a delivery in the meantime, the delivery is done. At most
@@ -411,10 +407,10 @@ class ConsumerFlows:
     def _run_settling(
         self,
         verb: str,
-        deliveries: list[HeldDelivery],
+        deliveries: list[InnerDelivery],
         settling: Settling[Any],
-        note: Callable[[list[HeldDelivery], Any], list[HeldDelivery]],
-    ) -> Flow[list[HeldDelivery]]:
+        note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]],
+    ) -> Flow[list[InnerDelivery]]:
         one, settles = deliveries[0], verb != "extend"
         if settles:
             count_settling(deliveries, 1)  # the count of a settled delivery is not reduced
@@ -441,7 +437,7 @@ class ConsumerFlows:
             raise error
         return lost
 
-    def _build_ack(self, deliveries: list[HeldDelivery], leases: Leases) -> Settling[str]:
+    def _build_ack(self, deliveries: list[InnerDelivery], leases: Leases) -> Settling[str]:
         marks = [
             record.audit_number(d.record) if d.record[0] & record.HEADERS else b""
             for d in deliveries
@@ -450,23 +446,23 @@ class ConsumerFlows:
             leases = leases._replace(marks=marks)
         return settle.ack(self.context, leases, claim_flows.finish(self.context, deliveries))
 
-    def _unclaim(self, deliveries: list[HeldDelivery]) -> ExtraCommands | None:
+    def _unclaim(self, deliveries: list[InnerDelivery]) -> ExtraCommands | None:
         return claim_flows.unclaim(self.context, deliveries)
 
-    def ack(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
+    def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries for good. Like all verbs, it returns the deliveries that were lost."""
         return self._settle("ack", deliveries, self._build_ack)
 
     def nack(
         self,
-        deliveries: Iterable[HeldDelivery],
+        deliveries: Iterable[InnerDelivery],
         delay: Duration | None,
         error: BaseException | str | None,
-    ) -> Flow[list[HeldDelivery]]:
+    ) -> Flow[list[InnerDelivery]]:
         """Give deliveries back as failed, all with the same error."""
         wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
 
-        def build(given: list[HeldDelivery], leases: Leases) -> Settling[str]:
+        def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(error, failure.this_worker())] * len(given)
             return settle.nack(self.context, leases, errors, wait_ms, self._unclaim(given))
 
@@ -474,13 +470,13 @@ class ConsumerFlows:
 
     def nack_each(
         self,
-        deliveries: Iterable[HeldDelivery],
+        deliveries: Iterable[InnerDelivery],
         wait_ms: int | None,
-        errors: Mapping[HeldDelivery, failure.Error],
-    ) -> Flow[list[HeldDelivery]]:
+        errors: Mapping[InnerDelivery, failure.Error],
+    ) -> Flow[list[InnerDelivery]]:
         """Give deliveries back as failed, each with its own error."""
 
-        def build(given: list[HeldDelivery], leases: Leases) -> Settling[str]:
+        def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             worker = failure.this_worker()
             encoded = [failure.encode(errors[delivery], worker) for delivery in given]
             return settle.nack(self.context, leases, encoded, wait_ms, self._unclaim(given))
@@ -488,61 +484,61 @@ class ConsumerFlows:
         return (yield from self._settle("nack", deliveries, build))
 
     def reject(
-        self, deliveries: Iterable[HeldDelivery], reason: failure.Error, kind: str = "r"
-    ) -> Flow[list[HeldDelivery]]:
+        self, deliveries: Iterable[InnerDelivery], reason: failure.Error, kind: str = "r"
+    ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters.
 
         `kind`: r rejected by the handler; u the body does not fit; n no handler.
         """
 
-        def build(given: list[HeldDelivery], leases: Leases) -> Settling[str]:
+        def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
             return settle.reject(self.context, leases, errors, kind, self._unclaim(given))
 
         return (yield from self._settle("reject", deliveries, build))
 
     def release(
-        self, deliveries: Iterable[HeldDelivery], delay: Duration
-    ) -> Flow[list[HeldDelivery]]:
+        self, deliveries: Iterable[InnerDelivery], delay: Duration
+    ) -> Flow[list[InnerDelivery]]:
         """Give deliveries back unhandled."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
         build = partial(self._build_release, wait_ms)
         return (yield from self._settle("release", deliveries, build))
 
     def _build_release(
-        self, wait_ms: int, given: list[HeldDelivery], leases: Leases
+        self, wait_ms: int, given: list[InnerDelivery], leases: Leases
     ) -> Settling[str]:
         places = [d.queue_position() for d in given]
         return settle.release(self.context, leases, places, wait_ms, self._unclaim(given))
 
     def extend(
-        self, deliveries: Iterable[HeldDelivery], lease: Duration | None
-    ) -> Flow[list[HeldDelivery]]:
+        self, deliveries: Iterable[InnerDelivery], lease: Duration | None
+    ) -> Flow[list[InnerDelivery]]:
         """Extend leases; a worker renews its shared leases, so there it only finds lost ones."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_held(deliveries))
 
-        def build(given: list[HeldDelivery], leases: Leases) -> Settling[list[int | None]]:
+        def build(given: list[InnerDelivery], leases: Leases) -> Settling[list[int | None]]:
             nonlocal until
             lease_ms = asked_ms or self.state.lease_ms or self.context.settings.lease_ms
             until = time.monotonic() + lease_ms / 1000
-            extra = claim_flows.renew(self.context, claim_flows.held(given), lease_ms)
+            extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
             return settle.extend(self.context, leases, lease_ms, extra)
 
-        def note(given: list[HeldDelivery], deadlines: Sequence[int | None]) -> list[HeldDelivery]:
-            return self._note_deadlines(given, deadlines, until)
+        def note(given: list[InnerDelivery], answer: Sequence[int | None]) -> list[InnerDelivery]:
+            return self._note_deadlines(given, answer, until)
 
         return (yield from self._settle("extend", deliveries, build, note))
 
-    def _check_held(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
+    def _check_held(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Return the lost deliveries and renew claims; nothing else is changed.
 
         A worker renews a shared lease while it holds a delivery, so no lease must be extended.
         """
         given, leases = self._leases(deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
-        extra = claim_flows.renew(self.context, claim_flows.held(given), lease_ms)
+        extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
         if extra is not None:
             yield from claim_flows.run_alone(extra)
         letters = yield from settle.check_held(self.context, leases)
@@ -566,7 +562,7 @@ class ConsumerFlows:
                 "lease to ack, give back or extend. Use mode='at_least_once'"
             )
 
-    def claim(self, deliveries: Sequence[HeldDelivery]) -> Flow[None]:
+    def claim(self, deliveries: Sequence[InnerDelivery]) -> Flow[None]:
         """Take the claims that deliveries have, until the end of their leases."""
         self._check_has_leases()
         claims = [d.claim for d in deliveries if d.claim and d.claim.state == UNSURE]
@@ -574,7 +570,7 @@ class ConsumerFlows:
         if claims:
             yield from claim_flows.claim(self.context, claims, lease_ms)
 
-    def unsettled(self) -> list[HeldDelivery]:
+    def unsettled(self) -> list[InnerDelivery]:
         """Return the open deliveries that no call is settling."""
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 

@@ -11,7 +11,7 @@ from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core import codec, failure, object_store
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.object_store import Reference
-from rmq.kernel.delivery.inner_delivery import HeldDelivery, SharedLeases
+from rmq.kernel.delivery.inner_delivery import InnerDelivery, SharedLeases
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InBackground, InThread
@@ -22,8 +22,8 @@ Reasons = list[tuple[Lease, bytes]]
 
 
 def read(
-    context: TopicContext, shared: SharedLeases | None, deliveries: list[HeldDelivery]
-) -> Flow[tuple[list[HeldDelivery], Reasons]]:
+    context: TopicContext, shared: SharedLeases | None, deliveries: list[InnerDelivery]
+) -> Flow[tuple[list[InnerDelivery], Reasons]]:
     """Read the bodies of deliveries that have references.
 
     If an object cannot be read, its message has failed. The first delivery that exceeds the limit
@@ -58,7 +58,7 @@ def read(
     return [delivery for delivery in kept if delivery.raw_id not in out], unreadable
 
 
-def _within(deliveries: Sequence[HeldDelivery]) -> int:
+def _within(deliveries: Sequence[InnerDelivery]) -> int:
     """Return the number of first deliveries whose bodies together are within the limit."""
     size = 0
     for at, delivery in enumerate(deliveries):
@@ -69,7 +69,7 @@ def _within(deliveries: Sequence[HeldDelivery]) -> int:
     return len(deliveries)
 
 
-def _lease(delivery: HeldDelivery) -> Lease:
+def _lease(delivery: InnerDelivery) -> Lease:
     return Lease(delivery.origin.keys.index, delivery.raw_id, delivery.score)
 
 

@@ -25,7 +25,7 @@ from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.places import Place
-from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, Sleep
@@ -107,9 +107,9 @@ class MissingReplies:
     def add(
         self,
         verb: str,
-        deliveries: list[HeldDelivery],
+        deliveries: list[InnerDelivery],
         settling: Settling[Any],
-        note: Callable[[list[HeldDelivery], Any], object],
+        note: Callable[[list[InnerDelivery], Any], object],
     ) -> None:
         """Keep a settling until it is answered; its deliveries become unconfirmed."""
         for delivery in deliveries:

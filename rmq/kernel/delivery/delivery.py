@@ -18,24 +18,24 @@ from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import DISPOSITIONS
-from rmq.kernel.delivery.inner_delivery import OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 
 
 class DeliveryData:
     """The data of a delivery; all but the body is decoded from the record at each access."""
 
-    __slots__ = ("_held", "_settle_with")
+    __slots__ = ("_inner", "_settle_with")
 
-    def __init__(self, held: HeldDelivery, settle_with: Any) -> None:
-        self._held = held
+    def __init__(self, inner: InnerDelivery, settle_with: Any) -> None:
+        self._inner = inner
         self._settle_with = settle_with
 
     def __eq__(self, other: object) -> bool:
         """Return whether both objects are of the same delivery."""
-        return isinstance(other, DeliveryData) and other._held is self._held
+        return isinstance(other, DeliveryData) and other._inner is self._inner
 
     def __hash__(self) -> int:
-        return hash(self._held)
+        return hash(self._inner)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
@@ -43,46 +43,46 @@ class DeliveryData:
     @property
     def body(self) -> Any:
         """The message's body; in a handler, converted to the annotated type."""
-        return self._held.body
+        return self._inner.body
 
     @body.setter
     def body(self, body: Any) -> None:
-        self._held.body = body
+        self._inner.body = body
 
     @property
     def fence(self) -> int:
         """The delivery number; it grows with every delivery of a slot."""
-        return self._held.fence
+        return self._inner.fence
 
     @property
     def id(self) -> MessageId:
         """The message's id, as `send` returned it; the same in each delivery."""
-        return self._held.id
+        return self._inner.id
 
     @property
     def topic(self) -> str:
         """The name of the topic from which the message was received."""
-        return self._held.origin.keys.topic
+        return self._inner.origin.keys.topic
 
     @property
     def slot(self) -> int:
         """The index of the message's slot, from 0; the same for messages with one `slot_basis`."""
-        return self._held.origin.keys.index
+        return self._inner.origin.keys.index
 
     @property
     def receipt(self) -> Receipt:
         """The receipt of this delivery; `str()` gives its text form."""
-        return Receipt(self._held.id, self._held.score)
+        return Receipt(self._inner.id, self._inner.score)
 
     @property
     def retries_left(self) -> int:
         """Number of retries that remain after this delivery."""
-        return self._held.retries_left
+        return self._inner.retries_left
 
     @property
     def attempt(self) -> int:
         """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
-        return self._held.attempt
+        return self._inner.attempt
 
     @property
     def deadline(self) -> datetime:
@@ -91,32 +91,32 @@ class DeliveryData:
         A worker renews leases. There it is the time until which the lease is surely valid, by
         the clock of this machine.
         """
-        return self._held.deadline
+        return self._inner.deadline
 
     @property
     def priority(self) -> int | None:
         """The message's priority; None for a timed message without a priority."""
-        return int.from_bytes(self._held.record[1:4], "big") or None
+        return int.from_bytes(self._inner.record[1:4], "big") or None
 
     @property
     def due(self) -> datetime | None:
         """The time at which a timed message was due; None for a message that was due when sent."""
-        return self._held.due
+        return self._inner.due
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The sender's headers, read-only; RMQ's own headers are in `marks`."""
-        return record.user_headers(record.headers_of(self._held.record))
+        return record.user_headers(record.headers_of(self._inner.record))
 
     @property
     def type(self) -> str | None:
         """The message type, which selects the handler; None if it was sent without a type."""
-        return self._held.type
+        return self._inner.type
 
     @property
     def group(self) -> str | None:
         """The name of the message's group; None if it was sent without a group."""
-        return self._held.group
+        return self._inner.group
 
     @property
     def share_key(self) -> str | None:
@@ -126,7 +126,7 @@ class DeliveryData:
     @property
     def marks(self) -> Mapping[str, str]:
         """The headers that RMQ itself added; their names begin with `rmq-`."""
-        return self._held.marks
+        return self._inner.marks
 
     @property
     def schedule_time(self) -> datetime | None:
@@ -137,18 +137,18 @@ class DeliveryData:
     @property
     def merge_key(self) -> str | None:
         """The key by which the message merged while it waited; None if it had no key."""
-        return record.read(self._held.record).merge_key or None
+        return record.read(self._inner.record).merge_key or None
 
     @property
     def offset(self) -> int:
         """The message's acceptance number in its slot, as `send` returned it."""
-        low = record.read(self._held.record).offset_low
-        return record.offset_of(low, self._held.origin.newest)
+        low = record.read(self._inner.record).offset_low
+        return record.offset_of(low, self._inner.origin.newest)
 
     @property
     def is_settled(self) -> bool:
         """Whether this delivery has ended: settled, given back, or lost."""
-        return self._held.state != OPEN
+        return self._inner.state != OPEN
 
     @property
     def lost(self) -> bool:
@@ -157,12 +157,12 @@ class DeliveryData:
         In a worker, which renews leases, this is always current. Elsewhere it changes only after
         a verb failed.
         """
-        return self._held.lost
+        return self._inner.lost
 
     @property
     def claim_lost(self) -> bool:
         """Whether the claim on the business key was gone at the last extend or ack."""
-        return self._held.claim_lost
+        return self._inner.claim_lost
 
 
 class AsyncDelivery(DeliveryData):
@@ -177,8 +177,8 @@ class AsyncDelivery(DeliveryData):
     async def ack(self) -> None:
         """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.ack(self._held)), "ack")
-        raise_if_claim_lost(self._held)
+        raise_if_lost(await run(verbs.ack(self._inner)), "ack")
+        raise_if_claim_lost(self._inner)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -190,22 +190,22 @@ class AsyncDelivery(DeliveryData):
             error: Error that is stored with the failure and shown with the dead letter.
         """
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.nack(self._held, delay, error)), "nack")
+        raise_if_lost(await run(verbs.nack(self._inner, delay, error)), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """Make the message a dead letter at once, regardless of its retries."""
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.reject(self._held, reason)), "reject")
+        raise_if_lost(await run(verbs.reject(self._inner, reason)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
         """Give the message back unhandled, now or after `delay`; costs no retry."""
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.release(self._held, delay)), "release")
+        raise_if_lost(await run(verbs.release(self._inner, delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.extend(self._held, lease)), "extend")
+        raise_if_lost(await run(verbs.extend(self._inner, lease)), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -220,18 +220,18 @@ class AsyncDelivery(DeliveryData):
             verbs, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = await run(verbs.settle_after(error, self._held))
+                lost = await run(verbs.settle_after(error, self._inner))
             except StorageError:
                 if is_expected:
                     raise
                 return False  # raise the handler's own error; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self._held)
+                raise_if_claim_lost(self._inner)
         return isinstance(error, DISPOSITIONS)
 
 
-def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
+def raise_if_lost(lost: Sequence[InnerDelivery], verb: str) -> None:
     """Raise LeaseLost for the first delivery in the list, if there is one."""
     if lost:
         raise LeaseLost(
@@ -242,7 +242,7 @@ def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
         )
 
 
-def raise_if_claim_lost(delivery: HeldDelivery) -> None:
+def raise_if_claim_lost(delivery: InnerDelivery) -> None:
     """Raise ClaimLost if an acked delivery had lost its claim."""
     claim = delivery.claim
     if claim is not None and claim.lost:
@@ -253,9 +253,9 @@ def raise_if_claim_lost(delivery: HeldDelivery) -> None:
         )
 
 
-def held_of(delivery: DeliveryData) -> HeldDelivery:
-    """Return RMQ's own view of a delivery."""
-    return delivery._held
+def inner_of(delivery: DeliveryData) -> InnerDelivery:
+    """Return RMQ's own part of a delivery."""
+    return delivery._inner
 
 
 def settle_with_of(delivery: DeliveryData) -> Any:
@@ -263,15 +263,15 @@ def settle_with_of(delivery: DeliveryData) -> Any:
     return delivery._settle_with
 
 
-def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
-    """Return RMQ's own view of each delivery.
+def inner_all(deliveries: Iterable[DeliveryData]) -> list[InnerDelivery]:
+    """Return RMQ's own part of each delivery.
 
     Raises:
         InvalidType: An item is not a delivery.
     """
-    held = []
+    inner = []
     for delivery in deliveries:
         if not isinstance(delivery, DeliveryData):
             raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
-        held.append(held_of(delivery))
-    return held
+        inner.append(inner_of(delivery))
+    return inner

@@ -23,8 +23,8 @@ class Delivery(DeliveryData):
     def ack(self) -> None:
         """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.ack(self._held)), "ack")
-        raise_if_claim_lost(self._held)
+        raise_if_lost(run(verbs.ack(self._inner)), "ack")
+        raise_if_claim_lost(self._inner)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -36,22 +36,22 @@ class Delivery(DeliveryData):
             error: Error that is stored with the failure and shown with the dead letter.
         """
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.nack(self._held, delay, error)), "nack")
+        raise_if_lost(run(verbs.nack(self._inner, delay, error)), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Make the message a dead letter at once, regardless of its retries."""
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.reject(self._held, reason)), "reject")
+        raise_if_lost(run(verbs.reject(self._inner, reason)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Give the message back unhandled, now or after `delay`; costs no retry."""
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.release(self._held, delay)), "release")
+        raise_if_lost(run(verbs.release(self._inner, delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.extend(self._held, lease)), "extend")
+        raise_if_lost(run(verbs.extend(self._inner, lease)), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -66,12 +66,12 @@ class Delivery(DeliveryData):
             verbs, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = run(verbs.settle_after(error, self._held))
+                lost = run(verbs.settle_after(error, self._inner))
             except StorageError:
                 if is_expected:
                     raise
                 return False  # raise the handler's own error; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self._held)
+                raise_if_claim_lost(self._inner)
         return isinstance(error, DISPOSITIONS)

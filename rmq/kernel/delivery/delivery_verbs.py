@@ -10,7 +10,7 @@ from rmq.errors import RMQError, StorageError
 from rmq.kernel.core import failure
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
-from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.transport.flow.coalescing import APART, Coalescer, coalesced, same_error
 from rmq.kernel.transport.flow.steps import Flow
 
@@ -24,11 +24,11 @@ ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error
 class Item(NamedTuple):
     """A delivery that is settled together with other deliveries."""
 
-    delivery: HeldDelivery
+    delivery: InnerDelivery
     error: failure.Error  # for a nack
 
 
-SettlingFlow = Flow[list[HeldDelivery]]  # returns the deliveries whose lease was lost
+SettlingFlow = Flow[list[InnerDelivery]]  # returns the deliveries whose lease was lost
 SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
@@ -45,12 +45,12 @@ class DeliveryVerbs:
         self._nack_items = Coalescer(partial(self._together, self._nack), ITEMS_MAX)
         self._extend_items = Coalescer(partial(self._together, self._extend), ITEMS_MAX)
 
-    def ack(self, delivery: HeldDelivery) -> SettlingFlow:
+    def ack(self, delivery: InnerDelivery) -> SettlingFlow:
         """Settle the delivery for good."""
         return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
 
     def nack(
-        self, delivery: HeldDelivery, delay: Duration | None, error: BaseException | str | None
+        self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
         """Give the delivery back as failed; it shares a call if `delay` is None."""
 
@@ -61,7 +61,7 @@ class DeliveryVerbs:
             return alone()
         return self._settle(self._nack_items, alone, delivery, error)
 
-    def extend(self, delivery: HeldDelivery, lease: Duration | None) -> SettlingFlow:
+    def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
         """Extend the lease; it shares a call if `lease` is None."""
 
         def alone() -> SettlingFlow:
@@ -71,15 +71,15 @@ class DeliveryVerbs:
             return alone()
         return self._settle(self._extend_items, alone, delivery)
 
-    def reject(self, delivery: HeldDelivery, reason: failure.Error) -> SettlingFlow:
+    def reject(self, delivery: InnerDelivery, reason: failure.Error) -> SettlingFlow:
         """Make the message a dead letter."""
         return self.flows.reject([delivery], reason)
 
-    def release(self, delivery: HeldDelivery, delay: Duration) -> SettlingFlow:
+    def release(self, delivery: InnerDelivery, delay: Duration) -> SettlingFlow:
         """Give the delivery back unhandled."""
         return self.flows.release([delivery], delay)
 
-    def settle_after(self, error: BaseException | None, delivery: HeldDelivery) -> SettlingFlow:
+    def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
         """Settle a delivery according to how its `with` block ended."""
         if error is None or self.flows.at_most_once:
             return self.ack(delivery)
@@ -107,7 +107,7 @@ class DeliveryVerbs:
         self,
         shared: Coalescer,
         alone: Callable[[], SettlingFlow],
-        delivery: HeldDelivery,
+        delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
         """Run a verb, together with concurrent calls of the same verb."""

@@ -29,7 +29,7 @@ class BatchOrigin(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class HeldDelivery:
+class InnerDelivery:
     """RMQ's own part of a delivery: its record, its lease, and whether it is settled.
 
     A program sees it through a `Delivery` or an `AsyncDelivery`, which can be made at any time.
@@ -118,7 +118,7 @@ class HeldDelivery:
         return record.place_of(self.record)
 
 
-def count_settling(deliveries: Iterable[HeldDelivery], change: int) -> None:
+def count_settling(deliveries: Iterable[InnerDelivery], change: int) -> None:
     """Count a call that settles these deliveries: 1 when it begins, -1 if it failed."""
     for delivery in deliveries:
         delivery.settling_calls += change
@@ -146,10 +146,10 @@ class SharedLeases(Protocol):
     def handed_over(self, slot: int, number: int) -> SharedLease:
         """Return the lease of a handed-over batch, even if the lease is no longer used."""
 
-    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def hold(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Count delivered messages in; from now on their leases are renewed."""
 
-    def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def forget(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Count settled or lost deliveries out."""
 
     def retire(self, slot: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq.errors import DecodeError, InvalidType
 from rmq.kernel.core.interceptor import Hook, Hooks, Middleware, run_through, run_through_async
-from rmq.kernel.delivery.delivery import DeliveryData, held_of
+from rmq.kernel.delivery.delivery import DeliveryData, inner_of
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import RunScope, Values
 
@@ -120,7 +120,7 @@ class WrappedCall:
 
     def _arguments(self, run: WrappedRun, delivery: DeliveryData) -> tuple[Any, ...]:
         try:
-            return self._handler.arguments(held_of(delivery), delivery)
+            return self._handler.arguments(inner_of(delivery), delivery)
         except DecodeError as error:
             run.misfit = error
             raise

@@ -20,7 +20,7 @@ from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS, Sett
 from rmq.kernel.core.validation import Duration, check_int, check_message_type, duration_ms
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.dependencies import is_async_function
 from rmq.kernel.handlers.idempotency import Idempotent
 from rmq.kernel.handlers.signature import Signature
@@ -155,7 +155,7 @@ class Handler:
             else:
                 each.check_store()
 
-    def convert_body(self, delivery: HeldDelivery) -> Any:
+    def convert_body(self, delivery: InnerDelivery) -> Any:
         """Convert a delivery's body to its annotated type once, and return it.
 
         Raises:
@@ -165,7 +165,7 @@ class Handler:
             delivery.body = self.body_converter(delivery.body)
         return delivery.body
 
-    def arguments(self, delivery: HeldDelivery, shown: DeliveryData) -> tuple[Any, ...]:
+    def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
         """Return the arguments for the function.
 
         `shown`: the delivery as the function sees it.
@@ -203,7 +203,7 @@ class Handler:
         wait = self.retry(delivery, error)
         return None if wait is None else Retry(wait)
 
-    def runtime_of(self, delivery: HeldDelivery) -> float | None:
+    def runtime_of(self, delivery: InnerDelivery) -> float | None:
         """Return the longest run for a delivery in seconds; None: unlimited."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000

@@ -27,12 +27,12 @@ from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, Claim
 from rmq.kernel.delivery.delivery import (
     AsyncDelivery,
     DeliveryData,
-    held_all,
-    held_of,
+    inner_all,
+    inner_of,
     settle_with_of,
 )
 from rmq.kernel.delivery.delivery_blocking import Delivery
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.transport.flow.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,11 +128,11 @@ class Claims:
         return Claiming(self, delivery, key, ttl)
 
     def _sort(self, flows: ConsumerFlows, mine: Sequence[D]) -> Flow[list[D]]:
-        held = held_all(mine)
-        yield from flows.claim(held)
-        done = [delivery for delivery in held if _state(delivery) == DONE]
-        back: dict[float, list[HeldDelivery]] = {}
-        for delivery in held:
+        inner = inner_all(mine)
+        yield from flows.claim(inner)
+        done = [delivery for delivery in inner if _state(delivery) == DONE]
+        back: dict[float, list[InnerDelivery]] = {}
+        for delivery in inner:
             if _state(delivery) not in (FIRST, DONE):
                 assert delivery.claim is not None
                 back.setdefault(delivery.claim.wait_s, []).append(delivery)
@@ -140,7 +140,7 @@ class Claims:
             yield from flows.ack(done)
         for wait_s, deliveries in back.items():
             yield from flows.release(deliveries, wait_s)
-        return [delivery for delivery in mine if _state(held_of(delivery)) == FIRST]
+        return [delivery for delivery in mine if _state(inner_of(delivery)) == FIRST]
 
 
 def _prepared(
@@ -158,11 +158,11 @@ def _prepared(
             )
     claims = [middleware.claim_of(delivery) for delivery in mine]
     for delivery, claim in zip(mine, claims, strict=True):
-        held_of(delivery).claim = claim
+        inner_of(delivery).claim = claim
     return mine
 
 
-def _state(delivery: HeldDelivery) -> str:
+def _state(delivery: InnerDelivery) -> str:
     return "" if delivery.claim is None else delivery.claim.state
 
 
@@ -177,15 +177,15 @@ class Claiming:
         self._delivery = delivery
         kind: Any = AsyncDelivery if isinstance(delivery, AsyncDelivery) else Delivery
         _prepared(claims.consumer, [delivery], kind, key, ttl)
-        self._held = held_of(delivery)
+        self._inner = inner_of(delivery)
 
     def _flow(self) -> Flow[bool]:
-        yield from settle_with_of(self._delivery).verbs.flows.claim([self._held])
-        return _state(self._held) == FIRST
+        yield from settle_with_of(self._delivery).verbs.flows.claim([self._inner])
+        return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
         """Return how long to release the message, if another delivery has its key; else None."""
-        claim = self._held.claim
+        claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
         return claim.wait_s
@@ -245,25 +245,25 @@ class Idempotent(Middleware):
         Raises:
             InvalidKey: The delivery has no usable key.
         """
-        known = held_of(delivery).claim
+        known = inner_of(delivery).claim
         # A delivery that claims again after an error keeps its owner.
         owner = known.owner if known is not None and known.owner else new_owner(delivery)
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
-    def prepare(self, delivery: DeliveryData, fit: Callable[[HeldDelivery], object]) -> None:
+    def prepare(self, delivery: DeliveryData, fit: Callable[[InnerDelivery], object]) -> None:
         """Give a delivery its claim; a delivery without a key fails when its turn comes.
 
         Args:
             delivery: Delivery as the handler gets it.
             fit: Function that converts the body for the handler and for the key.
         """
-        held = held_of(delivery)
+        inner = inner_of(delivery)
         try:
-            fit(held)
-            held.claim = self.claim_of(delivery)
+            fit(inner)
+            inner.claim = self.claim_of(delivery)
         except Exception as error:
-            held.claim = Claim(b"", b"", 0)
-            held.claim.state, held.claim.error = FAILED, error
+            inner.claim = Claim(b"", b"", 0)
+            inner.claim.state, inner.claim.error = FAILED, error
 
 
 class Checked(Idempotent):

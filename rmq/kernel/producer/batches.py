@@ -26,18 +26,8 @@ class Group:
     """Messages for one call to one slot."""
 
     __slots__ = (
-        "bytes",
-        "done",
-        "given_ids",
-        "ids",
-        "indexes",
-        "large",
-        "merging",
-        "numbers",
-        "options",
-        "parts",
-        "sequence",
-        "slot",
+        "bytes", "done", "given_ids", "ids", "indexes", "large", "merging", "numbers", "options",
+        "parts", "sequence", "slot",
     )  # fmt: skip
 
     def __init__(self, slot: int, merging: EncodedMessage | None) -> None:

@@ -26,7 +26,7 @@ from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import generators
 from rmq.kernel.core.generators import Action, Call, Procedure
 from rmq.kernel.core.interceptor import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
-from rmq.kernel.delivery.delivery import DeliveryData, held_of
+from rmq.kernel.delivery.delivery import DeliveryData, inner_of
 from rmq.kernel.delivery.dispositions import Reject
 from rmq.sql.connections import InTransaction, WithConnection, check_table
 from rmq.sql.errors import Outage
@@ -151,7 +151,7 @@ class Confirms(Middleware):
 
 def _mark_worked(delivery: DeliveryData) -> None:
     """Note that the work is done, so that its claim is marked even if the stub is not confirmed."""
-    claim = held_of(delivery).claim
+    claim = inner_of(delivery).claim
     if claim is not None:
         claim.work_done = True
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from rmq.kernel.core import process
 from rmq.kernel.delivery.claim import FIRST
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.worker.heartbeat.memory import (
     BEGUN_WORDS,
     CLAIM_TEXT,
@@ -167,9 +167,9 @@ class LeaseTracker:
         self._shared = memory.shared
         self._topic = topic
         self._leases: dict[int, WorkerLease] = {}  # by slot: the lease of the next receive
-        self._in_flight: set[HeldDelivery] = set()
-        self._begun: dict[HeldDelivery, int] = {}  # rows of deliveries that have begun
-        self._claims: dict[HeldDelivery, tuple[int, int]] = {}  # row and serial
+        self._in_flight: set[InnerDelivery] = set()
+        self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
+        self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial
         self._lock = threading.Lock()
 
     # --- for the consumer ------------------------------------------------------------------------
@@ -206,13 +206,13 @@ class LeaseTracker:
             return lease
         return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
-    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def hold(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Add deliveries; their leases are renewed from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
             self._count(deliveries, 1)
 
-    def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def forget(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove deliveries that are settled or lost; unknown deliveries are ignored."""
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]
@@ -231,7 +231,7 @@ class LeaseTracker:
         if lease is not None:
             self._retire(lease)
 
-    def stop_renewing(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def stop_renewing(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Stop renewing the leases of deliveries that cannot be settled."""
         for lease in {delivery.origin.lease for delivery in deliveries}:
             self._retire(cast("WorkerLease", lease))
@@ -244,7 +244,7 @@ class LeaseTracker:
                 del self._leases[slot]
                 self._shared.words[self._shared.leases_at + lease.lease_index * 3] = 0
 
-    def _count(self, deliveries: Iterable[HeldDelivery], step: int) -> None:
+    def _count(self, deliveries: Iterable[InnerDelivery], step: int) -> None:
         changed: Any = None
         for delivery in deliveries:
             lease: Any = delivery.origin.lease
@@ -262,7 +262,7 @@ class LeaseTracker:
 
     # --- for the worker --------------------------------------------------------------------------
 
-    def begin(self, delivery: HeldDelivery) -> None:
+    def begin(self, delivery: InnerDelivery) -> None:
         """Note that a handler begins a delivery."""
         lease: Any = delivery.origin.lease
         self._begun[delivery] = self._memory.add_begun(lease.lease_index, delivery.raw_id)
@@ -270,7 +270,7 @@ class LeaseTracker:
         if claim is not None:
             self._memory.begin_claim(*claim)
 
-    def cancel_begin(self, delivery: HeldDelivery) -> None:
+    def cancel_begin(self, delivery: InnerDelivery) -> None:
         """Note that a delivery does not count as begun."""
         row = self._begun.pop(delivery, -1)
         if row >= 0:
@@ -287,7 +287,7 @@ class LeaseTracker:
         for slot in list(self._leases):
             self.retire(slot)
 
-    def add_claims(self, deliveries: Iterable[HeldDelivery], slot_of: Any) -> None:
+    def add_claims(self, deliveries: Iterable[InnerDelivery], slot_of: Any) -> None:
         """Renew the claims of deliveries. `slot_of`: returns the slot of a claim's name."""
         for delivery in deliveries:
             claim = delivery.claim
@@ -297,7 +297,7 @@ class LeaseTracker:
                 if row >= 0:
                     self._claims[delivery] = row, serial
 
-    def is_claim_lost(self, delivery: HeldDelivery) -> bool:
+    def is_claim_lost(self, delivery: InnerDelivery) -> bool:
         """Return whether the heartbeat found that the claim of a delivery is lost."""
         claim = self._claims.get(delivery)
         return claim is not None and self._memory.is_claim_lost(*claim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
 
 class PartialBatch:
@@ -18,14 +18,14 @@ class PartialBatch:
     def __init__(self, size: int, linger_s: float) -> None:
         self._size = size
         self._linger_s = linger_s
-        self._waiting: list[HeldDelivery] = []
+        self._waiting: list[InnerDelivery] = []
         self._since = 0.0
 
     def linger_until(self) -> float:
         """Return when the wait for more deliveries ends; infinity: no delivery waits."""
         return self._since + self._linger_s if self._waiting else float("inf")
 
-    def add(self, deliveries: list[HeldDelivery]) -> list[list[HeldDelivery]]:
+    def add(self, deliveries: list[InnerDelivery]) -> list[list[InnerDelivery]]:
         """Add deliveries; return the batches that are full or have waited long enough."""
         if not self._waiting:
             self._since = time.monotonic()
@@ -40,7 +40,7 @@ class PartialBatch:
             batches.append(self.pop_all())
         return batches
 
-    def pop_all(self) -> list[HeldDelivery]:
+    def pop_all(self) -> list[InnerDelivery]:
         """Remove and return all deliveries."""
         waiting, self._waiting = self._waiting, []
         return waiting

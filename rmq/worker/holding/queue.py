@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.settings import BATCH_MAX
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import HandledTopic, show_for
@@ -104,7 +104,7 @@ class HandlerQueue:
             **self.settler.tally, **self.settler.claim_counts,
         }  # fmt: skip
 
-    def hung_runs(self) -> list[HeldDelivery]:
+    def hung_runs(self) -> list[InnerDelivery]:
         """Return the first delivery of each run that exceeds its max_runtime.
 
         Its thread hangs, or its task ignores the cancellation. The delivery is settled already.
@@ -155,7 +155,7 @@ class HandlerQueue:
 
     # --- dispatch --------------------------------------------------------------------------------
 
-    def put(self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]) -> None:
+    def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
         """Give received deliveries to the executor, and start suspects that may run."""
         self.begin_last_suspect()  # it may have waited for a minute
         if self.suspects.running and self.suspects.is_held_back():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.holding.partial_batch import PartialBatch
 from rmq.worker.running.executors import Work
@@ -54,13 +54,13 @@ class SuspectStarter:
         self._partial = partial
         self._start = start
         self._release_waiting = release_waiting
-        self.last: HeldDelivery | None = None
+        self.last: InnerDelivery | None = None
 
     # --- a handler without order -----------------------------------------------------------------
 
     def start(
-        self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
-    ) -> list[HeldDelivery]:
+        self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
+    ) -> list[InnerDelivery]:
         """Begin the suspects that may run, and release deliveries that would have to wait for them.
 
         Args:
@@ -85,9 +85,9 @@ class SuspectStarter:
             self._start([[delivery] for delivery in begun] if self._handler.batch else [*begun])
         return others
 
-    def _begin(self, suspected: list[HeldDelivery], free: int) -> list[HeldDelivery]:
+    def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
         """Return the suspects that begin now; release the rest, or keep one for `begin_last`."""
-        begun: list[HeldDelivery] = []
+        begun: list[InnerDelivery] = []
         for delivery in suspected:
             is_last = _is_last(delivery)
             if len(begun) >= free or not self._suspects.begin(
@@ -100,7 +100,7 @@ class SuspectStarter:
                 begun.append(delivery)
         return begun
 
-    def _keep_runnable(self, others: list[HeldDelivery], free: int) -> list[HeldDelivery]:
+    def _keep_runnable(self, others: list[InnerDelivery], free: int) -> list[InnerDelivery]:
         """Return the deliveries that can begin at once with a suspect; release the rest."""
         if self._handler.batch:  # they would have to wait for a full batch
             free = 0
@@ -110,8 +110,8 @@ class SuspectStarter:
     # --- an ordered handler ----------------------------------------------------------------------
 
     def split_ordered(
-        self, batch: list[HeldDelivery], suspects: set[HeldDelivery]
-    ) -> list[HeldDelivery]:
+        self, batch: list[InnerDelivery], suspects: set[InnerDelivery]
+    ) -> list[InnerDelivery]:
         """Return the part of an ordered batch before its first suspect, or that suspect alone."""
         position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
         if position:
@@ -132,7 +132,7 @@ class SuspectStarter:
 
     # --- both ------------------------------------------------------------------------------------
 
-    def put_off(self, deliveries: list[HeldDelivery]) -> None:
+    def put_off(self, deliveries: list[InnerDelivery]) -> None:
         """Release deliveries until a suspect has ended."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
@@ -163,5 +163,5 @@ class SuspectStarter:
         self._settler.flush(FLUSH_MOST_S)
 
 
-def _is_last(delivery: HeldDelivery) -> bool:
+def _is_last(delivery: InnerDelivery) -> bool:
     return not delivery.retries_left

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rmq.kernel.consumer import claim_flows
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import show_for
@@ -17,7 +17,7 @@ log = logging.getLogger("rmq")
 
 
 def claim_keys(
-    deliveries: Sequence[HeldDelivery],
+    deliveries: Sequence[InnerDelivery],
     handlers: TopicHandlers,
     flows: ConsumerFlows,
     transport: Transport,

@@ -13,7 +13,7 @@ from rmq.kernel.consumer import receive, rollback, state
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.core import failure
 from rmq.kernel.core.settings import BATCH_MAX
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import Flow, pipeline
@@ -185,12 +185,12 @@ class TopicFeed:
         """Run a flow of the fetcher; each step shows the watchdog that the fetcher runs."""
         return self.transport.run(noted(flow, self.on_step))
 
-    def _dispatch(self, deliveries: list[HeldDelivery]) -> None:
+    def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
         """Give deliveries to the queues of their handlers; settle deliveries without a handler."""
         if self._is_single or self.handlers.ordered:
             self._put(self.first_queue, deliveries)
             return
-        by_handler: dict[Handler | None, list[HeldDelivery]] = {}
+        by_handler: dict[Handler | None, list[InnerDelivery]] = {}
         for delivery in deliveries:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
         for handler, mine in by_handler.items():
@@ -202,7 +202,7 @@ class TopicFeed:
                 report = Report(delivery, self.invokers.unhandled.disposition(delivery))
                 self.first_queue.settler.put(report)
 
-    def _put(self, queue: HandlerQueue, deliveries: list[HeldDelivery]) -> None:
+    def _put(self, queue: HandlerQueue, deliveries: list[InnerDelivery]) -> None:
         queue.received += len(deliveries)
         if self.state.interrupted:  # the worker is stopping
             queue.work.release(deliveries)
@@ -218,7 +218,7 @@ class TopicFeed:
             queue.work.on_error(deliveries, error)
             raise
 
-    def _with_expired_leases(self, deliveries: list[HeldDelivery]) -> set[HeldDelivery]:
+    def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
         """Return the deliveries whose last delivery ended with an expired lease.
 
         If Redis does not answer, all of them are returned: a poison message must not run with the

@@ -12,7 +12,7 @@ from typing import Any
 
 from rmq.errors import DecodeError
 from rmq.kernel.core.interceptor import call_hooks_async
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.worker.running.invoker_bases import AsyncCall, AsyncInvokerBase
@@ -33,7 +33,7 @@ from rmq.worker.settling.unhandled import Unhandled
 class AsyncInvoker(AsyncInvokerBase):
     """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
-    async def run(self, delivery: HeldDelivery) -> Disposition:
+    async def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
         if delivery.claim is None:
             return await self._run(delivery)
@@ -45,7 +45,7 @@ class AsyncInvoker(AsyncInvokerBase):
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
-    async def _run(self, delivery: HeldDelivery) -> Disposition:
+    async def _run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies; decide by its error."""
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
@@ -74,14 +74,14 @@ class AsyncInvoker(AsyncInvokerBase):
             await call_hooks_async(self.hooks.after_handle, shown, outcome)
         return disposition
 
-    async def _done_before(self, delivery: HeldDelivery) -> Disposition:
+    async def _done_before(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
             raised = await self._raised_by(partial(guard.on_duplicate_async, self.show(delivery)))
             if raised is not None:
                 return self.dispositions.by_error(delivery, raised)
         return DONE_BEFORE
 
-    async def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+    async def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         """Run the handler for a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
@@ -89,7 +89,7 @@ class AsyncInvoker(AsyncInvokerBase):
             done.update(acked(settled))
         return decided + settled
 
-    async def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+    async def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}
         for each in shown.values():
             await call_hooks_async(self.hooks.before_handle, each)
@@ -127,12 +127,12 @@ class TopicInvokers:
         """Add the invoker of a handler."""
         self._by_handler[invoker.handler] = invoker
 
-    def invoker_for(self, delivery: HeldDelivery) -> AnyInvoker | None:
+    def invoker_for(self, delivery: InnerDelivery) -> AnyInvoker | None:
         """Return the invoker for a delivery; None if the delivery has no handler."""
         handler = self._handlers.route(delivery.type)
         return None if handler is None else self._by_handler[handler]
 
-    def disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
+    def disposition_of_overrun(self, delivery: InnerDelivery, max_runtime_s: float) -> Disposition:
         """Decide how to settle a delivery whose handler exceeded its `max_runtime`."""
         invoker = self.invoker_for(delivery)
         assert invoker is not None  # a delivery without a handler has no limit

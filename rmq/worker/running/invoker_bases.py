@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rmq.kernel.core.interceptor import Hooks, active
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
@@ -80,9 +80,9 @@ class _InvokerBase:
         os._exit(1)
 
     @contextmanager
-    def _claiming(self, deliveries: Iterable[HeldDelivery]) -> Iterator[set[HeldDelivery]]:
+    def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
         """Keep claims up to date during a call; the caller adds finished deliveries to the set."""
-        done: set[HeldDelivery] = set()
+        done: set[InnerDelivery] = set()
         if self.claims is None:
             yield done
             return
@@ -108,7 +108,7 @@ class PlainInvokerBase(_InvokerBase):
             self.dispositions.check_returned(returned)
 
     def _raised_by(
-        self, call: PlainCall, deliveries: Iterable[HeldDelivery] = ()
+        self, call: PlainCall, deliveries: Iterable[InnerDelivery] = ()
     ) -> BaseException | None:
         """Return the error that a call raised; the watchdog checks its `max_runtime`."""
         try:
@@ -131,7 +131,7 @@ class AsyncInvokerBase(_InvokerBase):
             self.dispositions.check_returned(returned)
 
     async def _raised_by(
-        self, call: AsyncCall, deliveries: Iterable[HeldDelivery] = ()
+        self, call: AsyncCall, deliveries: Iterable[InnerDelivery] = ()
     ) -> BaseException | None:
         """Await a call within the shortest limit of the deliveries; return its error."""
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rmq.errors import DecodeError
 from rmq.kernel.core.interceptor import call_hooks
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.worker.running.invoker_bases import PlainCall, PlainInvokerBase
 from rmq.worker.settling.disposition import (
@@ -27,7 +27,7 @@ from rmq.worker.settling.disposition import (
 class PlainInvoker(PlainInvokerBase):
     """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
-    def run(self, delivery: HeldDelivery) -> Disposition:
+    def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
         if delivery.claim is None:
             return self._run(delivery)
@@ -39,7 +39,7 @@ class PlainInvoker(PlainInvokerBase):
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
-    def _run(self, delivery: HeldDelivery) -> Disposition:
+    def _run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies; decide by its error."""
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
@@ -68,14 +68,14 @@ class PlainInvoker(PlainInvokerBase):
             call_hooks(self.hooks.after_handle, shown, outcome)
         return disposition
 
-    def _done_before(self, delivery: HeldDelivery) -> Disposition:
+    def _done_before(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
             raised = self._raised_by(partial(guard.on_duplicate, self.show(delivery)))
             if raised is not None:
                 return self.dispositions.by_error(delivery, raised)
         return DONE_BEFORE
 
-    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+    def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         """Run the handler for a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
@@ -83,7 +83,7 @@ class PlainInvoker(PlainInvokerBase):
             done.update(acked(settled))
         return decided + settled
 
-    def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+    def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}
         for each in shown.values():
             call_hooks(self.hooks.before_handle, each)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.worker.settling.disposition import Report
 
 
@@ -21,7 +21,7 @@ class RuntimeLimit(NamedTuple):
 
     until: float
     max_runtime_s: float
-    rest: Sequence[HeldDelivery]
+    rest: Sequence[InnerDelivery]
 
 
 class RuntimeLimits:
@@ -31,12 +31,12 @@ class RuntimeLimits:
         overrun: Set to which deliveries beyond their limit are added.
     """
 
-    def __init__(self, overrun: set[HeldDelivery]) -> None:
-        self.running: dict[HeldDelivery, RuntimeLimit] = {}
+    def __init__(self, overrun: set[InnerDelivery]) -> None:
+        self.running: dict[InnerDelivery, RuntimeLimit] = {}
         self._overrun = overrun
         self._lock = threading.Lock()  # a delivery ends in time or too late, never both
 
-    def end(self, delivery: HeldDelivery) -> None:
+    def end(self, delivery: InnerDelivery) -> None:
         """Forget a delivery whose handler has ended."""
         with self._lock:
             self.running.pop(delivery, None)

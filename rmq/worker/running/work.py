@@ -17,7 +17,7 @@ from typing import Any
 
 from rmq.kernel.core import failure
 from rmq.kernel.core.interceptor import call_hook
-from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.running.executors import Work
 from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers
@@ -89,24 +89,24 @@ class HandlerWork:
 
     # --- one delivery -----------------------------------------------------------------------------
 
-    def _run_one(self, invoker: PlainInvoker, delivery: HeldDelivery) -> None:
+    def _run_one(self, invoker: PlainInvoker, delivery: InnerDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery])
             self._report(delivery, invoker.run(delivery))
 
-    async def _run_one_async(self, invoker: AsyncInvoker, delivery: HeldDelivery) -> None:
+    async def _run_one_async(self, invoker: AsyncInvoker, delivery: InnerDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery], CANCEL_S)
             self._report(delivery, await self._run_cancellable(invoker, delivery))
 
-    async def _run_cancellable(self, invoker: AsyncInvoker, delivery: HeldDelivery) -> Disposition:
+    async def _run_cancellable(self, invoker: AsyncInvoker, delivery: InnerDelivery) -> Disposition:
         try:
             return await invoker.run(delivery)
         except asyncio.CancelledError as error:
             raised = error_of_run(error, self._is_stopping)  # in a hook
             return invoker.dispositions.by_error(delivery, raised)
 
-    def _may_run(self, delivery: HeldDelivery) -> bool:
+    def _may_run(self, delivery: InnerDelivery) -> bool:
         """Return whether a delivery may begin; otherwise report it."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
@@ -123,9 +123,9 @@ class HandlerWork:
 
     def _begin_run(
         self,
-        batch: list[HeldDelivery],
+        batch: list[InnerDelivery],
         margin_s: float = 0.0,
-        rest: Sequence[HeldDelivery] = (),
+        rest: Sequence[InnerDelivery] = (),
     ) -> None:
         """Note that the handler begins.
 
@@ -146,13 +146,13 @@ class HandlerWork:
                 until = time.monotonic() + seconds + margin_s
                 self._runtime_limits.running[delivery] = RuntimeLimit(until, seconds, rest)
 
-    def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
+    def _report(self, delivery: InnerDelivery, disposition: Disposition) -> None:
         if disposition is not ACK:
             disposition = _rendered(disposition)
         self._end_run(delivery)
         self.settler.put(Report(delivery, disposition))
 
-    def _end_run(self, delivery: HeldDelivery) -> None:
+    def _end_run(self, delivery: InnerDelivery) -> None:
         """Note that the handler has ended for a delivery, or has never begun."""
         if self._runtime_limits.running:
             self._runtime_limits.end(delivery)
@@ -162,12 +162,12 @@ class HandlerWork:
 
     # --- a batch ----------------------------------------------------------------------------------
 
-    def _run_batch(self, invoker: PlainInvoker, batch: list[HeldDelivery]) -> None:
+    def _run_batch(self, invoker: PlainInvoker, batch: list[InnerDelivery]) -> None:
         ready = self._begin_batch(batch)
         for delivery, disposition in invoker.run_batch(ready):
             self._report(delivery, disposition)
 
-    async def _run_batch_async(self, invoker: AsyncInvoker, batch: list[HeldDelivery]) -> None:
+    async def _run_batch_async(self, invoker: AsyncInvoker, batch: list[InnerDelivery]) -> None:
         ready = self._begin_batch(batch, CANCEL_S)
         try:
             dispositions = await invoker.run_batch(ready)
@@ -177,7 +177,9 @@ class HandlerWork:
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
 
-    def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
+    def _begin_batch(
+        self, batch: list[InnerDelivery], margin_s: float = 0.0
+    ) -> list[InnerDelivery]:
         ready = [delivery for delivery in batch if self._may_run(delivery)]
         if ready:
             self._begin_run(ready, margin_s)
@@ -185,7 +187,7 @@ class HandlerWork:
 
     # --- an ordered batch; all handlers of its topic are plain, or all are async ------------------
 
-    def _run_in_order(self, run: list[HeldDelivery]) -> None:
+    def _run_in_order(self, run: list[InnerDelivery]) -> None:
         with closing(self._steps_in_order(run)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
@@ -194,7 +196,7 @@ class HandlerWork:
                 decide = self._invokers.unhandled.disposition if invoker is None else invoker.run
                 delivery = _resume(steps, decide(delivery))
 
-    async def _run_in_order_async(self, run: list[HeldDelivery]) -> None:
+    async def _run_in_order_async(self, run: list[InnerDelivery]) -> None:
         with closing(self._steps_in_order(run, CANCEL_S)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
@@ -207,8 +209,8 @@ class HandlerWork:
                 delivery = _resume(steps, disposition)
 
     def _steps_in_order(
-        self, run: list[HeldDelivery], margin_s: float = 0.0
-    ) -> Generator[HeldDelivery, Disposition, None]:
+        self, run: list[InnerDelivery], margin_s: float = 0.0
+    ) -> Generator[InnerDelivery, Disposition, None]:
         """Yield the deliveries of an ordered batch to be run; the caller sends each disposition."""
         try:
             for place, delivery in enumerate(run):
@@ -226,7 +228,7 @@ class HandlerWork:
             self.end_in_order()
 
     def _report_in_order(
-        self, run: list[HeldDelivery], place: int, disposition: Disposition
+        self, run: list[InnerDelivery], place: int, disposition: Disposition
     ) -> bool:
         """Report a delivery of an ordered batch; return whether the batch has to stop here."""
         delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
@@ -288,8 +290,8 @@ def _rendered(disposition: Disposition) -> Disposition:
 
 
 def _resume(
-    steps: Generator[HeldDelivery, Disposition, None], disposition: Disposition
-) -> HeldDelivery | None:
+    steps: Generator[InnerDelivery, Disposition, None], disposition: Disposition
+) -> InnerDelivery | None:
     """Send a disposition to an ordered batch; return its next delivery, or None at its end."""
     try:
         return steps.send(disposition)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rmq.kernel.consumer import claim_flows as claim_flow
 from rmq.kernel.consumer.claim_flows import ExtraCommands
 from rmq.kernel.delivery.claim import FIRST, KEPT, Claim
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.single.blocking import Transport
 
@@ -37,17 +37,17 @@ class DetachedClaims:
         self._transport = transport
         self._handler = handler
         self.lost = 0  # claims that were gone before their handlers had ended
-        self._running: set[HeldDelivery] = set()
-        self._detached: dict[HeldDelivery, float] = {}  # delivery -> end of its claim
+        self._running: set[InnerDelivery] = set()
+        self._detached: dict[InnerDelivery, float] = {}  # delivery -> end of its claim
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def begin(self, delivery: HeldDelivery) -> None:
+    def begin(self, delivery: InnerDelivery) -> None:
         """Note that the handler begins to run for a delivery."""
         if delivery.claim is not None and delivery.claim.state == FIRST:
             self._running.add(delivery)
 
-    def end(self, delivery: HeldDelivery, done: bool) -> None:
+    def end(self, delivery: InnerDelivery, done: bool) -> None:
         """Note that the handler has ended. `done`: the work must not be repeated."""
         if delivery in self._running:
             assert delivery.claim is not None
@@ -55,7 +55,7 @@ class DetachedClaims:
                 delivery.claim.work_done |= done
                 self._running.discard(delivery)
 
-    def keep(self, deliveries: Iterable[HeldDelivery] | None = None) -> None:
+    def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
         """Keep the claims of deliveries whose handler runs; None: all of them.
 
         Called before the deliveries are released, because that removes all other claims.
@@ -104,7 +104,7 @@ class DetachedClaims:
                 pause = AGAIN_S
                 self._drop_expired(ended, error)
 
-    def _renew(self, running: list[HeldDelivery]) -> None:
+    def _renew(self, running: list[InnerDelivery]) -> None:
         until = time.monotonic() + self._lease_ms / 1000
         claims = _claims(running)
         extra_commands = claim_flow.renew(self._handler.context, claims, self._lease_ms)
@@ -114,7 +114,7 @@ class DetachedClaims:
             self._detached[delivery] = until
             self._drop_if_lost(delivery)
 
-    def _settle(self, ended: list[HeldDelivery]) -> None:
+    def _settle(self, ended: list[InnerDelivery]) -> None:
         done = [delivery for delivery in _claims(ended) if delivery.work_done]
         free = [delivery for delivery in _claims(ended) if not delivery.work_done]
         self._run_commands(claim_flow.settle(self._handler.context, done, free))
@@ -125,7 +125,7 @@ class DetachedClaims:
     def _run_commands(self, extra_commands: ExtraCommands) -> None:
         self._transport.run(claim_flow.run_alone(extra_commands))
 
-    def _drop_if_lost(self, delivery: HeldDelivery) -> bool:
+    def _drop_if_lost(self, delivery: InnerDelivery) -> bool:
         if not delivery.claim_lost:
             return False
         self._forget(delivery)
@@ -136,7 +136,7 @@ class DetachedClaims:
         )  # fmt: skip
         return True
 
-    def _drop_expired(self, ended: list[HeldDelivery], error: Exception) -> None:
+    def _drop_expired(self, ended: list[InnerDelivery], error: Exception) -> None:
         """Forget claims of ended handlers that have expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
@@ -146,10 +146,10 @@ class DetachedClaims:
                     self._handler, delivery.id, error,
                 )  # fmt: skip
 
-    def _forget(self, delivery: HeldDelivery) -> None:
+    def _forget(self, delivery: InnerDelivery) -> None:
         with self._lock:
             self._detached.pop(delivery, None)
 
 
-def _claims(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
+def _claims(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
     return [delivery.claim for delivery in deliveries if delivery.claim is not None]

@@ -20,7 +20,7 @@ from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
-from rmq.kernel.delivery.inner_delivery import SETTLED, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.handled_topic import Show
@@ -57,8 +57,8 @@ CHECKED_MAX = 100  # checked items of a list that a handler returns
 MISCONFIGURED_S = 5.0  # wait before a message is delivered again if its middleware cannot work
 LOG_EVERY_S = 30.0  # time between two logs of a middleware that cannot work
 INTERRUPTED_S = 1.0  # wait before a message is delivered again if other work cancelled its task
-Settled = tuple[HeldDelivery, Disposition]
-Result = tuple[HeldDelivery, Disposition, BaseException | None]  # with the raised exception
+Settled = tuple[InnerDelivery, Disposition]
+Result = tuple[InnerDelivery, Disposition, BaseException | None]  # with the raised exception
 
 
 @dataclass(slots=True, eq=False)  # made in half the time of a NamedTuple
@@ -72,12 +72,12 @@ class Report:
         overrun_s: The `max_runtime` that the handler exceeded; 0: the handler has ended.
     """
 
-    delivery: HeldDelivery | None
+    delivery: InnerDelivery | None
     disposition: Disposition = ACK
-    rest: Sequence[HeldDelivery] = ()
+    rest: Sequence[InnerDelivery] = ()
     overrun_s: float = 0.0
 
-    def deliveries(self) -> list[HeldDelivery]:
+    def deliveries(self) -> list[InnerDelivery]:
         """Return all deliveries of this report."""
         return [*self.rest] if self.delivery is None else [self.delivery, *self.rest]
 
@@ -93,7 +93,7 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
     )
 
 
-def acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
+def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
     """Return the deliveries that are acked."""
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
@@ -160,7 +160,7 @@ def _seconds(delay: Any) -> float:
 
 
 def outcome_of(
-    delivery: HeldDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
+    delivery: InnerDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
     """Return the outcome of a handler for its hooks."""
     error = None if isinstance(raised, Snooze) else raised
@@ -169,7 +169,7 @@ def outcome_of(
     return Outcome("own" if delivery.state == SETTLED else disposition.verb, seconds, error)
 
 
-def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[HeldDelivery, Outcome]]:
+def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[InnerDelivery, Outcome]]:
     """Yield the deliveries of a batch with their outcomes for the hooks.
 
     Args:
@@ -199,7 +199,7 @@ class HandlerDispositions:
 
     # --- before the handler runs -----------------------------------------------------------------
 
-    def by_claim(self, delivery: HeldDelivery) -> Disposition | None:
+    def by_claim(self, delivery: InnerDelivery) -> Disposition | None:
         """Decide by the state of the claim; None: run the handler."""
         claim = delivery.claim
         if claim is None or claim.state == FIRST:
@@ -214,11 +214,13 @@ class HandlerDispositions:
             return undecodable(claim.error)
         return self.by_error(delivery, claim.error)
 
-    def split_by_claim(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Settled]]:
+    def split_by_claim(
+        self, batch: list[InnerDelivery]
+    ) -> tuple[list[InnerDelivery], list[Settled]]:
         """Split a batch into deliveries to run and deliveries already settled by their claim."""
         if self._handler.claims is None:
             return batch, []
-        ready: list[HeldDelivery] = []
+        ready: list[InnerDelivery] = []
         decided: list[Settled] = []
         for delivery in batch:
             disposition = self.by_claim(delivery)
@@ -228,11 +230,11 @@ class HandlerDispositions:
                 decided.append((delivery, disposition))
         return ready, decided
 
-    def split_by_fit(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Result]]:
+    def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
         """Split a batch by whether the bodies fit the handler; the rest has its results."""
         if self._handler.body_converter is None:
             return batch, []
-        ready: list[HeldDelivery] = []
+        ready: list[InnerDelivery] = []
         results: list[Result] = []
         for delivery in batch:
             try:
@@ -256,12 +258,12 @@ class HandlerDispositions:
                     "with a yield, which a decorator may hide; remove the yield"
                 )
 
-    def by_error(self, delivery: HeldDelivery, error: BaseException) -> Disposition:
+    def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
         """Decide by the error that the handler raised."""
         return disposition_for(self._handler, self._show(delivery), error)
 
     def of_wrapped(
-        self, run: WrappedRun, delivery: HeldDelivery, raised: BaseException | None
+        self, run: WrappedRun, delivery: InnerDelivery, raised: BaseException | None
     ) -> Disposition:
         """Decide about a handler that ran inside middleware and dependencies."""
         if raised is None:
@@ -282,12 +284,12 @@ class HandlerDispositions:
                 "%s", self._handler, error,
             )  # fmt: skip
 
-    def of_batch(self, batch: list[HeldDelivery], raised: BaseException | None) -> list[Result]:
+    def of_batch(self, batch: list[InnerDelivery], raised: BaseException | None) -> list[Result]:
         """Decide about all deliveries of a batch by the error of its single call."""
         if raised is None:
             return [(delivery, ACK, None) for delivery in batch]
         return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]
 
-    def of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
+    def of_overrun(self, delivery: InnerDelivery, max_runtime_s: float) -> Disposition:
         """Decide about a delivery whose handler has exceeded its max_runtime."""
         return self.by_error(delivery, runtime_exceeded(max_runtime_s))

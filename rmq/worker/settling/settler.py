@@ -22,7 +22,7 @@ from rmq.kernel.consumer.flows import Verb
 from rmq.kernel.core import failure
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.claim import KEPT
-from rmq.kernel.delivery.inner_delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_away
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
@@ -55,7 +55,7 @@ class Settler:
         self,
         handler: Handler,
         topic: HandledTopic,
-        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
+        disposition_of_overrun: Callable[[InnerDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
     ) -> None:
@@ -69,13 +69,13 @@ class Settler:
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # of `finished` and `tally`: two threads may settle
         self._is_queued = False  # whether the thread is going to call `settle_queued`
-        self.overrun: set[HeldDelivery] = set()
+        self.overrun: set[InnerDelivery] = set()
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
         self._claims_lost = 0
         self.unsettled = 0
-        self._counted: list[list[HeldDelivery]] = []  # added to `finished` by this call
+        self._counted: list[list[InnerDelivery]] = []  # added to `finished` by this call
 
     @property
     def claim_counts(self) -> dict[str, int]:
@@ -152,10 +152,10 @@ class Settler:
                 counted = self._counted_deliveries()
                 self._give_up([delivery for delivery in left if delivery not in counted])
 
-    def _counted_deliveries(self) -> set[HeldDelivery]:
+    def _counted_deliveries(self) -> set[InnerDelivery]:
         return {delivery for deliveries in self._counted for delivery in deliveries}
 
-    def _give_up(self, deliveries: list[HeldDelivery]) -> None:
+    def _give_up(self, deliveries: list[InnerDelivery]) -> None:
         self._tracker.stop_renewing(deliveries)
         with self._counting:
             self.finished += len(deliveries)
@@ -191,9 +191,9 @@ class Settler:
                     self._handler, delivery.id,
                 )  # fmt: skip
 
-    def _settle_others(self, dispositions: Sequence[tuple[HeldDelivery, Disposition]]) -> None:
-        failed: dict[int | None, list[tuple[HeldDelivery, Any]]] = {}
-        released: dict[float, list[HeldDelivery]] = {}
+    def _settle_others(self, dispositions: Sequence[tuple[InnerDelivery, Disposition]]) -> None:
+        failed: dict[int | None, list[tuple[InnerDelivery, Any]]] = {}
+        released: dict[float, list[InnerDelivery]] = {}
         for delivery, disposition in dispositions:
             if disposition.verb == "ack":
                 self._settle("ack", [delivery], self._flows.ack)
@@ -220,7 +220,7 @@ class Settler:
         for delay, deliveries in released.items():
             self._settle("release", deliveries, partial(self._flows.release, delay=delay))
 
-    def _log_failure(self, delivery: HeldDelivery, what: str, error: failure.Error) -> None:
+    def _log_failure(self, delivery: InnerDelivery, what: str, error: failure.Error) -> None:
         """Log a failure in one line; at level DEBUG, with the traceback."""
         text, trace = failure.render(error)
         log.warning(
@@ -231,7 +231,7 @@ class Settler:
     # --- one verb, repeated until Redis answers ---------------------------------------------------
 
     def _settle(
-        self, verb: str, deliveries: list[HeldDelivery], flow: Verb, is_aside: bool = False
+        self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
         """Settle deliveries, repeating the call until Redis answers.
 
@@ -278,7 +278,7 @@ class Settler:
         self._counted.append(rest)
         self.thread.put_aside(partial(self._settle_aside, call.verb, rest, call.flow))
 
-    def _settle_aside(self, verb: str, deliveries: list[HeldDelivery], flow: Verb) -> None:
+    def _settle_aside(self, verb: str, deliveries: list[InnerDelivery], flow: Verb) -> None:
         try:
             self._settle(verb, deliveries, flow, is_aside=True)
         except Exception:
@@ -328,14 +328,14 @@ class _SortedReports:
     def __init__(
         self,
         reports: Iterable[Report],
-        overrun: set[HeldDelivery],
-        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
+        overrun: set[InnerDelivery],
+        disposition_of_overrun: Callable[[InnerDelivery, float], Disposition],
     ) -> None:
-        self.acks: list[HeldDelivery] = []
+        self.acks: list[InnerDelivery] = []
         self.duplicates = 0
-        self.others: list[tuple[HeldDelivery, Disposition]] = []
+        self.others: list[tuple[InnerDelivery, Disposition]] = []
         self.stopped: list[Report] = []
-        self.overrun: list[HeldDelivery] = []
+        self.overrun: list[InnerDelivery] = []
         for report in reports:
             delivery = report.delivery
             if delivery is not None and report.overrun_s:
@@ -373,14 +373,14 @@ class _SettleCall:
     """
 
     def __init__(
-        self, verb: str, deliveries: list[HeldDelivery], flow: Verb, is_aside: bool
+        self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool
     ) -> None:
         self.verb = verb
         self.deliveries = deliveries
         self.flow = flow
         self.is_aside = is_aside
         self.left = deliveries
-        self.lost: list[HeldDelivery] = []
+        self.lost: list[InnerDelivery] = []
         self.is_answered = False
         self.outage: RMQError | None = None
         self._pause_s = PAUSE_S
@@ -392,7 +392,7 @@ class _SettleCall:
         """
         self.left = [each for each in self.left if each.state == OPEN or each.unconfirmed]
 
-    def split_off_open(self) -> list[HeldDelivery]:
+    def split_off_open(self) -> list[InnerDelivery]:
         """Remove and return the open deliveries; the verb has settled the others."""
         is_open = {each for each in self.left if each.state == OPEN or each.unconfirmed}
         split_off = [each for each in self.left if each in is_open]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from rmq.kernel.core.validation import format_duration
-from rmq.kernel.delivery.inner_delivery import HeldDelivery
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.topic import clock
 from rmq.worker.settling.disposition import Disposition
@@ -30,7 +30,7 @@ class Unhandled:
         self._context = handlers.context
         self._met_ms: dict[str | None, int] = {}  # time of the first message of a type, epoch ms
 
-    def disposition(self, delivery: HeldDelivery) -> Disposition:
+    def disposition(self, delivery: InnerDelivery) -> Disposition:
         """Decide whether to release an unhandled delivery for a while, or to reject it."""
         message_type, now_ms = delivery.type, clock.now_ms()
         met_ms = self._met_ms.get(message_type)
@@ -76,7 +76,7 @@ def _described(message_type: str | None) -> str:
     )
 
 
-def _age_ms(delivery: HeldDelivery, now_ms: int, known_ms: int) -> int:
+def _age_ms(delivery: InnerDelivery, now_ms: int, known_ms: int) -> int:
     """Return the time since a message was due, by this machine's clock.
 
     An id that was derived from a dedup key contains no time. Under a test's clock no id contains

@@ -15,7 +15,7 @@ from rmq.kernel.core import ids
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import receipt_score
 from rmq.kernel.delivery.delivery_blocking import Delivery
-from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, InnerDelivery
 
 SETTLE_WITH: Any = None  # nothing is settled here
 
@@ -30,7 +30,7 @@ def delivery(
     head = bytes((1 if due_ms else 0,)) + bytes(7)
     entry = head + (due_ms.to_bytes(6, "big") if due_ms else b"") + b"{}"
     score = receipt_score(1_790_000_000, 17 - attempt, 1)
-    return Delivery(HeldDelivery(origin, id, score, entry, 1, {}), SETTLE_WITH)
+    return Delivery(InnerDelivery(origin, id, score, entry, 1, {}), SETTLE_WITH)
 
 
 def test_the_topic_is_read_whatever_is_in_its_name() -> None:

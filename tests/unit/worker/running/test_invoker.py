@@ -17,7 +17,7 @@ from rmq.kernel.core import record
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.score import receipt_score
 from rmq.kernel.delivery.delivery_blocking import Delivery
-from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.running.invoker import invoker_class
@@ -37,7 +37,7 @@ def registered(function: Callable[..., Any] | None = None, **options: Any) -> Ha
     return client._handlers.by_topic["orders"].default
 
 
-def delivered(body: Any = None, attempt: int = 1, **marks: str) -> HeldDelivery:
+def delivered(body: Any = None, attempt: int = 1, **marks: str) -> InnerDelivery:
     flags, envelope = 0, b""
     if marks:
         names = {"retry": RETRY_MARK, "max_runtime": RUNTIME_MARK}
@@ -46,10 +46,10 @@ def delivered(body: Any = None, attempt: int = 1, **marks: str) -> HeldDelivery:
     entry = record.head(1, flags, 20) + bytes(4) + envelope + b"null"
     origin = BatchOrigin(SimpleNamespace(index=0), 1, 16, float("inf"))  # type: ignore[arg-type]
     score = receipt_score(1_790_000_000, 17 - attempt, 1)
-    return HeldDelivery(origin, bytes(16), score, entry, 1, body)
+    return InnerDelivery(origin, bytes(16), score, entry, 1, body)
 
 
-def show(delivery: HeldDelivery) -> Delivery:
+def show(delivery: InnerDelivery) -> Delivery:
     settle_with: Any = None  # nothing is settled here
     return Delivery(delivery, settle_with)
 

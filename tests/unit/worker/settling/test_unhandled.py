@@ -14,7 +14,7 @@ import rmq
 from rmq.kernel.core import ids, record
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.delivery.inner_delivery import BatchOrigin, HeldDelivery
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, InnerDelivery
 from rmq.kernel.topic import clock as command_clock
 from rmq.worker.settling import unhandled
 from rmq.worker.settling.unhandled import Unhandled
@@ -43,7 +43,7 @@ def make_unhandled(**changes: Any) -> Unhandled:
     return Unhandled(handlers)
 
 
-def delivery(message_type: str | None = "x", due_ms: int | None = None) -> HeldDelivery:
+def delivery(message_type: str | None = "x", due_ms: int | None = None) -> InnerDelivery:
     headers = {} if message_type is None else {record.TYPE_MARK: message_type}
     flags = (record.HEADERS if headers else 0) | (0 if due_ms is None else record.TIMED)
     envelope = b"" if due_ms is None else (START_MS + due_ms).to_bytes(6, "big")
@@ -51,7 +51,7 @@ def delivery(message_type: str | None = "x", due_ms: int | None = None) -> HeldD
         envelope += record.length_prefixed(msgpack.packb(headers))
     entry = record.head(1, flags, 100) + bytes(4) + envelope + b"{}"
     origin = BatchOrigin(SlotKeys("rmq", "orders", 0, b"1"), 0, 16, 0.0)
-    return HeldDelivery(origin, ids.make(0, 0)[0], 0.0, entry, 1, {})
+    return InnerDelivery(origin, ids.make(0, 0)[0], 0.0, entry, 1, {})
 
 
 def test_it_is_released_for_as_long_again_as_it_has_been_due() -> None:
