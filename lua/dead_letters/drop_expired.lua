@@ -1,6 +1,6 @@
 --[[
-drop_expired: drop expired messages that wait, or send them to the DeadQueue, in a slot without
-consumers.
+drop_expired: drop waiting messages that have expired, or send them to the DeadQueue. For slots
+without consumers.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -11,8 +11,9 @@ Returns   {number of expired messages; rank of the next page, or -1 at the end; 
           the other messages expires, epoch ms, or 0}
 Cost      O(log L + n), n = limit, with their records, 4 MiB at most
 Atomic    Types are checked before the first write, and the first write frees memory. Messages that
-          are due later stay, as they do for a consumer. A second run continues. Ranks change while
-          others send and take. The next pass finds a message that this pass missed.
+          are due later stay, as they do for a consumer. A second run continues. Ranks change if
+          messages are sent or received in between. The next pass finds a message that this pass
+          missed.
 ]]
 --- @keys slot store records dead failures merge audit bodies
 --- @include "lib/audit"

@@ -2,9 +2,9 @@
 job_pause: pause a job until job_resume. Its current batch is finished.
 
 ARGV[1]   now_us         ''    or a test's time
-Returns   {1 done | 0 it does not run | -1 there is no such job, the server's time in epoch ms}
+Returns   {1 done | 0 it is not running | -1 there is no such job, the server's time in epoch ms}
 Cost      O(1)
-Atomic    One state for another. A second run finds it paused.
+Atomic    The state changes. A second run finds the job paused.
 ]]
 --- @keys job
 --- @include "lib/clock"

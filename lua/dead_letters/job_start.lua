@@ -1,11 +1,11 @@
 --[[
-job_start: store a job, which a runner then takes.
+job_start: store a job. A runner then takes its lease.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] fields and values of the definition
-Returns   {1 stored | 0 there is a job of this id already, when it began in epoch ms}
+Returns   {1 stored | 0 there is a job with this id already, when it began in epoch ms}
 Cost      O(1)
-Atomic    The first write is one that Redis refuses at maxmemory. A second run finds the job.
+Atomic    Redis refuses the first write at maxmemory. A second run finds the job.
 ]]
 --- @keys job
 --- @include "lib/clock"
@@ -17,6 +17,6 @@ local began = redis.call('HGET', job, 'began')
 if began then
   return { 0, tonumber(began) }
 end
-redis.call('HSET', job, 'began', now, 'state', 'running', 'runner', '', 'until', 0, 'batch', 0, 'recorded', 0,
-  unpack(ARGV, 2))
+redis.call('HSET', job, 'began', now, 'state', 'running', 'runner', '', 'until', 0, 'batch', 0,
+  'recorded', 0, unpack(ARGV, 2))
 return { 1, now }

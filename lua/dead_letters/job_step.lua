@@ -1,23 +1,26 @@
 --[[
-job_step: record what became of a job's batch, and note the next batch before its messages are touched.
+job_step: record the outcomes of a job's batch, and note the next batch before its messages change.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   runner               the id of the one who runs it
-ARGV[3]   hold_ms              of its lease, counted from now, 1 to 86 400 000
-ARGV[4]   number               of the batch that is recorded; 0 before the first one
-ARGV[5]   letters              what became of each of its members; '' where it is recorded already
-ARGV[6]   examined             how many messages the job has looked at up to the next batch
-ARGV[7]   cursor               where to go on behind the next batch
-ARGV[8]   slot                 the index of the slot of the next batch
-ARGV[9]   members              of the next batch, at most 1000, 13 bytes each; '' there is none here
-ARGV[10]  last           ''    or 1: there is none at all, so the job ends
-ARGV[11]  keep_s               how long a job is kept that ended, 1 to 31 536 000
-ARGV[12]  most                 how many outcomes are kept, 1 to 100 000
-Returns   {1 | 0 the runner does not have the job any more | -1 there is no such job, state, number of the batch that is
-          noted, the server's time in epoch ms}
+ARGV[2]   runner               id of the runner
+ARGV[3]   hold_ms              1 to 86 400 000: how long its lease lasts from now on
+ARGV[4]   number               of the batch that is recorded; 0 before the first batch
+ARGV[5]   letters              the outcome of each member of the batch, as a character; '' if the
+          batch is already recorded
+ARGV[6]   examined             how many messages the job has examined up to the next batch
+ARGV[7]   cursor               where the job continues after the next batch
+ARGV[8]   slot                 index of the slot of the next batch
+ARGV[9]   members              of the next batch, at most 1000, 13 bytes each; '' if there is no
+          next batch here
+ARGV[10]  last           ''    or 1: there is no next batch at all, so the job ends
+ARGV[11]  keep_s               1 to 31 536 000: how long an ended job is kept
+ARGV[12]  most                 1 to 100 000: how many outcomes are kept
+Returns   {1 | 0 the runner does not have the job any more | -1 there is no such job, state, number
+          of the noted batch, the server's time in epoch ms}
 Cost      O(members)
-Atomic    A batch is recorded once, and the next one noted once, by their numbers: a second run changes nothing but the
-          lease. While the job is paused or stopping, none is noted. Works while Redis is at maxmemory.
+Atomic    The numbers ensure that each batch is recorded once and noted once. A second run changes
+          only the lease. While the job is paused or stopping, no batch is noted. Works while Redis
+          is at maxmemory.
 ]]
 --- @keys job joblog
 --- @include "lib/clock"
@@ -34,8 +37,8 @@ if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
   fail('ARG', 'members')
 end
 redis.call('LLEN', joblog)
-local state, runner, batch, recorded, noted, slot = unpack(redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded',
-  'members', 'slot'))
+local state, runner, batch, recorded, noted, slot =
+  unpack(redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded', 'members', 'slot'))
 if not state then
   return { -1, '', 0, now }
 end
@@ -43,12 +46,9 @@ batch, recorded = tonumber(batch), tonumber(recorded)
 if runner ~= ARGV[2] then
   return { 0, state, batch, now }
 end
-redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
-redis.call('HSET', job, 'until', now + hold)
-if number == batch and recorded == number - 1 then
-  if #letters * MEMBER ~= #noted then
-    fail('ARG', 'letters')
-  end
+
+-- Write the outcomes of the noted batch into the log, and count each kind of outcome.
+local function record_outcomes()
   local entries, counts, order = {}, {}, {}
   for i = 1, #letters do
     local letter = string.sub(letters, i, i)
@@ -66,22 +66,36 @@ if number == batch and recorded == number - 1 then
   redis.call('LTRIM', joblog, -most, -1)
   redis.call('HSET', job, 'recorded', number)
   redis.call('HDEL', job, 'members')
+end
+
+-- Note the next batch of a running job. Return the state of the job and the number of the batch.
+local function note_next()
+  redis.call('HSET', job, 'examined', examined, 'cursor', ARGV[7])
+  if members ~= '' then
+    redis.call('HSET', job, 'batch', batch + 1, 'slot', ARGV[8], 'members', members, 'noted', now)
+    return state, batch + 1
+  end
+  return ARGV[10] == '1' and 'done' or state, batch
+end
+
+redis.call('HDEL', job, '') -- needs no memory: after it, Redis does not check memory
+redis.call('HSET', job, 'until', now + hold)
+if number == batch and recorded == number - 1 then
+  if #letters * MEMBER ~= #noted then
+    fail('ARG', 'letters')
+  end
+  record_outcomes()
   recorded = number
 end
-if batch == recorded and number == batch then
-  if state == 'running' then
-    redis.call('HSET', job, 'examined', examined, 'cursor', ARGV[7])
-    if members ~= '' then
-      batch = batch + 1
-      redis.call('HSET', job, 'batch', batch, 'slot', ARGV[8], 'members', members, 'noted', now)
-    elseif ARGV[10] == '1' then
-      state = 'done'
-    end
-  elseif state == 'stopping' then
-    state = 'stopped'
-  end
-  if state == 'done' or state == 'stopped' then
-    end_job(state, now, keep)
-  end
+if batch ~= recorded or number ~= batch then
+  return { 1, state, batch, now }
+end
+if state == 'running' then
+  state, batch = note_next()
+elseif state == 'stopping' then
+  state = 'stopped'
+end
+if state == 'done' or state == 'stopped' then
+  end_job(state, now, keep)
 end
 return { 1, state, batch, now }

@@ -1,11 +1,11 @@
 --[[
-job_stop: end a job. A batch that is on its way is finished; what the job has not reached stays as it is.
+job_stop: end a job. A batch that has begun is finished. Other messages are not changed.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   keep_s               how long a job is kept that ended, 1 to 31 536 000
+ARGV[2]   keep_s               1 to 31 536 000: how long an ended job is kept
 Returns   {1 done | 0 it has ended | -1 there is no such job, the server's time in epoch ms}
 Cost      O(1)
-Atomic    Types are checked first. One state for another. A second run finds it stopped, or about to.
+Atomic    Types are checked first. A second run finds the job stopped or stopping.
 ]]
 --- @keys job joblog
 --- @include "lib/clock"
@@ -17,7 +17,7 @@ local state, members = unpack(redis.call('HMGET', job, 'state', 'members'))
 if state ~= 'running' and state ~= 'paused' then
   return { state and 0 or -1, now }
 end
-redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
+redis.call('HDEL', job, '') -- needs no memory: after it, Redis does not check memory
 if members then
   redis.call('HSET', job, 'state', 'stopping')
 else

@@ -7,11 +7,12 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   died_by        ''    or epoch ms: only letters that died until then
-ARGV[6..] members, at most 1000, 13 bytes each
-Returns   a letter for each member: 1 sent back; 0 not in the DeadQueue, or died later; x unreadable
-          and left there; m on its way to another topic (redrive_hold) and left there
-Cost      O(n log L), at most 4 MiB of records. Members beyond that are not looked at, and the
-          answer is shorter.
+ARGV[6..] members, at most 1000, 13 bytes each.
+Returns   a character for each member: 1 sent back; 0 not in the DeadQueue, or died later. x and m
+          are left in the DeadQueue: x has no readable record; m is on its way to another topic
+          (redrive_hold).
+Cost      O(n log L), at most 4 MiB of records. Members beyond that are not read, and the answer is
+          shorter.
 Atomic    Only dead letters move, each to the end of its priority. A letter without a priority is
           due now. An expiry that has passed is removed. The failure entry stays, and notes the
           redrive. A call that is sent twice gets the first answer again.
@@ -54,10 +55,10 @@ if grouped then
   --- @include "lib/groups/enter_groups"
   redrive, write_heads = returning_groups(grouped, true)
 end
-local letters, ids, add, without_expiry, bytes, seen = {}, {}, {}, {}, 0, {}
+local outcomes, ids, add, without_expiry, bytes, seen = {}, {}, {}, {}, 0, {}
 order = tonumber(order or 0)
 
--- Return the letter of a member, and its record if it can be sent back.
+-- Return the outcome for a member, and its record if it can be sent back.
 local function look_up(id)
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if not died or tonumber(died) > died_by then
@@ -103,7 +104,7 @@ end
 
 for i = 6, #ARGV do
   local id = ARGV[i]
-  local letter, record = look_up(id)
+  local outcome, record = look_up(id)
   if record then
     bytes = bytes + #record
     if bytes > READ_BYTES and #ids > 0 then
@@ -114,9 +115,9 @@ for i = 6, #ARGV do
     add_letter(id, record)
     remove_expiry(id, record)
   end
-  letters[#letters + 1] = letter
+  outcomes[#outcomes + 1] = outcome
 end
-local answer = table.concat(letters)
+local answer = table.concat(outcomes)
 if #ids == 0 then
   return answer
 end

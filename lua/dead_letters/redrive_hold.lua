@@ -1,16 +1,16 @@
 --[[
-redrive_hold: hold dead letters that are to go to another topic, and return their records. This is
-the first of three steps. The next ones are redrive_send, in the other topic, and redrive_settle.
+redrive_hold: hold dead letters for another topic, and return their records. This is the first of
+three steps. The next steps are redrive_send, in the other topic, and redrive_settle.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   token                8 bytes that name this attempt
 ARGV[3]   topic                the name of the other topic
 ARGV[4]   died_by        ''    or epoch ms: only letters that died until then
-ARGV[5..] pairs of member (13 bytes) and index of the slot in the other topic, at most 1000 pairs
-Returns   {the server's time in epoch ms; a letter for each pair: 1 held, 0 not in the DeadQueue or
-          died later, m on its way to a third topic, x without a readable record; then token, index
-          and record for each letter that is held}
-Cost      O(n), at most 4 MiB of records. Members beyond that are not looked at, and the answer is
+ARGV[5..] pairs of member (13 bytes) and index of the slot in the other topic, at most 1000 pairs.
+Returns   {the server's time in epoch ms, a character for each pair, and token, index and record of
+          each letter that is held}. The characters are: 1 held, 0 not in the DeadQueue or died
+          later, m on its way to a third topic, x without a readable record.
+Cost      O(n), at most 4 MiB of records. Members beyond that are not read, and the answer is
           shorter.
 Atomic    Nothing moves. A letter that is already held for this topic keeps its token and index,
           which are returned. So all callers that move it agree where it goes. A second run gives
@@ -37,9 +37,9 @@ if #ARGV < 6 or #ARGV > 2004 or #ARGV % 2 == 1 then
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
 redis.call('HLEN', records)
-local letters, reply, new, seen, bytes, held = {}, { now, '' }, {}, {}, 0, 0
+local outcomes, reply, new_holds, seen, bytes, held = {}, { now, '' }, {}, {}, 0, 0
 
--- Return the letter of a member that is not held; else nil, its time of death and its record.
+-- Return nil, the time of death and the record of a dead letter; or an outcome if it is not there.
 local function look_up(id)
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if not died or tonumber(died) > died_by then
@@ -52,13 +52,13 @@ local function look_up(id)
   return nil, died, record
 end
 
--- Hold a dead letter, unless it is held already, and add it to the reply. Returns its letter.
+-- Hold a dead letter, unless it is held already, and add it to the reply. Return its outcome.
 local function hold(id, index, died, record)
   local its_token, its_index, its_topic = hold_of(id, died)
   if not its_token then
     its_token, its_index, its_topic = token, index, topic
-    new[#new + 1] = hold_field(id)
-    new[#new + 1] = token .. died .. ' ' .. index .. ' ' .. topic
+    new_holds[#new_holds + 1] = hold_field(id)
+    new_holds[#new_holds + 1] = token .. died .. ' ' .. index .. ' ' .. topic
   end
   if its_topic ~= topic then
     return 'm'
@@ -75,20 +75,20 @@ for i = 5, #ARGV, 2 do
   if #id ~= MEMBER then
     fail('ARG', 'id')
   end
-  local letter, died, record = look_up(id)
-  if not letter then
+  local outcome, died, record = look_up(id)
+  if not outcome then
     bytes = bytes + #record
     if bytes > READ_BYTES and held > 0 then
       break
     end
     seen[id] = true
-    letter = hold(id, index, died, record)
+    outcome = hold(id, index, died, record)
   end
-  letters[#letters + 1] = letter
+  outcomes[#outcomes + 1] = outcome
 end
-if #new > 0 then
-  local added = redis.call('HSET', slot, unpack(new))
+if #new_holds > 0 then
+  local added = redis.call('HSET', slot, unpack(new_holds))
   redis.call('HINCRBY', slot, 'holds', added)
 end
-reply[2] = table.concat(letters)
+reply[2] = table.concat(outcomes)
 return reply

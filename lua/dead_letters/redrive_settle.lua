@@ -1,13 +1,13 @@
 --[[
-redrive_settle: remove dead letters that are stored in another topic, and release those that were
-refused there. This is the last of three steps, after redrive_hold and redrive_send.
+redrive_settle: remove dead letters that are stored in another topic, and release dead letters that
+were refused there. This is the last of three steps, after redrive_hold and redrive_send.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000
-          pairs
-Returns   a letter for each pair: 1 removed, r released, 0 not in the DeadQueue, or not held under
-          this token
+          pairs.
+Returns   a character for each pair: 1 removed, r released, 0 not in the DeadQueue, or not held
+          under this token
 Cost      O(n log L)
 Atomic    A dead letter is removed only if it is held under the token that was stored, so a letter
           that died again stays. Its number is accounted for. If its sender keeps its id, the id is
@@ -46,9 +46,9 @@ local window, turn = tonumber(dedup_ms or 0), tonumber(settled_turn)
 if window > 0 then
   check_settled_sets(window, turn, now)
 end
-local letters, stored, let_go, seen = {}, {}, {}, {}
+local outcomes, stored, released, seen = {}, {}, {}, {}
 for i = 3, #ARGV, 2 do
-  local entry, letter = ARGV[i], '0'
+  local entry, outcome = ARGV[i], '0'
   local id, token = string.sub(entry, 1, MEMBER), string.sub(entry, MEMBER + 1)
   if #entry ~= MEMBER + 8 or (ARGV[i + 1] ~= 's' and ARGV[i + 1] ~= 'r') then
     fail('ARG', 'entry')
@@ -56,18 +56,18 @@ for i = 3, #ARGV, 2 do
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if died and hold_of(id, died) == token then
     seen[id] = true
-    letter = ARGV[i + 1] == 's' and '1' or 'r'
-    local removed = letter == '1' and stored or let_go
-    removed[#removed + 1] = id
+    outcome = ARGV[i + 1] == 's' and '1' or 'r'
+    local list = outcome == '1' and stored or released
+    list[#list + 1] = id
   end
-  letters[#letters + 1] = letter
+  outcomes[#outcomes + 1] = outcome
 end
-local answer = table.concat(letters)
-if #stored + #let_go == 0 then
+local answer = table.concat(outcomes)
+if #stored + #released == 0 then
   return answer
 end
 allow_oom(dead)
-drop_holds(let_go)
+drop_holds(released)
 if #stored > 0 then
   redis.call('ZREM', dead, unpack(stored))
   drop_for_good(audited, tonumber(chunk), stored, now, true)

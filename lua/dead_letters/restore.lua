@@ -4,12 +4,12 @@ unless they would soon be dropped.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 restored, 0 not in the trash
+ARGV[3..] members, at most 1000, 13 bytes each.
+Returns   a character for each member: 1 restored, 0 not in the trash
 Cost      O(n log L)
-Atomic    If the topic drops dead letters after a time, a restored letter has at least a day of it
-          left, or all of it if it is shorter: its time of death becomes later. So the next `tidy`
-          does not drop it. A letter is in the trash or in the DeadQueue, never in both. Works while
+Atomic    If the topic drops dead letters after a time, the next `tidy` does not drop a restored
+          letter. Its time of death becomes later: at least a day is left, or the whole time if that
+          is shorter. A letter is in the trash or in the DeadQueue, never in both. Works while
           Redis is at maxmemory. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot dead trash deaths
@@ -34,18 +34,18 @@ redis.call('ZCARD', dead)
 redis.call('HLEN', deaths)
 local retention = tonumber(dead_retention_ms or 0)
 local earliest = retention > 0 and now - retention + math.min(retention, DAY_MS) or 0
-local letters, ids, add, seen = {}, {}, {}, {}
+local outcomes, ids, add, seen = {}, {}, {}, {}
 for i = 3, #ARGV do
   local id = ARGV[i]
-  local letter = '0'
+  local outcome = '0'
   if not seen[id] and redis.call('ZSCORE', trash, id) then
-    letter = '1'
+    outcome = '1'
     seen[id] = true
     ids[#ids + 1] = id
     local died = tonumber(redis.call('HGET', deaths, id) or now)
     add[#add + 1], add[#add + 2] = string.format('%.0f', math.max(died, earliest)), id
   end
-  letters[#letters + 1] = letter
+  outcomes[#outcomes + 1] = outcome
 end
 if #ids > 0 then
   allow_oom(trash)
@@ -53,6 +53,6 @@ if #ids > 0 then
   redis.call('HDEL', deaths, unpack(ids))
   redis.call('ZADD', dead, unpack(add))
   count_trash()
-  remember(ARGV[2], now, table.concat(letters))
+  remember(ARGV[2], now, table.concat(outcomes))
 end
-return table.concat(letters)
+return table.concat(outcomes)

@@ -5,9 +5,9 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
 ARGV[4]   died_by        ''    or epoch ms: only letters that died until then
-ARGV[5..] members, at most 1000, 13 bytes each
-Returns   a letter for each: 1 done; 0 not in the DeadQueue, or died later; m on its way to another
-          topic and left there
+ARGV[5..] members, at most 1000, 13 bytes each.
+Returns   a character for each member: 1 done; 0 not in the DeadQueue, or died later; m not moved,
+          because it is on its way to another topic
 Cost      O(n log L)
 Atomic    Only dead letters move, with their time of death. Record and failure entry stay. Works
           while Redis is at maxmemory. A call that is sent twice gets the first answer again.
@@ -44,21 +44,21 @@ redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
-local letters, ids, add, died_at, seen = {}, {}, {}, {}, {}
+local outcomes, ids, add, died_at, seen = {}, {}, {}, {}, {}
 for i = 5, #ARGV do
   local id = ARGV[i]
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
-  local letter = '0'
+  local outcome = '0'
   if died and tonumber(died) <= died_by then
-    letter = is_held and is_held(id, died) and 'm' or '1'
-    if letter == '1' then
+    outcome = is_held and is_held(id, died) and 'm' or '1'
+    if outcome == '1' then
       seen[id] = true
       ids[#ids + 1] = id
       add[#add + 1], add[#add + 2] = now + keep, id
       died_at[#died_at + 1], died_at[#died_at + 2] = id, died
     end
   end
-  letters[#letters + 1] = letter
+  outcomes[#outcomes + 1] = outcome
 end
 if #ids > 0 then
   allow_oom(dead)
@@ -71,6 +71,6 @@ if #ids > 0 then
     redis.call('HSET', deaths, unpack(died_at))
     count_trash()
   end
-  remember(ARGV[2], now, table.concat(letters))
+  remember(ARGV[2], now, table.concat(outcomes))
 end
-return table.concat(letters)
+return table.concat(outcomes)

@@ -4,13 +4,13 @@ The numbers of audited messages, and which of them are open.
 One zset has the numbers of all producers that are not accounted for, as ranges. All scores are 0,
 so the members are in the order of their text:
 
-  <producer>:<last>:<first>:<since>      numbers first .. last; since when they are known, epoch ms
-  <producer>:~:<first>:<heard>:<sent>    all numbers from first on; when the producer was last heard
-                                         of, and up to which number it reported its messages as
-                                         accepted
+  <producer>:<last>:<first>:<since>      numbers first .. last, and when they were reported, epoch
+                                         ms
+  <producer>:~:<first>:<heard>:<sent>    all numbers from first on, when the producer reported last,
+                                         and up to which number its messages are accepted
 
-The lowest `first` less one is the low-water mark of a producer. Numbers that follow each other are
-one range, so the zset grows with disorder, not with the length of the queue.
+All numbers of a producer below its lowest `first` are accounted for. Numbers that follow each other
+are one range, so the zset grows with disorder, not with the length of the queue.
 ]]
 --- @needs slot records audit
 --- @include "lib/records/envelope"
@@ -107,8 +107,8 @@ local function add_numbers(list, read, numbers)
   return numbers
 end
 
--- Return the numbers of messages, whose records are read here, `chunk` at a time: as many as 4 MiB
--- hold.
+-- Return the numbers of messages. Their records are read `chunk` at a time: as many as fit in
+-- 4 MiB.
 local function read_numbers(ids, chunk)
   local numbers = {}
   for from = 1, #ids, chunk do
@@ -118,8 +118,8 @@ local function read_numbers(ids, chunk)
   return numbers
 end
 
--- Account for the numbers of messages that leave the slot for good, and add how many were open to a
--- counter of the slot. The first write needs no memory, so it may come before the messages are
+-- Account for the numbers of messages that leave the slot for good, and add those that were open to
+-- a counter of the slot. The first write needs no memory, so it may come before the messages are
 -- removed.
 local function account_for(counter, numbers, now)
   local closed = 0

@@ -13,7 +13,7 @@ local function read_claims()
   end
   if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then
     for a = 1, #absent do
-      redis.call('GET', absent[a]) -- raises the error that MGET does not: a wrong type
+      redis.call('GET', absent[a]) -- raises the error of a wrong type, which MGET does not
     end
   end
   return values
@@ -23,7 +23,7 @@ end
 local function parse_claim(value, i)
   local state, owner, since = string.match(value, '^(%l+) (%S+) (%d+)$')
   if state ~= 'consuming' and state ~= 'consumed' then
-    fail('CLAIM', i) -- the position, not the key: its name holds a caller's text
+    fail('CLAIM', i) -- the position, because the name of the key has text of a caller
   end
   return state, owner, tonumber(since)
 end

@@ -1,8 +1,9 @@
+-- The time of the script.
 --- @include "lib/check"
 --- @include "lib/read_time"
 
--- The server's time as (epoch ms, epoch us). Each script reads it once. A test passes a time of its own in us; other
--- callers pass ''.
+-- Return the server's time as epoch ms and epoch us. Each script reads it once. A test passes its
+-- own time in us, other callers pass ''.
 local function clock(test_us)
   if test_us ~= '' then
     whole_number(test_us, 0, NUMBER_MOST, 'now_us')

@@ -1,9 +1,10 @@
--- Finding a message that is to be changed while it waits.
+-- Find a waiting message, in order to change it.
 --- @needs slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/records/record"
 
--- The (score, record) of a waiting message, or (nil, where it is instead).
+-- Return the score and the record of a waiting message. If it is not waiting, return nil and its
+-- state: in_flight, dead or gone.
 local function find_waiting(id)
   if redis.call('HEXISTS', slot, 'created') == 0 then
     fail('GONE', slot)

@@ -1,4 +1,6 @@
--- Members: how scripts name messages.
-local MEMBER = 13 -- bytes of a member: the id of a message without slot and check, which the key says
-local KEPT = 64 -- the first byte of a member is as large or larger where its sender keeps the id, to send it again
-local DERIVED = 128 -- the same where the id is derived from a dedup key
+-- Members: scripts name messages by them. A member is the id without slot and check, which the name
+-- of the key has.
+local MEMBER = 13 -- bytes of a member
+-- The first byte of a member is at least KEPT if the sender keeps the id, to send it again. It is
+-- at least DERIVED if the id is derived from a dedup key.
+local KEPT, DERIVED = 64, 128

@@ -1,8 +1,8 @@
 -- The time.
 --- @include "lib/bounds"
 
--- The time as (epoch ms, epoch us, epoch s in 10 digits): that of the server or, where the text is not '', of a test. The text
--- is not checked: lib/clock does that.
+-- Return the time as epoch ms, epoch us, and epoch s in 10 digits. It is the server's time, or the
+-- time of a test if the text is not ''. The caller checks the text, as lib/clock does.
 --- @inline
 local function read_time(test_us)
   local at = redis.call('TIME')

@@ -12,15 +12,16 @@ its own would cost two more commands. The first command of each new session look
 the hash and removes sessions that have been silent for five minutes. So there are never many more
 sessions than callers.
 
-An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a
-take: if it was a repetition, prepare keeps its answer.
+The answer to a command that changed nothing need not be kept: a copy of the command finds nothing
+to do. The exception is a prepare that its caller repeats. Its answer is kept even if it found
+nothing, because an earlier copy may arrive later and would find messages that were sent since.
 ]]
 --- @needs slot
 --- @include "lib/check"
 --- @include "lib/session"
 local KEPT_S = 300
--- Fields that a new session looks at: five for the field that it adds. An answer may have 13 KB,
--- and is read as a whole.
+-- Fields that a new session reads: five for each field that is added. An answer may have 13 KB and
+-- is read as a whole.
 local SWEPT = 5
 
 -- Split a call into its session and number, and check both.
@@ -42,7 +43,7 @@ local function answer_in(kept, number)
       return string.sub(kept, colon + 12)
     end
     if tonumber(last) > tonumber(number) then
-      fail('LATE', slot) -- its caller has gone on: nobody would hold the messages that it takes
+      fail('LATE', slot) -- the caller has sent another command since, and ignores this reply
     end
   end
   return nil

@@ -1,12 +1,13 @@
 --[[
 Cursors of passes over the records of a slot.
 
-A cursor is 0 at first and at the end; else it is that of HSCAN, and the server's run id behind a point. Another server has the
-records in another order, and so has this one after a restart: with a cursor from before that, the pass begins anew.
+A cursor is 0 at first and at the end. Otherwise it is the cursor of HSCAN, a point and the server's
+run id. Another server has the records in another order, and a server has another order after a
+restart. With a cursor of another run id, the pass begins again.
 ]]
 --- @include "lib/check"
 
--- Where HSCAN goes on, '0' where the pass begins, and the run id of this server.
+-- Return the cursor for HSCAN, which is '0' if the pass begins again, and this server's run id.
 local function read_cursor(text)
   local cursor, of_server = string.match(text, '^(%d+)%.?(%x*)$')
   if not cursor or #cursor > 20 then
@@ -16,7 +17,7 @@ local function read_cursor(text)
   return of_server == server and cursor or '0', server
 end
 
--- The cursor of the next page, from that which HSCAN returned.
+-- Return the cursor of the next page. `cursor`: as HSCAN returned it.
 local function write_cursor(cursor, server)
   return cursor == '0' and '0' or cursor .. '.' .. server
 end

@@ -1,4 +1,4 @@
--- The session of a caller: functions that short forms and long forms share. lib/replay describes
+-- Functions for the session of a caller that short forms and long forms share. lib/replay describes
 -- sessions.
 
 -- Return whether a call has a larger number than the last call of its session. `known`: value of

@@ -1,26 +1,30 @@
--- Fields of a slot that a store or a take reads at once, and the place of each in the list that it
--- gets: false where the slot has no such field. lua/README.md says what they hold.
+-- Fields of a slot that many scripts read at once. Each constant is the place of a field in the
+-- list that a function below returns. A field that the slot does not have is false. lua/README.md
+-- describes the fields.
 --- @needs slot
 local CREATED, ACCEPTED, ORDER, FRONT, SESSION = 1, 2, 3, 4, 5
-local WAITING, CAPACITY, OVERFLOW, DEDUP_MS, SETTLED_TURN, PAUSED_SEND, GROUPS = 6, 7, 8, 9, 10, 11, 12 -- where messages are stored
-local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10 -- these, and the next ones: where messages are taken
+-- Of read_store_fields, with the first five:
+local WAITING, CAPACITY, OVERFLOW, DEDUP_MS = 6, 7, 8, 9
+local SETTLED_TURN, PAUSED_SEND, GROUPS = 10, 11, 12
+-- Of read_take_fields, with the first five:
+local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
 local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
--- Where deliveries are given back; with CREATED, FRONT, MAX_RETRIES, DELIVERED, ORDERED, AUDITED
--- and GROUPS.
+-- Of read_return_fields, with CREATED, FRONT, MAX_RETRIES, DELIVERED, ORDERED, AUDITED and GROUPS:
 local RETRY, JITTER, RETENTION, AWAITED, BLOCKED, GROUPS_PAUSED = 2, 3, 5, 7, 9, 13
 
--- What a store needs of the slot. `session`: the field of the caller's session.
+-- Read the fields that a script needs to store messages. `session`: field of the caller's session.
 --- @inline
 local function read_store_fields(session)
-  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'waiting', 'capacity', 'overflow',
-    'dedup_ms', 'settled_turn', 'paused_send', 'groups')
+  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'waiting',
+    'capacity', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups')
 end
 
--- What a take needs of the slot.
+-- Read the fields that a script needs to receive messages.
 --- @inline
 local function read_take_fields(session)
-  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'max_retries', 'chunk', 'delivered', 'takes',
-    'ordered', 'audited', 'leases_until', 'paused', 'limit', 'timed_priority', 'groups')
+  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'max_retries',
+    'chunk', 'delivered', 'takes', 'ordered', 'audited', 'leases_until', 'paused', 'limit',
+    'timed_priority', 'groups')
 end
 
 -- Read the fields that a script needs to give deliveries back.

@@ -1,7 +1,8 @@
--- The call that an argument names: `<session> <number>`. The name of a session begins with @.
+-- The argument `<session> <number>` of a call. The name of a session begins with @.
 local AT = 64 -- @
 
--- The (session, number) of a call, not checked: lib/replay does that. A single message passes here.
+-- Return the session and the number of a call without checking them, for short forms. lib/replay
+-- checks them.
 --- @inline
 local function split_call(call)
   local space = string.find(call, ' ', 2, true) or 2

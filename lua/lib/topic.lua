@@ -1,15 +1,16 @@
--- Changing the hash of a topic.
+-- Change the hash of a topic.
 --- @needs topic
 --- @include "lib/check"
 
--- Whether the topic exists, is the one that the caller opened, and is not being deleted.
+-- Return whether the topic exists, has the stamp that the caller knows, and is not being deleted.
 local function is_open(created)
   whole_number(created, 0, NUMBER_MOST, 'created')
   local stamp, deleting = unpack(redis.call('HMGET', topic, 'created', 'deleting'))
   return stamp == created and not deleting
 end
 
--- The reply after a change: whether there was one (1 or 0), and all fields. Slots follow the revision, which grows with it.
+-- Return the reply of a script: 1 if it has changed the topic, else 0, and all fields. A change
+-- adds one to the revision, so that slots apply it.
 local function change_reply(changed)
   if changed == 1 then
     redis.call('HINCRBY', topic, 'revision', 1)

@@ -16,7 +16,7 @@ local function write_again(hash, field, value)
   redis.call('HSET', hash, field, value)
 end
 
--- A member or a field of 65 bytes, which is too long for a packed list.
+-- A member or a field of 65 bytes, too long for a packed list.
 local LONG_NAME = '-----------------------------------------------------------------'
 local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 

@@ -26,7 +26,10 @@ SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
 QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
 ORDER = [*keys.TYPES, script_loader.ALL_KEYS]  # of the keys in a line @needs
 # Where lines have at most 100 columns. A list of keys is one line, however long.
-NARROW = ("audit/", "queries/", "schedules/", "server/", "topic/")
+NARROW = (
+    "audit/", "dead_letters/", "groups/", "lib/dead_letters/", "lib/groups/", "lib/settle/",
+    "queries/", "schedules/", "server/", "topic/",
+)  # fmt: skip
 BYTES_MOST = 1_217_500  # of all scripts together: Redis keeps them, and a new server loads them
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 # By library, how many calls may be refused.

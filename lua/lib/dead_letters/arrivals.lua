@@ -1,25 +1,26 @@
 --[[
 Messages that went from one topic to another, by redrive_hold, redrive_send and redrive_settle. The
-key `arrivals` has, by score,
+key `arrivals` has four kinds of entries, by score:
 
-  -9e15 + time         member: it went to another topic then. The outbox asks where its messages
-                       are, and must not take them for lost. Only ids that their sender keeps are
-                       noted. redrive_send removes the notes of ids that come back
-  -10 * time - place   member and token: it was refused here; the letter of redrive_send at `place`
-                       says why
-  time                 member and token: it was stored here, and its dead letter is gone since then
-  9e15 + time          member and token: it was stored here, and its dead letter may still be there.
-                       This time is in epoch s
+  -9e15 + time            A member that went to another topic at that time. The outbox uses these
+                          entries: its messages there are not lost. Only ids that their sender keeps
+                          have an entry. redrive_send removes the entries of ids that come back.
+  -10 * time - position   A member and token that was refused here. `position` says why: it is the
+                          position of a character in cfptx (redrive_send).
+  time                    A member and token that was stored here. Its dead letter was removed at
+                          that time.
+  9e15 + time in epoch s  A member and token that was stored here. Its dead letter may still exist.
 
 The other times are in epoch ms. The first and the last kind are kept for 30 days, the others for an
-hour. Each write to the key forgets some older entries, and so does tidy. The key expires after 30
-days.
+hour. Each write to the key removes some older entries, and tidy removes more. The key expires after
+30 days.
 ]]
 --- @needs arrivals
 local DEPARTED, ARRIVED = -9e15, 9e15
 local NOTE_KEEP_MS, OUTCOME_KEEP_MS = 2592000000, 3600000
 
--- Forget up to `limit` entries of each kind that are past their time; return whether more may be.
+-- Remove up to `limit` entries of each kind that are past their time. Return whether there may be
+-- more.
 local function forget_arrivals(now, limit)
   local long_ago, an_hour_ago, more = now - NOTE_KEEP_MS, now - OUTCOME_KEEP_MS, false
   local ranges = { DEPARTED, DEPARTED + long_ago, -10 * an_hour_ago, an_hour_ago,
@@ -35,14 +36,14 @@ local function forget_arrivals(now, limit)
   return more
 end
 
--- Note what became of messages; `entries`: scores and members in turn, at least one of each.
+-- Add entries. `entries`: scores and members in turn, at least one of each.
 local function note_arrivals(now, entries)
   redis.call('ZADD', arrivals, unpack(entries))
   forget_arrivals(now, #entries)
   redis.call('EXPIRE', arrivals, NOTE_KEEP_MS / 1000)
 end
 
--- Note ids (a list) as gone to another topic.
+-- Add entries for ids that went to another topic.
 local function note_departures(now, ids)
   local entries = {}
   for i = 1, #ids do

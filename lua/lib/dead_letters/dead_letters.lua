@@ -1,4 +1,4 @@
--- The DeadQueue.
+-- Add messages to the DeadQueue, and drop old dead letters.
 --- @needs slot dead failures
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"

@@ -3,7 +3,7 @@ Dead letters that are on their way to another topic.
 
 Two slots cannot change in one step. So a dead letter is held first: it stays in the DeadQueue, and
 a field of the slot's hash says where it goes. The field is `>` and its member. The value is a token
-of 8 bytes, then `<time of death> <index of the slot there> <topic>`. A letter that is held cannot
+of 8 bytes and `<time of death> <index of the slot there> <topic>`. A letter that is held cannot
 be sent back to this topic or to a third topic. The field `holds` counts the held letters.
 lib/records/drop_for_good removes their fields. A hold with another time of death has no effect.
 ]]

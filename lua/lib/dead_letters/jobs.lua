@@ -1,19 +1,19 @@
 -- The states of a job, and its end.
 --- @needs job joblog
 
--- Put a job from one state into another, also while Redis is at maxmemory. Returns the reply: {1 done | 0 its state is
--- another one | -1 there is no such job, the time}.
+-- Change the state of a job, also while Redis is at maxmemory. Return the reply: {1 done | 0 the
+-- job has another state | -1 there is no such job, the time}.
 local function change_state(from, to, now)
   local state = redis.call('HGET', job, 'state')
   if state ~= from then
     return { state and 0 or -1, now }
   end
-  redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
+  redis.call('HDEL', job, '') -- needs no memory: after it, Redis does not check memory
   redis.call('HSET', job, 'state', to)
   return { 1, now }
 end
 
--- End a job: nobody runs it any more, and it is kept for `keep` s, with its log.
+-- End a job. It has no runner any more, and is kept for `keep` s, with its log.
 local function end_job(state, now, keep)
   redis.call('HSET', job, 'state', state, 'ended', now, 'runner', '', 'until', 0)
   redis.call('EXPIRE', job, keep)

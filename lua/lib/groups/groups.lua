@@ -102,9 +102,9 @@ local function entry_text(entry)
   if not member then
     member = flags % 2 == SINGLE and NOBODY or struct.pack('>I2', entry.out) .. NO_BYTES
   end
-  local fixed = struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member,
-    entry.priority, entry.lane_priority, entry.lane, entry.place, #share, #entry.front)
-  return fixed .. share .. entry.front .. entry.others
+  return struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member, entry.priority,
+    entry.lane_priority, entry.lane, entry.place, #share, #entry.front)
+    .. share .. entry.front .. entry.others
 end
 
 -- Read the entries of groups that were not read before, as texts. entry_in parses a text when it is
@@ -207,7 +207,7 @@ end
 -- Hold a message behind all others of its priority. `first`: true puts it before them; 'redriven'
 -- puts it before them and behind earlier redriven messages.
 local function hold_back(groups, entry, id, priority, first)
-  local lane, place, score
+  local lane, place
   if entry.lane_priority == 0 then
     entry.lane, entry.place = free_lane(groups), LANE_FIRST
   end
@@ -216,9 +216,10 @@ local function hold_back(groups, entry, id, priority, first)
   else
     lane, place = next_place(groups, entry)
   end
-  score = lane_score(lane, priority, place)
+  local add = groups.add
+  local score = lane_score(lane, priority, place)
   note_held(entry, id, priority, first)
-  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = score, id
+  add[#add + 1], add[#add + 2] = score, id
   touch(groups, entry.name)
 end
 
