@@ -22,7 +22,7 @@ from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.record import SCHEDULE_MARK, SCHEDULE_TIME_MARK as TIME_MARK
 from rmq.kernel.core.score import moment
 from rmq.kernel.producer import send as send_flow
-from rmq.kernel.producer.batches import Group, group_messages
+from rmq.kernel.producer.batches import SendBatch, make_batches
 from rmq.kernel.topic import opening, scheduled
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -246,8 +246,8 @@ def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> 
     )
 
 
-def encode(context: TopicContext, out: Outgoing) -> Group:
+def encode(context: TopicContext, out: Outgoing) -> SendBatch:
     """Check and encode a message."""
-    groups: list[Group] = []
-    group_messages(context, [out], groups, staged=True)
-    return groups[0]
+    batches: list[SendBatch] = []
+    make_batches(context, [out], batches, staged=True)
+    return batches[0]

@@ -25,7 +25,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.kernel.core.validation import check_message_type, check_priority
-from rmq.kernel.producer.batches import Group, group_messages
+from rmq.kernel.producer.batches import SendBatch, make_batches
 from rmq.kernel.producer.encode import (
     RECORD_BYTES,
     basis_of,
@@ -147,15 +147,15 @@ class StageFlows:
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
     def _push(self, stage: StageContent, messages: Iterable[Outgoing]) -> Flow[StageContent]:
-        context, groups = self._context, list[Group]()
+        context, batches = self._context, list[SendBatch]()
         most = _entry_max((yield from _ready(context)))
-        group_messages(context, messages, groups, most, self._late, staged=True)
+        make_batches(context, messages, batches, most, self._late, staged=True)
         calls = _StageCalls(context, stage, self._keep_ms)
-        for group in groups:
-            if group.is_uniform():
-                calls.add_alike(group.slot, group.parts[0], group.ids[0].member, group.parts[1::2])
+        for batch in batches:
+            if batch.is_uniform():
+                calls.add_alike(batch.slot, batch.parts[0], batch.ids[0].member, batch.parts[1::2])
             else:
-                calls.add(group.slot, _entry(context, group), len(group.ids))
+                calls.add(batch.slot, _entry(context, batch), len(batch.ids))
         return (yield from calls.run())
 
     def _push_bodies(
@@ -335,13 +335,13 @@ class _StageCalls:
         return self._stage._replace(lengths=self._lengths, messages=self._count)
 
 
-def _entry(context: TopicContext, group: Group) -> list[bytes]:
+def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
     """Return the entry that publish moves in one step."""
-    merging = group.merging
+    merging = batch.merging
     if merging is None:
-        return [*ids.members_of(group.ids), *group.parts]
+        return [*ids.members_of(batch.ids), *batch.parts]
     return [
-        b"m", group.ids[0].member, merging.head, merging.envelope, merging.body,
+        b"m", batch.ids[0].member, merging.head, merging.envelope, merging.body,
         merging.merge_key.encode(), merging.mode.encode(), b"%d" % merging.max_wait_ms,
         b"%d" % min(context.settings.max_body, COLLECT_MAX),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Groups of messages that go to one slot in one call: check, encode, choose slots, make ids."""
+"""Divide messages into batches, one for each call: check, encode, choose slots, make ids."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, enc
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.spread import RUN_LENGTH
 
-ALIKE_MIN = 16  # with fewer messages, grouping one by one is faster
+ALIKE_MIN = 16  # with fewer messages, checking one by one is faster
 MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # largest call of messages with merge keys
 
 
-class Group:
+class SendBatch:
     """Messages for one call to one slot."""
 
     __slots__ = (
@@ -64,49 +64,49 @@ class Group:
         return timeless and heads.count(heads[0]) == len(heads)
 
 
-def group_messages(
+def make_batches(
     context: TopicContext,
     messages: Iterable[Outgoing | EncodedMessage],
-    groups: list[Group],
-    group_max: int = BATCH_MAX,
+    batches: list[SendBatch],
+    batch_max: int = BATCH_MAX,
     allow_past: bool = False,
     kept: bool = False,
     staged: bool = False,
 ) -> None:
-    """Check and encode all messages and make their ids; append groups to `groups`.
+    """Check and encode all messages and make their ids; append batches to `batches`.
 
-    `group_max`: largest number of messages in a group. `kept`: the caller may send the new ids
+    `batch_max`: largest number of messages in a batch. `kept`: the caller may send the new ids
     again. `staged`: the messages go to a stage, where large bodies stay in their records and each
-    message with a merge key has its own group.
+    message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
-    if outs is None or not _group_alike(context, outs, groups, group_max):
-        merge_max = 1 if staged else min(group_max, MERGE_MAX)
-        _group_each(context, messages, groups, group_max, merge_max, allow_past)
-    for group in groups:
-        group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
+    if outs is None or not _batch_alike(context, outs, batches, batch_max):
+        merge_max = 1 if staged else min(batch_max, MERGE_MAX)
+        _batch_each(context, messages, batches, batch_max, merge_max, allow_past)
+    for batch in batches:
+        batch.ids = ids.make_run(batch.slot, context.check, len(batch.indexes), kept=kept)
         if staged:
-            group.large.clear()
-        group.set_apart(context.apart_bytes)
-        if group.given_ids:
-            group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
+            batch.large.clear()
+        batch.set_apart(context.apart_bytes)
+        if batch.given_ids:
+            batch.ids = [batch.given_ids.get(position, id) for position, id in enumerate(batch.ids)]
 
 
 class Outdated(Exception):
     """The settings were read again after messages were encoded, and slots may have changed."""
 
 
-def _group_alike(
+def _batch_alike(
     context: TopicContext,
     outs: Sequence[Outgoing | EncodedMessage],
-    groups: list[Group],
-    group_max: int,
+    batches: list[SendBatch],
+    batch_max: int,
 ) -> bool:
-    """Group messages that are bodies of one priority; return False if some are not.
+    """Make batches of messages that are bodies of one priority; return False if some are not.
 
-    Each pass does one step for the whole batch, which is faster than `_group_each`. If the result
-    is False, nothing was grouped.
+    Each pass does one step for the whole batch, which is faster than `_batch_each`. If the result
+    is False, `batches` is unchanged.
     """
     settings = context.settings
     if settings.expires_ms or context.hooks.producer_sequence is not None:
@@ -119,20 +119,20 @@ def _group_alike(
     largest = max(sizes)
     if largest > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
         return False
-    filling: dict[int, Group] = {}
-    run = min(RUN_LENGTH, group_max)
+    filling: dict[int, SendBatch] = {}
+    run = min(RUN_LENGTH, batch_max)
     for start in range(0, len(outs), run):
         slot, indexes = next(context.spread), range(start, min(start + run, len(outs)))
-        group = filling.get(slot)
-        if group is None or len(group.indexes) + len(indexes) > group_max:
-            group = filling[slot] = Group(slot, None)
-            groups.append(group)
+        batch = filling.get(slot)
+        if batch is None or len(batch.indexes) + len(indexes) > batch_max:
+            batch = filling[slot] = SendBatch(slot, None)
+            batches.append(batch)
         if largest >= record.MIN_BYTES:
-            for at, body in enumerate(bodies[start : start + run], len(group.indexes)):
+            for at, body in enumerate(bodies[start : start + run], len(batch.indexes)):
                 if len(body) >= record.MIN_BYTES:
-                    group.large[at] = body
-        group.indexes += indexes
-        group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
+                    batch.large[at] = body
+        batch.indexes += indexes
+        batch.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
     return True
 
 
@@ -162,21 +162,21 @@ def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, li
     return head, [context.codec.encode(out.body) for out in outs]
 
 
-def _group_each(
+def _batch_each(
     context: TopicContext,
     messages: Iterable[Outgoing | EncodedMessage],
-    groups: list[Group],
-    group_max: int,
+    batches: list[SendBatch],
+    batch_max: int,
     merge_max: int,
     allow_past: bool,
 ) -> None:
-    """Check, encode and group messages one by one."""
+    """Check and encode messages one by one, and add them to batches."""
     settings, codec, producer_sequence = (
         context.settings,
         context.codec,
         context.hooks.producer_sequence,
     )
-    filling: dict[int, Group] = {}
+    filling: dict[int, SendBatch] = {}
     run_slot = run_left = 0
     list_max = min(settings.max_body, COLLECT_MAX)
     for index, out in enumerate(messages):
@@ -207,30 +207,30 @@ def _group_each(
             if merging is not None:
                 merging.head, merging.envelope = head, envelope
         size, merges = len(envelope) + len(body) + RECORD_BYTES, merging is not None
-        most, most_size = (merge_max, MERGE_BYTES) if merges else (group_max, CALL_BYTES)
-        group = filling.get(slot)
+        most, most_size = (merge_max, MERGE_BYTES) if merges else (batch_max, CALL_BYTES)
+        batch = filling.get(slot)
         if (
-            group is None
-            or (group.merging is not None) is not merges  # keeps the order of the messages
-            or len(group.indexes) >= most
-            or group.bytes + size > most_size
+            batch is None
+            or (batch.merging is not None) is not merges  # keeps the order of the messages
+            or len(batch.indexes) >= most
+            or batch.bytes + size > most_size
         ):
-            group = filling[slot] = Group(slot, merging)
-            groups.append(group)
+            batch = filling[slot] = SendBatch(slot, merging)
+            batches.append(batch)
         if given_id is not None:
-            group.given_ids[len(group.indexes)] = given_id
+            batch.given_ids[len(batch.indexes)] = given_id
         if merging is not None:
             options, text = (head, merging.mode, merging.max_wait_ms), b""
-            if options != group.options:
-                group.options = options
+            if options != batch.options:
+                batch.options = options
                 text = b"%b%b %d %d " % (head, merging.mode.encode(), options[2], list_max)
-            group.parts += text, envelope, body
+            batch.parts += text, envelope, body
         else:
             if len(body) >= record.MIN_BYTES:
-                group.large[len(group.indexes)] = body
-            group.parts += head, envelope + body if envelope else body
-        group.indexes.append(index)
-        group.bytes += size
+                batch.large[len(batch.indexes)] = body
+            batch.parts += head, envelope + body if envelope else body
+        batch.indexes.append(index)
+        batch.bytes += size
         if producer_sequence is not None:
-            group.sequence = slot_sequence
-            group.numbers.append(number)
+            batch.sequence = slot_sequence
+            batch.numbers.append(number)

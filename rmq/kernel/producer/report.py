@@ -10,7 +10,7 @@ from rmq.errors import AccessDenied, StorageError
 from rmq.kernel.core.message import SendResult
 from rmq.kernel.core.sequence import REPORT_S, ProducerSequence, Report, SlotSequence
 from rmq.kernel.producer import scripts
-from rmq.kernel.producer.batches import Group
+from rmq.kernel.producer.batches import SendBatch
 from rmq.kernel.transport.flow.steps import Command, Flow, InBackground, Pipeline, pipeline
 
 log = logging.getLogger("rmq")
@@ -29,21 +29,21 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
             sequence.confirm(Report(sequence.reported, sequence.reported, [], []))
 
 
-def settle(groups: list[Group], results: Sequence[SendResult | None]) -> None:
+def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None]) -> None:
     """Record which numbers belong to accepted messages, and which numbers are unused."""
-    for group in groups:
+    for batch in batches:
         void = []
-        for position, number in enumerate(group.numbers):
-            index = group.indexes[position]
+        for position, number in enumerate(batch.numbers):
+            index = batch.indexes[position]
             status = getattr(results[index], "status", "") if index < len(results) else ""
             # A duplicate of an id that we made is this very message, whose reply was lost. A
             # duplicate of a dedup key may be another message with its own number. A merging message
             # may have merged, which the reply does not show.
-            made_here = position not in group.given_ids and group.merging is None
+            made_here = position not in batch.given_ids and batch.merging is None
             if status != "stored" and not (made_here and status == "duplicate"):
                 void.append(number)
-        if group.sequence is not None:
-            group.sequence.finish(group.numbers, void)
+        if batch.sequence is not None:
+            batch.sequence.finish(batch.numbers, void)
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:

@@ -9,7 +9,7 @@ from typing import cast, overload
 from rmq.errors import TopicVanished
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import SendResult, SendStatus
-from rmq.kernel.producer.batches import Group
+from rmq.kernel.producer.batches import SendBatch
 from rmq.kernel.producer.scripts import SendReply
 
 MEMBER = 13  # bytes of a member
@@ -97,7 +97,7 @@ class Results:
 
     def __init__(self) -> None:
         self.rows: Sequence[SendResult | None] = []
-        self.unfinished: list[Group] = []
+        self.unfinished: list[SendBatch] = []
         self.refusal: TopicVanished | None = None
 
     def with_those_of(

@@ -1,4 +1,4 @@
-"""Send messages: group them by slot, make a call for each group, return results."""
+"""Send messages: divide them into batches, make a call for each batch, return results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import offloading, report, scripts
-from rmq.kernel.producer.batches import Group, Outdated, group_messages
+from rmq.kernel.producer.batches import Outdated, SendBatch, make_batches
 from rmq.kernel.producer.encode import (
     RECORD_BYTES,
     EncodedMessage,
@@ -292,21 +292,21 @@ def _send_once(
     """
     if not context.is_current():
         yield from opening.ensure_open(context)
-    groups: list[Group] = []
+    batches: list[SendBatch] = []
     results = Results()
     producer_sequence = context.hooks.producer_sequence
     try:
         # The caller may repeat a send that raises NotDurable, so its ids must be kept.
         level = context.settings.durability if override is None else override.level
-        group_messages(context, messages, groups, context.settings.call_max, kept=level is not None)
-        if not groups:
+        make_batches(context, messages, batches, context.settings.call_max, kept=level is not None)
+        if not batches:
             return results
         if producer_sequence is not None:
             yield from report.register(
-                {group.sequence for group in groups if group.sequence is not None}
+                {batch.sequence for batch in batches if batch.sequence is not None}
             )
-        results.rows = [None] * sum(len(group.indexes) for group in groups)
-        later = groups
+        results.rows = [None] * sum(len(batch.indexes) for batch in batches)
+        later = batches
         while later and results.refusal is None:
             now, later = _next_round(later)
             sessions = [context.sessions.take() for _ in now]
@@ -328,39 +328,39 @@ def _send_once(
                 later, results.unfinished = results.unfinished + later, []
     finally:
         if producer_sequence is not None:
-            report.settle(groups, results.rows)
+            report.record_numbers(batches, results.rows)
     if producer_sequence is not None:
         yield from report.schedule(producer_sequence)
     return results
 
 
-def _next_round(groups: list[Group]) -> tuple[list[Group], list[Group]]:
-    """Split groups into groups to send now and groups to send later.
+def _next_round(batches: list[SendBatch]) -> tuple[list[SendBatch], list[SendBatch]]:
+    """Split batches into those to send now and those to send in a later round.
 
-    A call that merges several messages may leave the last messages to another call. A later group
-    of the same slot must therefore wait for another round.
+    A call that merges several messages may leave the last messages to another call. A later batch
+    of the same slot must then wait, so that the messages keep their order.
     """
-    if len(groups) == 1:
-        return groups, []
-    now, later, held = list[Group](), list[Group](), set[int]()
-    for group in groups:
-        (later if group.slot in held else now).append(group)
-        if group.merging is not None and len(group.indexes) - group.done > 1:
-            held.add(group.slot)
+    if len(batches) == 1:
+        return batches, []
+    now, later, unfinished_slots = list[SendBatch](), list[SendBatch](), set[int]()
+    for batch in batches:
+        (later if batch.slot in unfinished_slots else now).append(batch)
+        if batch.merging is not None and len(batch.indexes) - batch.done > 1:
+            unfinished_slots.add(batch.slot)
     return now, later
 
 
 # --- calls -------------------------------------------------------------------------------------
 
 
-def _command(context: TopicContext, group: Group, session: ReplaySession) -> Command[Any]:
-    keys = context.slots[group.slot]
-    if group.merging is not None:
-        return scripts.merge(context, keys, session, group.ids, group.parts, group.done)
-    if group.is_uniform():
-        head, rests = group.parts[0], group.parts[1::2]
-        return scripts.send_uniform(context, keys, session, head, group.ids, rests, group.large)
-    return scripts.send(context, keys, session, group.ids, group.parts, group.large)
+def _command(context: TopicContext, batch: SendBatch, session: ReplaySession) -> Command[Any]:
+    keys = context.slots[batch.slot]
+    if batch.merging is not None:
+        return scripts.merge(context, keys, session, batch.ids, batch.parts, batch.done)
+    if batch.is_uniform():
+        head, rests = batch.parts[0], batch.parts[1::2]
+        return scripts.send_uniform(context, keys, session, head, batch.ids, rests, batch.large)
+    return scripts.send(context, keys, session, batch.ids, batch.parts, batch.large)
 
 
 def _replies(
@@ -379,7 +379,7 @@ def _replies(
 def _call(
     context: TopicContext,
     calls: list[Command[Any]],
-    groups: list[Group],
+    batches: list[SendBatch],
     results: Results,
     override: DurabilityOverride | None,
     until: float,
@@ -394,14 +394,14 @@ def _call(
         full: list[int] = []
         is_paused = False
         failed: RMQError | None = None
-        for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
+        for number, (batch, reply) in enumerate(zip(batches, replies, strict=True)):
             if isinstance(reply, RMQError):
                 # A refusal by a resize is sent again later; another error goes to the caller.
                 if failed is None or isinstance(failed, TopicVanished):
                     failed = reply
             elif reply.is_paused:
                 is_paused = True
-            elif not _write_results(group, reply, results, level):
+            elif not _write_results(batch, reply, results, level):
                 full.append(number)
         is_stored_short = short and any(results.rows)
         if failed is not None and not (isinstance(failed, TopicVanished) and is_stored_short):
@@ -417,10 +417,10 @@ def _call(
             raise _not_durable(context, short, results.rows)
         if not full:
             return
-        calls, groups = [calls[n] for n in full], [groups[n] for n in full]
+        calls, batches = [calls[n] for n in full], [batches[n] for n in full]
         if context.settings.layout and (
             yield from capacity.divide_anew(
-                context, [(group.slot, len(group.indexes)) for group in groups]
+                context, [(batch.slot, len(batch.indexes)) for batch in batches]
             )
         ):
             continue
@@ -438,7 +438,7 @@ def _call(
 def _call_together(
     context: TopicContext,
     calls: list[Command[Any]],
-    groups: list[Group],
+    batches: list[SendBatch],
     results: Results,
     override: DurabilityOverride | None,
     outcomes: list[Any],
@@ -446,15 +446,15 @@ def _call_together(
     """Make the calls for several callers, and set the outcome of each message; None: refused."""
     replies, short, level = yield from _replies(context, calls, override)
     unknown: OutcomeUnknown | None = None
-    for group, reply in zip(groups, replies, strict=True):
+    for batch, reply in zip(batches, replies, strict=True):
         if isinstance(reply, OutcomeUnknown):
             unknown = reply
         if isinstance(reply, RMQError):
             if not isinstance(reply, TopicVanished):
-                for index in group.indexes[group.done :]:
+                for index in batch.indexes[batch.done :]:
                     outcomes[index] = same_error(reply)
         elif not reply.is_paused:
-            _write_results(group, reply, results, level)
+            _write_results(batch, reply, results, level)
     for index, result in enumerate(results.rows):
         if result is not None and outcomes[index] is None:
             outcomes[index] = _not_durable(context, short, [result]) if short else result
@@ -473,22 +473,22 @@ def _not_durable(
     return NotDurable(f"{short}. {described}", list(rows))
 
 
-def _write_results(group: Group, reply: SendReply, results: Results, level: str) -> bool:
+def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: str) -> bool:
     """Write the results of one call; return False if the slot was full."""
     if reply.letters == "F":
         return False
-    ids, indexes = group.ids, group.indexes
+    ids, indexes = batch.ids, batch.indexes
     if len(indexes) == 1 and reply.letters:
         id, status = ids[0], STATUS[reply.letters]
         target = merged_into(id, reply.into, 0) if reply.into else None
-        results.put(indexes, [SendResult(id, status, group.slot, reply.offset, target, level)])
+        results.put(indexes, [SendResult(id, status, batch.slot, reply.offset, target, level)])
         return True
     if len(reply.letters) < len(indexes) and reply.letters:
-        done, group.done = group.done, group.done + len(reply.letters)
-        ids, indexes = ids[done : group.done], indexes[done : group.done]
-        if group.done < len(group.indexes):
-            results.unfinished.append(group)
-    results.put(indexes, CallResults(ids, group.slot, reply, level))
+        done, batch.done = batch.done, batch.done + len(reply.letters)
+        ids, indexes = ids[done : batch.done], indexes[done : batch.done]
+        if batch.done < len(batch.indexes):
+            results.unfinished.append(batch)
+    results.put(indexes, CallResults(ids, batch.slot, reply, level))
     return True
 
 
