@@ -1,12 +1,12 @@
 --[[
-group_pause: let no more messages of a group out, until group_resume.
+group_pause: stop a group until group_resume. No more of its messages go out.
 
-ARGV[1]   name                 of the group; it need not have messages
-Returns   1 paused, 0 was paused already, -1 the slot has no groups
+ARGV[1]   name                 of the group, which need not have messages.
+Returns   1 paused, 0 was paused before, -1 the slot has no groups
 Cost      O(log L), L = messages waiting in the slot
-Atomic    If one message of a group is out at a time, and it waits to be taken, it is held again,
-          before all other messages. Messages in flight stay in flight. If a group has several
-          messages out, they can still be taken. A second run changes nothing.
+Atomic    In an ordered group, a message that is out but not in flight is held again, before all
+          other messages of the group. Messages in flight stay in flight. In other groups, messages
+          that are out can still be received. A second run changes nothing.
 ]]
 --- @keys slot store
 --- @include "lib/check"

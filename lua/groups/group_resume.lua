@@ -1,14 +1,14 @@
 --[[
-group_resume: end the pause of a group, or its hold after a message of it became a dead letter.
+group_resume: end the pause of a group, or let a group continue that a dead letter holds.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   name                 of the group
-ARGV[5]   what                 paused, or dead
-Returns   1 the group continues, unless the other of the two stops it; 0 it was not stopped by this
-Cost      O(k log L), k = messages that go out, at most as many as may be out of a group
-Atomic    The next messages go out, and sleepers are woken. A second run changes nothing.
+ARGV[5]   what                 paused: end the pause; dead: end the hold of the dead letter
+Returns   1 the group continues if nothing else stops it; 0 it was not stopped by this
+Cost      O(k log L), k = messages that go out, L = messages waiting in the slot
+Atomic    The next messages go out, and sleeping consumers are woken. A second run changes nothing.
 ]]
 --- @keys slot store
 --- @include "lib/check"

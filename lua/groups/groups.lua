@@ -2,20 +2,20 @@
 groups: read groups of a slot that have messages out, are paused, or are held by a dead letter.
 Changes nothing.
 
-ARGV[1]   cursor               0 at first, then the cursor of the last answer; a cursor of another
-          server begins again
-ARGV[2]   limit                1 to 100, about as many groups as a page has
-ARGV[3..] name, member         only this group, and '' or a message of it: no page
-Returns   {cursor, 0 at the end; 1 if this is a first page, else 0; how many held messages of the
-          group go before the member, -1 if it is not held; then for each group {name, flags (1: one
-          message at a time, 2: paused, 4: held by a dead letter), messages out, weight, its share
-          or '', the message that is out and its score in the StoreQueue ('' if it is in flight, or
-          several are out), how many are held, {its lanes}, {the first held message of each of its
-          16 largest priorities}, the dead letter that holds it or ''}}
+ARGV[1]   cursor               0 for the first page, or the cursor of the last answer. With a
+          cursor of another server, the scan begins again.
+ARGV[2]   limit                1 to 100: approximate number of groups in a page.
+ARGV[3..] name, member         to read only this group, not a page; and one of its messages or ''.
+Returns   {cursor of the next page, 0 at the end; 1 for a first page, else 0; number of held
+          messages before the member, or -1; a list for each group}. The list is {name, flags,
+          number of messages out, weight, share or '', the message out, its score in the StoreQueue,
+          number of messages held, {lanes}, {heads}, dead letter or ''}.
+          The flags are 1: one message at a time, 2: paused, 4: held by the dead letter. The message
+          out is '' if several may be out, and its score is '' if it is in flight. Heads are the
+          first held messages of each priority in each lane, 16 at most.
 Cost      O(p log L), p = priorities of held messages in the groups of the page, at most 16 for each
-          group
-Atomic    Reads only. A group that is there from the first page to the last is on at least one of
-          them, as in audit_scan.
+          group, L = messages waiting in the slot
+Atomic    Reads only. A group that exists from the first page to the last is on at least one page.
 ]]
 --- @keys slot store
 --- @include "lib/check"
@@ -23,7 +23,7 @@ Atomic    Reads only. A group that is there from the first page to the last is o
 --- @include "lib/scan_cursor"
 local PAGE_MOST, PRIORITIES_MOST = 100, 16
 
--- The first messages of the largest priorities of a lane, behind those of other lanes.
+-- Append the first message of each priority of a lane, up to 16 in all lanes.
 local function add_heads(lane, heads)
   local low, high = lane_range(lane)
   while #heads < PRIORITIES_MOST do
@@ -37,8 +37,7 @@ local function add_heads(lane, heads)
   end
 end
 
--- How many held messages of these lanes go before one of this score; -1 where it is in none of
--- them.
+-- Return how many held messages of these lanes are before a score; -1 if no lane has the score.
 local function count_ahead(lanes, score)
   local own, priority = held_place(score)
   local ahead, is_older = 0, true

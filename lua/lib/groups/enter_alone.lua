@@ -1,4 +1,4 @@
--- Let a single new message into its group, for the short form of send. All other messages use
+-- Let a single new message into its group, for the short form of send. For all other messages see
 -- lib/groups/enter_groups.
 --- @needs slot store
 --- @include "lib/groups/group_alone"
@@ -16,7 +16,8 @@ local function next_lane(lane)
 end
 
 -- Return the entry of a group with one more message out, and the tag of that message. Return nil if
--- the message is to be held, or the group is not plain. `made`: number of groups the slot has made.
+-- the message is to be held, or the group is not plain. `made`: how many
+-- groups the slot has made.
 --- @inline
 local function entry_with_one_more(text, most, vtime, made, id, priority)
   local entry, tag
@@ -30,8 +31,9 @@ local function entry_with_one_more(text, most, vtime, made, id, priority)
   return entry, tag
 end
 
--- Return the score of the message, the entry of its group, the slot's last lane and its number of
--- groups made. Return nil if the long form is needed. `setting`: the field `groups` of the slot.
+-- Return the score of the message, the entry of its group, and two new values of the slot: the
+-- number of its last lane and of its last group. Return nil if the long form is needed. `setting`:
+-- the field `groups` of the slot.
 --- @inline
 local function enter_alone(setting, name, id, priority)
   local text, vtime, lane, made =

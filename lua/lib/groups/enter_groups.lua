@@ -3,8 +3,9 @@
 
 -- Read the groups of new messages and their entries. Return the state of the slot's groups, and
 -- lists by position: names, weights and shares.
---   head: of all records, or nil if each message has its own, in front of its rest
---   rests: what follows the acceptance number of each record, at before + step, before + 2 * step
+--   head: the head of all records; nil if each message has a head, in front of its rest
+--   rests: list of the records' bytes after the acceptance number, at before + step, before + 2 *
+--     step and so on
 local function open_new(setting, head, rests, before, count, step)
   local groups, new = open_groups(setting), { names = {}, weights = {}, shares = {} }
   local names, weights, shares = new.names, new.weights, new.shares
@@ -26,9 +27,9 @@ local function open_new(setting, head, rests, before, count, step)
   return groups, new
 end
 
--- Return two functions for new messages. The first one lets a message into its group, by its
--- position, id and priority. The second one writes all that follows, and returns whether messages
--- went out. For the parameters see open_new.
+-- Return two functions for new messages. The first lets a message into its group, by its position,
+-- id and priority. The second writes all changes, and returns whether messages went out. For the
+-- parameters see open_new.
 local function entering_groups(setting, head, rests, before, count, step)
   local groups, new = open_new(setting, head, rests, before, count, step)
   return function(i, id, priority)
@@ -38,13 +39,13 @@ local function entering_groups(setting, head, rests, before, count, step)
   end
 end
 
--- Hold the messages from a position on that follow a message of the same group: they take the next
--- places in its lane. Return the position of the first message that enter_group has to see.
+-- Hold the messages from a position on that have the same group as the message before: they get the
+-- next places in its lane. Return the position of the first message that enter_group must handle.
 local function hold_run(groups, new, members, from, priority)
   local names, weights, name = new.names, new.weights, new.names[from]
   local entry = entry_in(groups, name)
   if entry.lane_priority ~= priority then
-    return from -- nothing is held, or the largest priority is another
+    return from -- nothing is held, or another priority is the largest
   end
   local add, weight, place, i = groups.add, entry.weight, entry.place, from
   local text = lane_score(entry.lane, priority, place)
@@ -64,7 +65,7 @@ local function hold_run(groups, new, members, from, priority)
   return i
 end
 
--- Let new messages of one head and priority into their groups, and write what follows.
+-- Let new messages with the same head and priority into their groups, and write all changes.
 local function enter_all(setting, head, rests, before, members, priority)
   local groups, new = open_new(setting, head, rests, before, #members, 1)
   local names, i = new.names, 1
@@ -79,7 +80,7 @@ local function enter_all(setting, head, rests, before, members, priority)
 end
 
 -- Return two functions, as entering_groups does, for messages that are due, or with `are_dead` for
--- dead letters that are redriven. The first one takes the record, the id and the priority.
+-- dead letters that are redriven. The first has the record, the id and the priority as parameters.
 local function returning_groups(setting, are_dead)
   local groups = open_groups(setting)
   restart_groups(groups)

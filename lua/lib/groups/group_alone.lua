@@ -3,8 +3,8 @@ Functions for plain messages of groups. They compute with the text of a group's 
 table. A message is plain if it has the default weight and no share. An entry is plain if its group
 is not stopped, has no share and no older lane, and no larger priority has to go first.
 
-lib/groups/groups does the same for all messages, and uses these functions for plain ones. Scripts
-of one message use these functions alone.
+lib/groups/groups does the same for all messages, and uses these functions for plain messages.
+Scripts with a single message use only these functions.
 ]]
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
@@ -30,8 +30,8 @@ local function plain_group(flags, text, at)
   return string.sub(text, at + 14, at + 13 + kind - SHORT_TEXT)
 end
 
--- Return the entry and the tag of a group whose first message goes out. `made`: how many groups
--- the slot has had, including this one; `most`: how many messages of it may be out.
+-- Return the entry and the tag of a group whose first message goes out. `made`: how many groups the
+-- slot has had, with this group; `most`: how many messages of the group may be out.
 --- @inline
 local function first_entry(made, vtime, id, priority, most)
   local tag = vtime + UNIT * (1 + made * ROUND_PART % 1)
@@ -74,7 +74,7 @@ local function held_entry(text, new_lane, id, priority)
     return nil, nil
   end
   if flags % 2 == SINGLE and (member == NOBODY or priority > head) then
-    return nil, nil -- the message may have to go before the one that is out
+    return nil, nil -- the message may have to go first
   end
   if lane_priority == 0 then
     lane_priority, lane, place = priority, new_lane, LANE_FIRST
@@ -131,7 +131,7 @@ local function entry_without(text, vtime, id)
   end
   local tag = finish > vtime and finish - finish % 1 or vtime
   if front == MEMBER and flags < MORE then
-    priority, lane, place = 0, 0, 0 -- it was the last one that is held
+    priority, lane, place = 0, 0, 0 -- no message is held any more
   end
   finish = (finish > late and finish or late) + step
   local entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, head, priority, lane,

@@ -3,16 +3,15 @@
 --- @needs slot
 --- @include "lib/records/envelope"
 --- @include "lib/scores/score_ranges"
--- Virtual time of a round, and the part of it between the places of two groups that follow each
--- other.
+-- Virtual time of a round, and the part of it between the first messages of two new groups.
 local UNIT, ROUND_PART = 64, 0.6180339887498949
-local GROUPS_RESTART = 1073741824 -- a quarter of what scores of the largest priorities can order
+local GROUPS_RESTART = 1073741824 -- a quarter of the tags that the largest priorities can order
 local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a prime number
 local NEAR_LANES = 262144 -- lanes that are tried first: Redis reads and writes their scores faster
 local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
 local LANE_FIRST = 1048576 -- the place of the first message in a lane: there is room before it
--- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, in the order of
--- their redrive.
+-- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, in the order in
+-- which they are redriven.
 local REDRIVEN_FIRST, REDRIVEN_END = 1024, 1047552
 local LANE_BYTES = 3 -- of the number of an older lane in an entry
 local PLACE_PARTS = 4503599627370496 -- 2^52: steps in the fraction of a double
@@ -22,8 +21,8 @@ local SINGLE, PAUSED_GROUP, HELD_BY_DEAD = 1, 2, 4 -- flags of an entry; SINGLE:
 local MORE = 8 -- the last flag: more is held than the front
 -- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its
 -- priority. Then the largest priority that is held (0: nothing is held), the lane and its next
--- place. At last the sizes of the share's name and of the front. Both follow, and then the numbers
--- of older lanes, the oldest first.
+-- place. Last the sizes of the share's name and of the front. Behind these are the share's name,
+-- the front, and the numbers of older lanes, the oldest first.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
 local MEMBER_AT = 11 -- position in an entry of the member that is out
 local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority, 0: nothing is held
@@ -55,8 +54,7 @@ local function tag_of(score)
   return (0.5 - (score - priority)) / math.ldexp(1, exponent - 53)
 end
 
--- Advance the virtual time of the slot to the tag of a message that was taken. `score`: of the
--- message.
+-- Advance the virtual time of the slot to the tag in the score of a received message.
 --- @inline
 local function note_taken(score)
   if score >= PRIORITY_MIN and score < PRIORITY_END then
@@ -77,7 +75,7 @@ end
 -- Return group, weight, and share or nil of a message whose headers begin at `at`; '' and 1 if it
 -- has no group. The header of the group is the first, or follows the header of rmq.Audit.
 local function group_at(text, at)
-  at = at + 3 -- past the size of the headers and that of their map
+  at = at + 3 -- past the size of the headers and the size of their map
   if string.byte(text, at - 1) == 222 then
     at = at + 2
   end

@@ -12,7 +12,7 @@ local function counter_of(flag)
   return flag == PAUSED_GROUP and 'groups_paused' or 'groups_held'
 end
 
--- Hold the message of a group that is out, if it waits to be taken and is the only one.
+-- Hold the message of a group that is out, if it is the only one and is not in flight.
 local function hold_waiting(groups, entry)
   local member = entry.member
   local score = member and tonumber(redis.call('ZSCORE', store, member) or 0) or 0
@@ -38,8 +38,8 @@ local function hold_given_back(ids)
   write_groups(groups)
 end
 
--- Set a flag that stops a group. If one message of the group is out at a time, and it waits to be
--- taken, it is held again. Return false if the group had the flag.
+-- Set a flag that stops a group. In an ordered group, a message that is
+-- out but not in flight is held again. Return false if the group had the flag.
 local function stop_group(groups, entry, flag)
   if has_flag(entry, flag) then
     return false

@@ -1,9 +1,9 @@
 --[[
-Groups: a limited number of messages of each group are *out*: they may be taken, or are in flight.
-The group's other messages are *held*. When a message that is out is settled, dead, cancelled or
-removed in another way, the group's next held message goes out.
+Groups: a limited number of messages of each group are *out*: they may be received, or are in
+flight. The group's other messages are *held*. When a message that is out is settled, dead,
+cancelled or removed in another way, the next held message of the group goes out.
 
-Held messages are in the StoreQueue with scores below 0, so no consumer takes them. A group that
+Held messages are in the StoreQueue with scores below 0, so no consumer receives them. A group that
 holds messages has a *lane*, a range of such scores. A score is a double. Its exponent and the first
 bits of its fraction say the lane:
 
@@ -17,8 +17,8 @@ group gets another lane. Messages of the older lane go first in their priority.
 A lane's number is used again when no message is in the lane. A message that is out has the score of
 its priority, with a tag as the fraction: the virtual time of start-time fair queueing (Goyal, Vin,
 Cheng, 1996). Each message moves the time of its group, or of the groups that share a key, on by
-UNIT / weight. The slot's time, the field `vtime`, is the tag of the last message that was taken. So
-every group gets its share, and a group that comes back begins one round behind.
+UNIT / weight. The slot's time, the field `vtime`, is the tag of the last message received. So every
+group gets its part of the deliveries, and a group that comes back begins one round behind.
 
 The entry of a group also has its first held messages, as far as they have one priority: the
 *front*. The next message then needs no search. The entry says the largest priority that is held. If
@@ -45,11 +45,11 @@ local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
 -- slot. The table has
 --   most, ordered, hold_dead: the settings; vtime, lane, count: counters of the slot
 --   entries: text or table by name, false if the group has no entry; changed: names to be written
---   add, move: scores and members for the StoreQueue, new ones and those that leave a lane
+--   add, move: scores and members for the StoreQueue; `move` is for messages that leave a lane
 --   moved, pending: how many messages went out since the last write, and the set of them
 --   departing: names of groups that messages have left; departed: by name, a member or a list
 --   died, lost: by name, a member that died, and whether the front has to be read again
---   fresh: lanes that are taken; firsts: by range of a lane, the place of its first message
+--   fresh: lanes that this call uses; firsts: by range of a lane, the place of its first message
 local function open_groups(setting)
   local most, ordered, hold = string.match(setting, '^(%d+):([01]):([01])$')
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
@@ -191,7 +191,7 @@ local function next_tag(groups, entry)
   return math.floor(finish > now and finish or now)
 end
 
--- Let a message go out: it may be taken. `add`: groups.add for a new message, groups.move for a
+-- Let a message go out: it may be received. `add`: groups.add for a new message, groups.move for a
 -- message that leaves a lane.
 local function go_out(groups, entry, add, id, priority)
   local tag = next_tag(groups, entry)
@@ -408,7 +408,7 @@ local function fill_group(groups, entry)
     end
   end
   if need > 0 and entry.lane_priority > 0 then
-    write_moves(groups) -- removes the messages from the lane that have gone out
+    write_moves(groups) -- first_held must not find the messages that have gone out
     go_out_of_lane(groups, entry, need)
   end
 end
@@ -499,7 +499,7 @@ local function reduce_group(groups, entry, left)
   end
 end
 
--- Note that one message has left a group, and let the next one out. Returns false, and changes
+-- Note that one message has left a group, and let the next message out. Return false, and change
 -- nothing, if the entry of the group is not plain.
 --- @inline
 local function follow_plainly(groups, name, text, id)

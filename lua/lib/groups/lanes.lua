@@ -28,7 +28,7 @@ local function is_empty(lane)
   return #redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, 1) == 0
 end
 
--- Return the number of an empty lane, and take it.
+-- Return the number of an empty lane, and note that it is used.
 local function free_lane(groups)
   local lane = (groups.lane + 1) % NEAR_LANES
   for _ = 1, LANE_TRIES do
@@ -129,7 +129,7 @@ local function look_up_front(groups, entry)
 end
 
 -- Return the lane and the place before all held messages of a priority. A redriven dead letter gets
--- the place behind earlier redriven ones.
+-- the place behind earlier redriven dead letters.
 local function place_before(groups, entry, priority, redriven)
   local lane = #entry.others > 0 and struct.unpack('>I3', entry.others) or entry.lane
   local low, high = lane_range(lane, priority)

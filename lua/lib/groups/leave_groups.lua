@@ -3,7 +3,8 @@
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 --- @include "lib/scores/score_ranges"
-local LOST_PAGE, LOST_PAGES = 250, 4 -- entries that are searched for messages without a record
+-- Entries of a page, and pages that are searched for messages without a record.
+local LOST_PAGE, LOST_PAGES = 250, 4
 
 -- Return by member the name of the group of which it is out, for members whose records are lost. A
 -- group may not be found in a slot with many entries, or if several of its messages are out.
@@ -28,9 +29,9 @@ local function groups_by_member(ids)
   return names
 end
 
--- Note that messages leave their groups, while their records are still there. Returns nil if the
--- slot has no groups. Else it returns a function, to be called when the messages have left their
--- queue: it lets the next messages out, and returns whether there were any.
+-- Note that messages leave their groups, while their records still exist. Returns nil if the slot
+-- has no groups, else a function. The caller calls that function after the messages have left their
+-- queue. It lets the next messages out, and returns whether there were any.
 --   died: true, or the set of the messages that become dead letters, or nil
 --   later: the set of the messages that wait for their time from now on, or nil; an ordered group
 --     waits for them

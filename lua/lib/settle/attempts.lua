@@ -25,7 +25,7 @@ A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unr
 --- @needs failures
 --- @include "lib/settle/failures"
 --- @include "lib/records/record_bytes"
-local DETAILS_BYTES = 65536 -- are kept of the details of an attempt
+local DETAILS_BYTES = 65536 -- of the details of an attempt that are kept
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a
@@ -50,8 +50,7 @@ local function read_entry(entry)
   return at, flags, string.sub(entry, 16 + bytes), earlier
 end
 
--- Return error, traceback and worker of details. Details that consumers do not write so are all
--- error.
+-- Return error, traceback and worker of details. Details in another form are returned as the error.
 local function texts_of(details)
   local readable, texts = pcall(cmsgpack.unpack, details)
   if not readable or type(texts) ~= 'table' then
@@ -85,7 +84,7 @@ local function item_texts(newer, details)
     elseif i == 2 and frames_of(texts) and frames_of(texts) == frames_of(after) then
       flags = flags + 16
     else
-      -- Where a traceback ends tells more than where it begins.
+      -- The end of a traceback says more than its beginning.
       local most = TEXT_BYTES[i]
       local text = i == 2 and string.sub(texts[i], -most) or string.sub(texts[i], 1, most)
       kept = kept .. struct.pack('>I2', #text) .. text
@@ -125,7 +124,7 @@ local function failure_entry(entry, left, made, reason, details, now)
   end
   local former_made, former_reason, flags = string.byte(entry, 2, 4)
   if flags == 1 and details and reason ~= 'l' and reason ~= 'd' then
-    -- Mostly an error comes again and again: then the entry stays as it is, with one item more.
+    -- Usually the same error comes again. Then the entry only gets one more item.
     local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
     local fits = kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES
     if fits and string.sub(entry, 16 + bytes) == details then
@@ -140,7 +139,7 @@ local function failure_entry(entry, left, made, reason, details, now)
   local attempts, kept, items = earlier.attempts, earlier.kept, earlier.items
   details = details or before
   if reason == 'l' and former_reason == 108 and former_made == made then
-    own = flags - flags % 8 -- query_rollback has noted this delivery, with the time
+    own = flags - flags % 8 -- query_rollback has noted this delivery and its time
   else
     local item_flags, texts = item_texts(details, before)
     local item = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts

@@ -1,8 +1,8 @@
 -- The messages that have failed.
 --- @needs slot dead failures
 
--- Return how many messages of the slot have failed and are not dead. Dead letters have a failure
--- entry, too, also in the trash.
+-- Return how many messages of the slot have failed and are not dead. Dead letters have failure
+-- entries as well, also in the trash.
 --- @inline
 local function count_failed()
   local failed = redis.call('HLEN', failures)

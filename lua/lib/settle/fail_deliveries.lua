@@ -17,7 +17,7 @@ local function set_of(ids)
   return set
 end
 
--- Add a message to those that die. `died`: nil, or what this function returned before.
+-- Add a message to a list of dead letters, for add_dead. `died`: nil, or the list.
 --- @inline
 local function with_another(died, id, made, text)
   if not died then
@@ -28,7 +28,7 @@ local function with_another(died, id, made, text)
   return died
 end
 
--- Write what is collected of a page: retries that may be taken at once, and failure entries.
+-- Write the retries of a page that may be received at once, and its failure entries.
 --- @inline
 local function add_page(at_once, lefts, noted)
   if #at_once > 0 then
@@ -42,9 +42,9 @@ end
 -- Store the deliveries that have retries left in the StoreQueue again, with their failure entries.
 -- Returns
 --   a letter for each delivery: r goes back for a retry, d dead
---   the messages that die, as add_dead takes them, or nil
+--   the messages that die, for add_dead, or nil
 --   the set of the messages that wait for their retry
---   the messages of both kinds, which leave their groups
+--   a list of the messages that die or wait, which leave their groups
 -- `places`: what read_places returned in a slot in order, else nil.
 --- @inline
 local function store_retries(failed, fields, places, now)
@@ -61,7 +61,7 @@ local function store_retries(failed, fields, places, now)
       at_once, lefts = {}, {}
     end
     local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
-    -- `max_retries` may have been larger when the message was taken.
+    -- `max_retries` may have been larger when the message was received.
     local left = math.min(max_retries, math.floor(receipt % 1000))
     local made = max_retries - left + 1
     if text and #text > DETAILS_BYTES then

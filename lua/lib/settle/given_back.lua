@@ -4,14 +4,14 @@
 --- @include "lib/take/in_order"
 --- @include "lib/wake/wake"
 
--- Note that messages may be taken a second time from now on. `delivered`: the field of the slot.
+-- Note that messages may be received a second time from now on. `delivered`: the field of the slot.
 --- @inline
 local function note_given_back(delivered)
   redis.call('HSET', slot, 'given_back', delivered or 0)
 end
 
--- Wake the consumers that wait for deliveries which are given back, or hand them over. `fields`:
--- from read_return_fields; `later`: true if none of them may be taken now.
+-- Wake the consumers that wait for deliveries which are given back, or hand the deliveries over.
+-- `fields`: from read_return_fields; `later`: true if no delivery may be received now.
 --- @inline
 local function signal_given_back(fields, later, channel, index, now)
   local is_unblocked = unblock(fields[BLOCKED], now)

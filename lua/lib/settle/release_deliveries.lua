@@ -7,11 +7,11 @@
 --- @include "lib/take/in_order"
 
 -- Move deliveries to the front of their priority, or of the due messages if they have none, or
--- delay them. It costs no retry. The first write frees memory.
+-- delay them. It uses up no retry. The first write frees memory.
 --   released: `ids`, at least one, in the order of delivery; for each its receipt (`receipts`) and
 --     its priority, or when it was due (`places`), as numbers
 --   fields: from read_return_fields
---   wait: ms until they may be taken; 0: at once
+--   wait: ms until they may be received; 0: at once
 --- @inline
 local function release_deliveries(released, fields, wait, now)
   local ids, receipts, places = released.ids, released.receipts, released.places

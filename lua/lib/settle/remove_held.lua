@@ -1,8 +1,8 @@
--- Removing deliveries that are settled.
+-- Remove deliveries that are settled.
 --- @needs prepare records failures
 
--- Remove deliveries that the caller holds, at least one, with their records. Return how many were
--- removed. The first write frees memory.
+-- Remove at least one delivery of the caller, with the records. Return how many were removed. The
+-- first write frees memory.
 --   has_bodies: true if the slot has large bodies, or has had offloaded bodies
 --   failed: number of messages of the slot that have failed
 --   low, high: a range of receipts that has exactly these deliveries, or nil

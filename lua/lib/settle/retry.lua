@@ -23,15 +23,14 @@ local function retry_wait(ladder, jitter, attempt)
   return math.floor(last - share + share * math.random() + 0.5)
 end
 
--- Add a failed delivery to the StoreQueue: at `score`, its old place in a slot in order, or by its
--- due time. Its record is asked for its priority when it is due. The caller writes the failure
+-- Add a failed delivery to the StoreQueue: at `score`, its former place in a slot in order, or by
+-- its due time. When it is due, its priority is read from its record. The caller writes the failure
 -- entry.
 local function add_waiting_retry(id, now, wait, score)
   redis.call('ZADD', store, score or next_timed_score(now + wait, 1), id)
 end
 
--- Add failed deliveries to the StoreQueue, to be taken at once. `left`: the deliveries left of
--- each.
+-- Add failed deliveries to the StoreQueue, to be received at once. `left`: deliveries left of each.
 local function add_retries(ids, left)
   local order, members = redis.call('HINCRBY', slot, 'returned', #ids) - #ids, {}
   for i = 1, #ids do

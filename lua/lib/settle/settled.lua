@@ -63,7 +63,7 @@ local function find_settled(window, last_turn, now, given, from, to)
   if turn % 2 == 1 then
     young, old = settled1, settled0
   end
-  -- The older set still counts in the turn after its own; the other one only in its own turn.
+  -- The older set still counts in the turn after its own turn, the newer set only in its own turn.
   local settled = redis.call('SCARD', old) > 0
     and redis.call('SMISMEMBER', old, unpack(given, from, to))
   if turn <= last_turn then
