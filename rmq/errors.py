@@ -313,4 +313,8 @@ class StageLost(StorageError):
 
 
 class ScriptFailed(StorageError):
-    """A script stopped at a wrong type, an unreadable record or a server error; nothing moved."""
+    """A script stopped at a wrong type, an unreadable record or an error of the server.
+
+    RMQ's scripts check types and records before they write. If the server fails a later command of
+    a script, the writes before it stay.
+    """

@@ -4,6 +4,5 @@ from tests.cluster.adopting import adopt
 
 ONE_SERVER = {
     "test_every_engine_names_a_line_that_is_translated",  # it has servers of its own
-    "test_text_that_is_no_lua_names_the_source_line",  # a cluster's NOSCRIPT comes behind it
 }
 adopt("test_script_places", globals(), but=ONE_SERVER)

@@ -43,7 +43,14 @@ from rmq.kernel.transport.connections.pool import (
     pack,
     reply_of,
 )
-from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
+from rmq.kernel.transport.errors import (
+    REDIS_ERRORS,
+    Kind,
+    code_of,
+    forbids,
+    kind_of,
+    translate,
+)
 from rmq.kernel.transport.flow.steps import Command, OnEveryMaster
 from rmq.kernel.transport.hash_slots import (
     ExchangeAll,
@@ -61,6 +68,8 @@ from rmq.kernel.transport.single.script_calls import (
     Pause,
     RetryDeadline,
     check_wait,
+    eval_request,
+    is_loaded_by,
     key_of_wrong_type,
     parsed,
     wait_words,
@@ -355,8 +364,11 @@ class ClusterCalls:
     def _note_replies(
         self, node: Node, part: Sequence[Task], loads: Sequence[Script], replies: Iterator[Any]
     ) -> Operations[None]:
+        refusals: dict[Script, BaseException] = {}
         for script, reply in zip(loads, replies, strict=False):
-            if not isinstance(reply, BaseException):
+            if isinstance(reply, BaseException):
+                refusals[script] = reply
+            else:
                 self.loaded[node].add(script)
         is_stale = False
         for task in part:
@@ -364,9 +376,31 @@ class ClusterCalls:
             if task.asked is not None and not isinstance(own[0], redis.ResponseError):
                 del own[0]  # ASKING was granted
             is_stale |= self._note_reply(node, task, own)
+        for script, refusal in refusals.items():
+            lacking = [task for task in part if task.lacks(script)]
+            if lacking:
+                yield from self._load_by_eval(node, script, refusal, lacking)
+            else:
+                self.loaded[node].add(script)  # the node had it
         if is_stale:
             with contextlib.suppress(*REDIS_ERRORS):
                 yield RefreshTable(self._table.version)
+
+    def _load_by_eval(
+        self, node: Node, script: Script, refusal: BaseException, tasks: Sequence[Task]
+    ) -> Operations[None]:
+        """Load a script whose SCRIPT LOAD was refused; end its tasks if EVAL is refused as well."""
+        if forbids(refusal):
+            (replies,) = yield ExchangeAll([NodeExchange(node, *eval_request(script))])
+            if isinstance(replies, BaseException):
+                return  # the next round finds the lost connection
+            if is_loaded_by(replies[0]):
+                self.loaded[node].add(script)
+                return
+            if not forbids(replies[0]):
+                refusal = replies[0]
+        for task in tasks:
+            task.refuse(refusal)
 
     def _note_reply(self, node: Node, task: Task, replies: Sequence[Any]) -> bool:
         """Note the reply to a task; return whether to read the whole table again."""

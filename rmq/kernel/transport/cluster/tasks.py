@@ -76,6 +76,18 @@ class Task:
             if isinstance(self.call, Command):
                 self.call = self.call.again()
 
+    def lacks(self, script: Script) -> bool:
+        """Return whether its node refused it because it does not have this script."""
+        return self.script is script and _is_unloaded(self.error)
+
+    def refuse(self, refusal: BaseException) -> None:
+        """Note that the node refused to load its script, for good or for now."""
+        self.asked = None
+        if kind_of(refusal) is Kind.AGAIN:
+            self.error = refusal
+        else:
+            self.reply, self.error = refusal, None
+
     def fail(self, failure: StorageError, repeat_for: float) -> None:
         """End it with an error, which its caller may handle by repeating it."""
         failure._repeat_for = repeat_for

@@ -517,12 +517,9 @@ class ScriptCalls:
                 if kind_of(refusal) is Kind.REFUSED:  # a caller of several would name the first
                     raise translate(refusal, script.name, []) from refusal
                 raise
-            # EVAL loads it, too. Without keys every script fails before it does anything.
-            try:
-                yield from call("EVAL", script.text, 0)
-            except redis.ResponseError as error:
-                if forbids(error):
-                    raise refusal from None
+            (reply,) = yield Exchange(*eval_request(script))
+            if not is_loaded_by(reply):
+                raise (refusal if forbids(reply) else reply) from None
         self.loaded.add(script)
 
     def _explain(
@@ -538,6 +535,21 @@ class ScriptCalls:
                 wrong_key = key_of_wrong_type(command, types)
         keys = [rmq_keys.printable(key) for key in command.keys]
         return translate(error, command.script.name, keys, wrong_key)
+
+
+def eval_request(script: Script) -> tuple[bytes, int]:
+    """Return what loads a script without SCRIPT LOAD, and how many replies come back.
+
+    EVAL also loads it. Without keys every script fails before it does anything.
+    """
+    return pack(("EVAL", script.text, 0)), 1
+
+
+def is_loaded_by(reply: Any) -> bool:
+    """Return whether the reply to `eval_request` says that the server has the script now."""
+    if not isinstance(reply, BaseException):
+        return True
+    return kind_of(reply) is Kind.REFUSED and not forbids(reply)
 
 
 def _needs_loading(reply: Any) -> bool:

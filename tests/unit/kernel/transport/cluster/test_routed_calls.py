@@ -145,6 +145,42 @@ def test_a_script_is_loaded_only_after_its_node_said_so() -> None:
     assert [b"LOAD" in packed for _, packed in nodes.sent] == [False, True, False]
 
 
+def test_a_refused_load_ends_the_call_at_once() -> None:
+    nodes = Nodes(NoScriptError("no"), [ResponseError("Error compiling script"), NoScriptError()])
+
+    with pytest.raises(ScriptFailed, match="compiling"):
+        run(nodes)
+    assert nodes.pauses == []
+
+
+def test_a_load_that_is_forbidden_is_done_by_eval() -> None:
+    forbidden = NoPermissionError("User app has no permissions to run the 'script|load' command")
+    without_keys = ResponseError("user_script:1: no keys")
+    nodes = Nodes(NoScriptError("no"), [forbidden, NoScriptError("no")], without_keys, 7)
+
+    assert run(nodes) == 7
+    assert [b"$4\r\nEVAL\r" in packed for _, packed in nodes.sent] == [False, False, True, False]
+    assert nodes.pauses == []
+
+
+def test_a_load_that_is_refused_for_now_is_repeated() -> None:
+    loading = redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
+    nodes = Nodes(NoScriptError("no"), [loading, NoScriptError("no")], 7)
+
+    assert run(nodes) == 7
+    assert len(nodes.pauses) == 1
+
+
+def test_a_script_that_the_node_has_needs_no_right_to_load_it() -> None:
+    forbidden = NoPermissionError("User app has no permissions to run the 'script|load' command")
+    nodes = Nodes([forbidden, 7, 8], [7, 8])
+
+    for _ in range(2):
+        values, _ = nodes.drive(nodes.calls.pipeline([command(), command()], None))
+        assert values == [7, 8]
+    assert [b"LOAD" in packed for _, packed in nodes.sent] == [True, False]
+
+
 def test_a_script_is_loaded_beforehand_where_a_wait_for_copies_follows() -> None:
     nodes = Nodes([b"sha", 7, 1])
 

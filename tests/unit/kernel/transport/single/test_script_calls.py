@@ -81,6 +81,18 @@ def test_scripts_of_several_commands_are_loaded_before_them(url: str) -> None:
     assert b"LOAD" in b"".join(sent)
 
 
+def test_an_eval_that_is_refused_for_now_has_not_loaded_the_script() -> None:
+    forbidden = redis.ResponseError("unknown command 'SCRIPT', with")
+    loading = redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
+    no_keys = redis.ResponseError("user_script:1: no keys")
+    answers = [forbidden, loading, forbidden, no_keys, 7]
+
+    (values, _), sent = drive(calls_of("redis://a").pipeline([command()], None), *answers)
+
+    assert values == [7]
+    assert len(sent) == len(answers)
+
+
 @pytest.mark.parametrize("url", ["redis://a", "redis+cluster://a:1"])
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_repeated_send_that_is_refused_at_maxmemory_was_not_stored(url: str, lost: bool) -> None:
