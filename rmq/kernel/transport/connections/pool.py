@@ -120,11 +120,6 @@ class _PoolState:
         """The places that no user has; for tests."""
         return range(self._size - len(self._places) + len(self._idle))
 
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process has forked since: the connections are its parent's."""
-        return self._generation != process.generation
-
     def _reserve(self) -> PooledConnection | None:
         """Take an idle connection, or the place of a new one. None: all are in use."""
         try:
@@ -223,13 +218,21 @@ class Pool(_PoolState):
         super().__init__(new, size, wait_s, timeout_s)
         self._waiting: deque[_Waiter] = deque()
 
+    def is_own(self) -> bool:
+        """Return whether this process may use the pool; a forked process may not."""
+        return self._generation == process.generation
+
     def take(self) -> PooledConnection:
         """Return a connection for one user, to `give` back after the reply or to `discard`.
 
         Raises:
             NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
         """
-        pooled = (None if self._waiting else self._reserve()) or self._wait()
+        try:
+            pooled = None if self._waiting else self._idle.pop()
+        except IndexError:
+            pooled = None  # outside of the `except`: its error would keep this frame
+        pooled = pooled or (None if self._waiting else self._reserve()) or self._wait()
         if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):
                 return pooled
@@ -264,6 +267,10 @@ class Pool(_PoolState):
             failure, with_idle = self._failure(pooled, error)
         self.discard(pooled, with_idle)
         raise failure
+
+    def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
+        """Send commands; return as many replies, server errors included."""
+        return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Return so many replies, server errors included; the connection is given back."""
@@ -367,6 +374,11 @@ class AsyncPool(_PoolState):
         self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
         self._sharing = TaskSharing()
 
+    def is_own(self) -> bool:
+        """Return whether this process and event loop may use the pool."""
+        is_own_loop = self.loop in (None, asyncio.get_running_loop())
+        return is_own_loop and self._generation == process.generation
+
     async def take(self) -> PooledConnection:
         """Return a connection for one user, to `give` back after the reply or to `discard`.
 
@@ -378,6 +390,7 @@ class AsyncPool(_PoolState):
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or await self._answers(pooled):
                 return pooled
             await self._close([*self._remove_idle(pooled.epoch), pooled.connection])
+        self.loop = asyncio.get_running_loop()
         try:
             await self._make(pooled).connect()
         except BaseException as error:
@@ -537,28 +550,28 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 _TEXT = frozenset((bytes, str))
 
 
-def as_text(words: Sequence[Any]) -> Sequence[Any]:
+def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
     """Return the words of a command without numbers.
 
     hiredis 3 crashes (SIGSEGV) if a signal handler raises while it turns a number into text.
     """
-    if _TEXT.issuperset(map(type, words)):
-        return words
     return tuple([word if isinstance(word, bytes | str) else str(word) for word in words])
 
 
 def pack(words: tuple[Any, ...]) -> bytes:
     """Return a command as it is sent."""
-    packed: bytes = hiredis.pack_command(tuple(as_text(words)))
+    packed: bytes = hiredis.pack_command(as_text(words))
     return packed
 
 
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
     """Return the words of a script call, or of a plain command, without numbers: keys have none."""
-    keys, sha = command.keys, command.script.sha
+    keys, args, sha = command.keys, command.args, command.script.sha
+    if not _TEXT.issuperset(map(type, args)):
+        args = as_text(args)
     if not sha:
-        return (command.script.name, *keys, *as_text(command.args))
-    return ("EVALSHA", sha, b"%d" % len(keys), *keys, *as_text(command.args))
+        return (command.script.name, *keys, *args)
+    return ("EVALSHA", sha, b"%d" % len(keys), *keys, *args)
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:

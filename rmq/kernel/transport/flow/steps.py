@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rmq.errors import RMQError, StorageError
@@ -33,6 +34,7 @@ def next_looks(turn: int, slots: int) -> range:
     return range(first, min(first + count, slots))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Command(Generic[T]):
     """A call of one script, and how to read its reply.
 
@@ -48,46 +50,26 @@ class Command(Generic[T]):
             with an error whose `_repeat_for` says how long its caller may repeat it.
     """
 
-    __slots__ = (
-        "args", "args_alone", "fails_fast", "keys", "marks_repeats", "parse", "script", "write",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        script: Script,
-        keys: Sequence[bytes],
-        args: Sequence[Any],
-        parse: Callable[[Any], T],
-        marks_repeats: bool = False,
-        write: tuple[Any, ...] = (),
-        fails_fast: bool = False,
-        args_alone: Callable[[], Sequence[Any]] | None = None,
-    ) -> None:
-        self.script = script
-        self.fails_fast = fails_fast
-        self.keys = keys
-        self.args = args
-        self.parse = parse
-        self.marks_repeats = marks_repeats
-        self.write = write
-        self.args_alone = args_alone
+    script: Script
+    keys: Sequence[bytes]
+    args: Sequence[Any]
+    parse: Callable[[Any], T]
+    marks_repeats: bool = False
+    write: tuple[Any, ...] = ()
+    fails_fast: bool = False
+    args_alone: Callable[[], Sequence[Any]] | None = None
 
     def alone(self) -> Command[T]:
         """Return a call that does the same without a transaction, if this one has one."""
         if self.args_alone is None:
             return self
-        return Command(
-            self.script, self.keys, self.args_alone(), self.parse, self.marks_repeats,
-            fails_fast=self.fails_fast,
-        )  # fmt: skip
+        return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
         """Return the same call as it is sent after one that got no reply."""
         if not self.marks_repeats:
             return self
-        return Command(
-            self.script, self.keys, [*self.args, 1], self.parse, False, self.write, self.fails_fast
-        )
+        return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"

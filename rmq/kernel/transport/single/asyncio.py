@@ -16,7 +16,6 @@ from redis.asyncio.retry import Retry
 from rmq.errors import RMQError
 from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import AsyncPool
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import TaskSharing
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
@@ -85,6 +84,7 @@ class AsyncTransport(AsyncDriver):
         self._connector = Connector(
             address.of_a_node, timeout_s, aredis.ConnectionPool, Retry, embedded
         )
+        self.commands = 0
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
@@ -150,18 +150,6 @@ class AsyncTransport(AsyncDriver):
             return await self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendPing)
         return await operation.connection.send_command("PING")
-
-    def _current_pool(self) -> AsyncPool:
-        """Return the pool of this event loop; a program may run one loop after another."""
-        loop = asyncio.get_running_loop()
-        if self._pool.is_inherited or self._pool.loop not in (None, loop):
-            self._pool = self._new_pool()
-        self._pool.loop = loop
-        return self._pool
-
-    async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
-        return await self._current_pool().exchange(packed, count, late)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

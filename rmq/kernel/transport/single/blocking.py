@@ -23,7 +23,6 @@ from redis.retry import Retry
 from rmq.errors import RMQError
 from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import Pool
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import ThreadSharing
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
@@ -201,18 +200,6 @@ class Transport(Driver):
             return self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendPing)
         return operation.connection.send_command("PING")
-
-    def _current_pool(self) -> Pool:
-        """Return the pool of this process; a fork gets one of its own."""
-        if self._pool.is_inherited:
-            self._pool = self._new_pool()
-        return self._pool
-
-    def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
-        self.commands += count  # by threads too: a figure for people
-        pool = self._current_pool()
-        return pool.read(pool.send(packed), count)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

@@ -10,17 +10,19 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import hiredis
 import redis
 
+from rmq.errors import RMQError
 from rmq.kernel.core.generators import drive_async
 from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.pool import (
     AsyncPool,
     PooledConnection,
     as_not_connected,
-    reply_of,
-    request_of,
+    words_of,
 )
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
@@ -43,7 +45,7 @@ from rmq.kernel.transport.single.script_calls import (
     ScriptCalls,
     Subscribe,
     confirmed,
-    value_of,
+    unreadable,
 )
 from rmq.kernel.transport.single.subscription import SubscribedConnection, await_signal
 from rmq.kernel.transport.url import Address
@@ -57,6 +59,8 @@ class AsyncDriver:
     address: Address
     retry_for: float
     timeout_s: float
+    commands: int  # number of commands sent, for people; threads may miscount it
+    _pool: AsyncPool
     _connector: Connector
     _calls: ScriptCalls
     _sharing: Any
@@ -71,13 +75,6 @@ class AsyncDriver:
         raise NotImplementedError
 
     async def _perform(self, operation: Operation) -> Any:
-        raise NotImplementedError
-
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
-        raise NotImplementedError
-
-    def _current_pool(self) -> AsyncPool:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
@@ -139,15 +136,21 @@ class AsyncDriver:
 
     async def _command(self, command: Command[T]) -> T:
         if command.write:
-            return value_of(command, await self._drive(self._calls.first_command(command)))
-        # The first attempt goes without generators: it is the hot path of every call.
+            reply = await self._drive(self._calls.first_command(command))
+        else:
+            # The first attempt goes without generators: it is the hot path of every call.
+            try:
+                (reply,) = await self._exchange(hiredis.pack_command(words_of(command)), 1)
+                if isinstance(reply, BaseException):
+                    raise reply
+            except REDIS_ERRORS as error:
+                reply = await self._drive(self._calls.repeat_command(command, error))
         try:
-            reply = reply_of(await self._exchange(*request_of(command)))
-            if isinstance(reply, BaseException):
-                raise reply
-        except REDIS_ERRORS as error:
-            reply = await self._drive(self._calls.repeat_command(command, error))
-        return value_of(command, reply)
+            return command.parse(reply)
+        except RMQError:
+            raise
+        except UNREADABLE as error:
+            raise unreadable(command, error) from error
 
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
@@ -168,6 +171,20 @@ class AsyncDriver:
         return await drive_async(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
+
+    async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
+        """Send commands on one connection; return their replies, server errors included."""
+        self.commands += count
+        pool = self._pool if self._pool.is_own() else self._current_pool()
+        return await pool.exchange(packed, count, late)
+
+    def _current_pool(self) -> AsyncPool:
+        """Return the pool of this process and event loop; a new pool after a fork."""
+        if not self._pool.is_own():
+            epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
+            self._pool = self._new_pool()
+            self._pool.epoch = epoch
+        return self._pool
 
     def _new_pool(self) -> AsyncPool:
         wait_s = self.timeout_s + self.retry_for

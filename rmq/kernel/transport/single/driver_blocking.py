@@ -7,18 +7,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 import redis
 
+from rmq.errors import RMQError
 from rmq.kernel.core.generators import drive
 from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import (
-    Pool,
-    PooledConnection,
-    as_not_connected,
-    reply_of,
-    request_of,
-)
+from rmq.kernel.transport.connections.pool import Pool, PooledConnection, as_not_connected, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
@@ -41,7 +38,7 @@ from rmq.kernel.transport.single.script_calls import (
     ScriptCalls,
     Subscribe,
     confirmed,
-    value_of,
+    unreadable,
 )
 from rmq.kernel.transport.single.subscription import SubscribedConnection, await_signal
 from rmq.kernel.transport.url import Address
@@ -53,6 +50,8 @@ class Driver:
     address: Address
     retry_for: float
     timeout_s: float
+    commands: int  # number of commands sent, for people; threads may miscount it
+    _pool: Pool
     _connector: Connector
     _calls: ScriptCalls
     _sharing: Any
@@ -67,13 +66,6 @@ class Driver:
         raise NotImplementedError
 
     def _perform(self, operation: Operation) -> Any:
-        raise NotImplementedError
-
-    def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
-        raise NotImplementedError
-
-    def _current_pool(self) -> Pool:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
@@ -135,15 +127,21 @@ class Driver:
 
     def _command(self, command: Command[T]) -> T:
         if command.write:
-            return value_of(command, self._drive(self._calls.first_command(command)))
-        # The first attempt goes without generators: it is the hot path of every call.
+            reply = self._drive(self._calls.first_command(command))
+        else:
+            # The first attempt goes without generators: it is the hot path of every call.
+            try:
+                (reply,) = self._exchange(hiredis.pack_command(words_of(command)), 1)
+                if isinstance(reply, BaseException):
+                    raise reply
+            except REDIS_ERRORS as error:
+                reply = self._drive(self._calls.repeat_command(command, error))
         try:
-            reply = reply_of(self._exchange(*request_of(command)))
-            if isinstance(reply, BaseException):
-                raise reply
-        except REDIS_ERRORS as error:
-            reply = self._drive(self._calls.repeat_command(command, error))
-        return value_of(command, reply)
+            return command.parse(reply)
+        except RMQError:
+            raise
+        except UNREADABLE as error:
+            raise unreadable(command, error) from error
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
@@ -164,6 +162,20 @@ class Driver:
         return drive(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
+
+    def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
+        """Send commands on one connection; return their replies, server errors included."""
+        self.commands += count
+        pool = self._pool if self._pool.is_own() else self._current_pool()
+        return pool.exchange(packed, count, late)
+
+    def _current_pool(self) -> Pool:
+        """Return the pool of this process and event loop; a new pool after a fork."""
+        if not self._pool.is_own():
+            epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
+            self._pool = self._new_pool()
+            self._pool.epoch = epoch
+        return self._pool
 
     def _new_pool(self) -> Pool:
         wait_s = self.timeout_s + self.retry_for

@@ -573,20 +573,10 @@ def parsed(command: Command[Any], reply: Any) -> Any:
     except RMQError as error:
         return error
     except UNREADABLE as error:
-        return _unreadable(command, error)
+        return unreadable(command, error)
 
 
-def value_of(command: Command[T], reply: Any) -> T:
-    """Return the value of a reply, or raise the RMQError that reading it raised."""
-    try:
-        return command.parse(reply)
-    except RMQError:
-        raise
-    except UNREADABLE as error:
-        raise _unreadable(command, error) from error
-
-
-def _unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
+def unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
     """Return the error of a reply that has a value which RMQ did not write."""
     keys = ", ".join(rmq_keys.printable(key) for key in command.keys[:3])
     return ScriptFailed(

@@ -21,7 +21,7 @@ ASYNC_NAMES = {
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
     "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_own_step",
-    "_perform", "_exchange", "send", "_current_pool", "is_reentrant",
+    "_perform", "exchange", "send", "is_own", "is_reentrant",
     "take", "give", "discard", "_answers", "_serve", "_wait",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
@@ -30,7 +30,7 @@ ONLY_FOR_THREADS = {
     "is_current",
 }  # fmt: skip
 # Tasks share connections.
-ONLY_FOR_TASKS = {"exchange", "_exchange_all"}
+ONLY_FOR_TASKS = {"_exchange_all"}
 
 
 def methods(file: str, class_name: str) -> dict[str, str]:
