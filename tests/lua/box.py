@@ -196,8 +196,7 @@ class Box:
         Scripts answer a new session the long way, where they look up more.
         """
         self._sessions += 1
-        session = ReplaySession(b"@session%d" % self._sessions)
-        session.number = 1
+        session = ReplaySession(b"@session%d" % self._sessions, 1)
         if known:
             with contextlib.suppress(
                 redis.ResponseError

@@ -244,7 +244,7 @@ def test_a_copy_that_comes_late_leaves_no_body_but_those_of_waiting_messages(box
     for id in (settled, waiting):
         copies.append(box.send_command([id], session, large=BODY))
         box.run(copies[-1])
-        session.number += 1
+        session.count_to(session.number + 1)
     box.run(box.send_command(box.ids(), session))  # its caller has gone on
     box.ack(box.take_one())
     before = box.state()

@@ -36,7 +36,7 @@ def test_release_sent_again_does_not_free_the_successors_lease(box):
 
     assert box.run(box.release_command([lease], session)) == "1"
     assert box.state() == before
-    session.number += 1
+    session.count_to(session.number + 1)
     assert box.run(box.release_command([lease], session)) == "0"
     assert box.state() == before
     assert box.ack(successor) == "1"

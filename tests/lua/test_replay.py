@@ -18,7 +18,7 @@ def sessions(box) -> set[bytes]:
 
 def test_answer_is_kept_in_the_slot_under_the_name_of_the_session(box):
     session = box.session(known=False)
-    session.number = 41
+    session.count_to(41)
 
     box.run(box.send_command(box.ids(), session=session))
 
@@ -86,8 +86,7 @@ def test_call_that_names_no_session_is_refused_and_no_field_changes(box, call):
 
 def test_session_that_the_slot_forgot_looks_its_messages_up(box):
     """A repeat that comes after the answer was removed must not store a message twice."""
-    session = ReplaySession(b"@slow")
-    session.number = 1
+    session = ReplaySession(b"@slow", 1)
     (id,) = box.ids()
     command = producer_scripts.send_uniform(box.handle, box.keys, session, b"\0\0\0d", [id], [b"x"])
     box.run(command)

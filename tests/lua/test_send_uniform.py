@@ -61,8 +61,7 @@ def test_uniform_messages_sent_twice_with_one_number_are_stored_once(box, known,
         assert box.ack(lease) == "1"
     assert box.twice(lambda: command).letters == ""
     assert box.order() == []
-    later = ReplaySession(session.name)
-    later.number = session.number + 1
+    later = ReplaySession(session.name, session.number + 1)
     box.run(uniform(box, later, [b"next"])[1])
     with pytest.raises(redis.ResponseError, match="RMQLATE"):
         box.run(command)

@@ -143,7 +143,7 @@ def test_the_next_number_of_the_session_is_another_command(box: Box, case: str) 
     build = CASES[case][0](box)
     session = box.session()
     first = box.run(build(session))
-    session.number += 1
+    session.count_to(session.number + 1)
     before = box.state()
 
     second = box.run(build(session))
@@ -168,8 +168,7 @@ def test_a_copy_that_comes_after_a_later_number_is_refused(box: Box, case: str) 
     build = CASES[case][0](box)
     session = box.session()
     late = build(session)
-    later = ReplaySession(session.name)
-    later.number = session.number + 1
+    later = ReplaySession(session.name, session.number + 1)
     box.send(1)
     box.run(consumer_scripts.prepare(box.keys, later, 10, 30_000, False))
     before = box.state()

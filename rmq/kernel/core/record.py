@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgpack
@@ -90,8 +91,6 @@ _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts before all other he
 _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
 
-_heads: dict[tuple[int, int, int], bytes] = {}
-
 
 def place_of(record: bytes) -> int:
     """Return a message's position in the queue before its first failure: priority or due time.
@@ -102,15 +101,10 @@ def place_of(record: bytes) -> int:
     return place or PRIORITY_MIN
 
 
+@lru_cache(4096)  # a producer uses few combinations
 def head(codec: int, flags: int, priority: int) -> bytes:
-    """Return the first four bytes, cached because a producer uses few combinations."""
-    four = _heads.get((codec, flags, priority))
-    if four is None:
-        if len(_heads) > 4096:
-            _heads.clear()
-        four = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
-        _heads[codec, flags, priority] = four
-    return four
+    """Return the first four bytes."""
+    return bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
 
 
 def length_prefixed(data: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmq.errors import ConfigurationError, InvalidValue
 from rmq.kernel.core import ids, record, settings as core_settings
@@ -58,9 +58,9 @@ class TopicContext:
         self.is_ready = False
         self.sends: dict[Any, Any] = {}  # durability -> what lets its sends share calls
         self.had_large = False  # whether this client has received a large body of it
-        self._settings: Settings | None = None
         self._is_open = False
         # Of an open topic only:
+        self.settings: Settings  # as they are in Redis
         self.slots: list[SlotKeys] = []  # that may hold messages, by index
         self.spread: Iterator[int]  # slots for messages without a basis, in turn
         self.apart_bytes = record.MIN_BYTES_OF_CALL  # in one call: larger bodies stand apart
@@ -70,15 +70,16 @@ class TopicContext:
         """Whether the settings have been read, and are not to be read again."""
         return self._is_open
 
-    @property
-    def settings(self) -> Settings:
-        """The settings in Redis; only of a topic that was opened."""
-        if self._settings is None:
-            raise ConfigurationError(
-                f"topic {self.name!r} has not been opened, so its settings are not known; call "
-                "open() first, or Admin.topic_settings"
-            )
-        return self._settings
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse the settings of a topic that was not opened; only missing names come here."""
+            if name == "settings":
+                raise ConfigurationError(
+                    f"topic {self.name!r} has not been opened, so its settings are not known; call "
+                    "open() first, or Admin.topic_settings"
+                )
+            raise AttributeError(f"TopicContext has no attribute {name!r}")
 
     def mark_open(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
@@ -95,7 +96,7 @@ class TopicContext:
         self.created, self.identity = stamp, created
         self.revision = revision
         self.read_at = time.monotonic()
-        self._settings = settings
+        self.settings = settings
         self._is_open = True
         self.is_ready = ready
 

@@ -16,18 +16,22 @@ from rmq.kernel.core import process
 
 
 class ReplaySession:
-    """A name, and the sequence number of the last command that was sent under it."""
+    """A name, and the sequence number of the last command that was sent under it.
 
-    __slots__ = ("name", "number")
+    Attributes:
+        call: Name and number of the current command, as an argument of a script.
+    """
 
-    def __init__(self, name: bytes) -> None:
+    __slots__ = ("call", "name", "number")
+
+    def __init__(self, name: bytes, number: int = 0) -> None:
         self.name = name
-        self.number = 0
+        self.count_to(number)
 
-    @property
-    def call(self) -> bytes:
-        """Name and number of the current command, as an argument of a script."""
-        return b"%s %d" % (self.name, self.number)
+    def count_to(self, number: int) -> None:
+        """Set the number of the current command."""
+        self.number = number
+        self.call = b"%s %d" % (self.name, number)
 
 
 class ReplaySessions:
@@ -67,6 +71,7 @@ class ReplaySessions:
         except IndexError:
             session = ReplaySession(b"@%s-%d" % (self._stem, next(self._made)))
         session.number += 1
+        session.call = b"%s %d" % (session.name, session.number)
         return session
 
     def give(self, *sessions: ReplaySession) -> None:

@@ -288,8 +288,8 @@ class _Runner:
     def _call(
         self, job: Job, keys: SlotKeys, number: int, part: int, ids: Sequence[bytes]
     ) -> Command[str]:
-        session = ReplaySession(b"@job-%s-%d" % (jobs_core.code_of(self.id).encode(), part))
-        session.number = number
+        name = b"@job-%s-%d" % (jobs_core.code_of(self.id).encode(), part)
+        session = ReplaySession(name, number)
         if job.verb == "purge":
             return dead_letters_scripts.trash(keys, session, ids, job.keep_ms, job.began_ms)
         return dead_letters_scripts.redrive(self.context, keys, session, ids, job.began_ms)
