@@ -61,7 +61,7 @@ def not_free(client: rmq.Client, topic: Any, consumer: Any, connections: int) ->
     sends, verbs = topic._context.sends[None], consumer._settle_with.verbs
     state = consumer._flows.state
     counts = {
-        "turns": sum(len(shared.turns) for shared in (sends, verbs._ack_items)),
+        "permits": sum(len(shared.permits) for shared in (sends, verbs._ack_items)),
         "waiting": len(sends.waiting) + len(verbs._ack_items.waiting),
         "connections": connections - len(client._transport._current_pool()._free),
         "receiving": len(state.receiving),

@@ -233,8 +233,8 @@ class Watched:
     def send_shared(self) -> None:
         """Lead a call of this send and two of other threads."""
         self.outcomes = []
-        turn, started = self.sends.turns.take(), time.monotonic()
-        assert turn is not None
+        permit, started = self.sends.permits.take(), time.monotonic()
+        assert permit is not None
         self.sends._crowd = 9
         over = threading.Event()
         others = [threading.Thread(target=self._send_beside) for _ in range(2)]
@@ -246,7 +246,7 @@ class Watched:
                 other.start()
             while len(self.sends.waiting) < 3 and time.monotonic() < started + 0.1:
                 time.sleep(0.0002)
-            self.sends.end(turn)
+            self.sends.end(permit)
 
         helper = threading.Thread(target=release)
         helper.start()
@@ -393,7 +393,7 @@ def test_places_that_only_their_holder_gives_back_are_lost(
     lost = list(itertools.islice(lost_in(watched, "send", 1), 2))
 
     print(f"FIG control, places that only their holders give back: lost {lost}")
-    assert any("turns" in each for _, each in lost)
+    assert any("permits" in each for _, each in lost)
     watched.client.close()
 
 

@@ -87,16 +87,16 @@ def send(
         if settings.durability is None and not settings.expires_ms:
             head, body = encode_plain(context.codec, settings, out)
             sends = context.sends.get(None) or _shared_sends(context, None)
-            turn = sends.begin()
-            if turn is None:
+            permit = sends.begin()
+            if permit is None:
                 item = EncodedMessage.plain(settings, head, body)
                 outcome = yield Coalesce(sends, item, RECORD_BYTES + len(body))
             else:
                 try:
                     outcome = yield from _send_plain(context, head, body)
                 finally:
-                    sends.end(turn)
-                    del turn
+                    sends.end(permit)
+                    del permit
             if isinstance(outcome, Exception):
                 raise outcome
             if outcome is not APART:

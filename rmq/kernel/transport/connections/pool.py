@@ -26,7 +26,7 @@ import redis
 from rmq.kernel.core import process
 from rmq.kernel.core.places import Place, Places
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
-from rmq.kernel.transport.flow.coalescing import APART, Coalescer, TaskSharing, same_error
+from rmq.kernel.transport.flow.coalescing import APART, Coalescer, CoalescingTasks, same_error
 from rmq.kernel.transport.flow.steps import Coalesce, Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
@@ -372,7 +372,7 @@ class AsyncPool(_PoolState):
         self._waiting: deque[asyncio.Future[PooledConnection]] = deque()
         # One that is interrupted is as a connection that died: its commands are repeated.
         self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
-        self._sharing = TaskSharing()
+        self._tasks = CoalescingTasks()
 
     def is_own(self) -> bool:
         """Return whether this process and event loop may use the pool."""
@@ -435,10 +435,10 @@ class AsyncPool(_PoolState):
         Commands of several tasks go together on one connection, once more than a few are on their
         way. `late`: Redis answers them late, so they go alone.
         """
-        turn = None if late else self._exchanges.begin()
-        if turn is None and not late:
+        permit = None if late else self._exchanges.begin()
+        if permit is None and not late:
             step = Coalesce(self._exchanges, (packed, count), len(packed))
-            replies = await self._sharing.share(step, _awaited)
+            replies = await self._tasks.coalesce(step, _awaited)
             if isinstance(replies, BaseException):
                 raise replies
             if replies is not APART:
@@ -446,9 +446,9 @@ class AsyncPool(_PoolState):
         try:
             return await self.read(await self.send(packed), count)
         finally:
-            if turn is not None:
-                self._exchanges.end(turn)
-                del turn
+            if permit is not None:
+                self._exchanges.end(permit)
+                del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
         """Send the commands of several tasks; return the replies to each, or the error of all."""

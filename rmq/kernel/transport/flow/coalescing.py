@@ -1,12 +1,12 @@
-"""Calls of one kind that happen at once share a call, as databases commit in groups.
+"""Coalesce calls of one kind that happen at the same time, like a group commit of a database.
 
-A call that comes alone is made at once, and so are FEW at once. What comes while so many are on
-their way, or after a call that was shared by more, waits until none is on its way, and goes in the
-next one together with all that waits, in the order of arrival. So the more is called at once, the
-less each call costs, and nobody chooses how long to wait for company.
+Up to FEW calls at a time are made at once, each alone. If more calls arrive, or the previous call
+was shared, a caller waits until no call is in progress. The first waiting caller then makes one
+call for all waiting callers, in the order of arrival. More simultaneous calls therefore cost less
+each, and nobody has to configure a delay.
 
-Each caller has an outcome of its own: its part of the result, its error, or APART: it makes a call
-of its own, as if it had been alone. The rules are here; a transport knows how its callers wait.
+Each caller gets its own outcome: its part of the result, an error, or APART, which tells it to make
+a call of its own. This module has the rules; how callers wait differs between threads and tasks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.transport.flow.steps import Coalesce, Flow
 
 T = TypeVar("T")
-BYTES_MAX = 256 * 1024  # of what one call carries, but for a caller that brings more
-FEW = 4  # callers at once that do not wait for each other: company of so few is not worth it
-WAIT_S = 1.0  # a caller that has waited for so long makes its own call: the ones before stand still
+BYTES_MAX = 256 * 1024  # largest shared call; a single larger item has a call of its own
+FEW = 4  # number of simultaneous calls that do not wait: sharing them would save nothing
+WAIT_S = 1.0  # after this wait, a caller makes its own call, because earlier calls are stuck
 
 
 class Apart:
-    """The outcome of a caller that has to make a call of its own."""
+    """The outcome of a caller that must make a call of its own."""
 
     __slots__ = ()
 
@@ -44,11 +44,11 @@ APART = Apart()
 
 
 class Caller:
-    """A caller that waits for its part of a call; a transport's own kind says how.
+    """A caller that waits for its part of a shared call.
 
     Args:
-        item: what is to be done for it.
-        size: of that, in bytes.
+        item: Argument of the call for this caller.
+        size: Size of the item, bytes.
     """
 
     __slots__ = ("item", "size")
@@ -58,26 +58,26 @@ class Caller:
         self.size = size
 
     def claim(self, leader: Caller) -> bool:
-        """Whether it goes in a caller's call; False: it has gone, or is in another call."""
+        """Join the call of a leader; return False if the caller is gone or in another call."""
         raise NotImplementedError
 
-    def lead(self, turn: Place) -> bool:
-        """Whether it makes the next call, with all that waits. False: as `claim`."""
+    def lead(self, permit: Place) -> bool:
+        """Make the next call for all waiting callers; return False as `claim` does."""
         raise NotImplementedError
 
     def finish(self, outcome: Any) -> None:
-        """Give it its outcome."""
+        """Set the outcome."""
         raise NotImplementedError
 
 
 class Coalescer:
-    """Lets calls that happen at once share a call.
+    """Makes one call for several simultaneous callers.
 
     Args:
-        run: makes one call for several items: what a transport runs, a flow mostly; its value has
-            an outcome for each item.
-        items_max: of one call.
-        interrupted: makes the error of those that shared a call which was interrupted.
+        run: Makes one call for several items. Its value has an outcome for each item. A transport
+            drives the result, usually a flow.
+        items_max: Largest number of items of one call.
+        interrupted: Makes the error of the other callers if a shared call was interrupted.
     """
 
     def __init__(
@@ -89,36 +89,36 @@ class Coalescer:
         self.run = run
         self._items_max = items_max
         self._interrupted = interrupted
-        self.loop: Any = None  # the event loop of those who wait
+        self.loop: Any = None  # event loop of the waiting callers
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Begin anew, in a process that was forked or in another event loop."""
+        """Reset the state, in a forked process or for another event loop."""
         self._generation = process.generation
         self.loop = loop
-        self.turns = Places(FEW)  # each the right to make a call
+        self.permits = Places(FEW)  # each permits one call
         self.waiting: deque[Any] = deque()
-        self.sharing: dict[int, weakref.ref[WaitingThread]] = {}  # by thread
-        self._callers = 1  # of the last call
-        self._crowd = 1  # the most callers of one of the last two calls
-        self.is_watched = False  # whether somebody looks for callers that wait too long
+        self.threads: dict[int, weakref.ref[WaitingThread]] = {}  # callers by thread
+        self._callers = 1  # number of callers of the last call
+        self._crowd = 1  # larger number of callers of the last two calls
+        self.is_watched = False  # whether a timer ends waits that are too long
 
     @property
     def _free(self) -> range:
-        """The turns that are not taken; for tests."""
-        return range(FEW - len(self.turns))
+        """The permits that are free; for tests."""
+        return range(FEW - len(self.permits))
 
     def begin(self) -> Place | None:
-        """Return the right to make a call now, for `end`. None: wait for those on their way."""
+        """Return a permit to make a call now, to pass to `end`; None: the caller must wait."""
         if self._generation != process.generation:
             self.start()
         if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
             return None
-        return self.turns.take()
+        return self.permits.take()
 
     def _is_in_a_crowd(self) -> bool:
-        """Whether a call is on its way, where many callers have come at once just now."""
-        if self.turns:
+        """Return whether a call is in progress, after a call of many callers."""
+        if self.permits:
             return True
         self._note(1)
         return False
@@ -127,32 +127,32 @@ class Coalescer:
         self._crowd = max(callers, self._callers)
         self._callers = callers
 
-    def end(self, turn: Place) -> None:
-        """End a call. The last one that was on its way lets the first that waits make the next."""
-        turn.free()
+    def end(self, permit: Place) -> None:
+        """End a call; if no call is in progress then, start the call of the waiting callers."""
+        permit.free()
         if self.waiting:
-            self._go_on()
+            self._start_next()
 
-    def _go_on(self) -> None:
-        """Let the first that waits make the next call, if none is on its way."""
-        while self.waiting and not self.turns:
-            turn = self.turns.take()
-            if turn is None:
+    def _start_next(self) -> None:
+        """Start the call of the waiting callers if no call is in progress."""
+        while self.waiting and not self.permits:
+            permit = self.permits.take()
+            if permit is None:
                 return
             try:
-                while not self.waiting.popleft().lead(turn):
+                while not self.waiting.popleft().lead(permit):
                     pass
                 return
             except IndexError:
-                turn.free()
+                permit.free()
 
     def join(self, caller: Caller) -> None:
-        """Let a caller wait. If nothing is on its way any more, it leads a call at once."""
+        """Add a waiting caller; if no call is in progress, it leads a call at once."""
         self.waiting.append(caller)
-        self._go_on()
+        self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Append the callers of the next call to the one that leads it, as many as fit."""
+        """Append waiting callers to the leader of a call, as many as fit into the call."""
         size = callers[0].size
         while len(callers) < self._items_max:
             try:
@@ -162,7 +162,7 @@ class Coalescer:
             if size + caller.size > BYTES_MAX:
                 self.waiting.appendleft(caller)
                 break
-            callers.append(caller)  # first: whatever interrupts this, it gets an outcome
+            callers.append(caller)  # before `claim`, so that it gets an outcome in any case
             if caller.claim(callers[0]):
                 size += caller.size
             else:
@@ -170,10 +170,10 @@ class Coalescer:
         self._note(len(callers))
 
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
-        """Give callers the error of their call.
+        """Set the error of a call as the outcome of callers.
 
-        An error that is not RMQ's own interrupted the thread that made the call: a time limit, or a
-        signal handler. It belongs to that thread alone, and the call may have done its work.
+        An error of another kind than RMQError comes from a time limit or a signal handler in the
+        leader's thread. Other callers get another error: the call may have done its work.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")
@@ -189,13 +189,13 @@ class Coalescer:
 
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
-    """Give each caller its outcome."""
+    """Set the outcome of each caller."""
     for caller, outcome in zip(callers, outcomes, strict=True):
         caller.finish(outcome)
 
 
 def same_error(error: BaseException) -> BaseException:
-    """Return an error for one more caller: each raises one of its own."""
+    """Return a copy of an error, so that each caller raises its own object."""
     same = copy.copy(error)
     same.__cause__ = error.__cause__
     return same
@@ -211,78 +211,78 @@ class WaitingThread(Caller):
 
     def __init__(self, item: Any, size: int) -> None:
         super().__init__(item, size)
-        # `setdefault` is atomic: the first decides. Its own turn, a weak reference to the caller
-        # that makes its call, or APART.
+        # A permit if it leads a call, a weak reference to the leader of its call, or APART. The
+        # first role stays, because `setdefault` is atomic.
         self._role: dict[None, object] = {}
         self._woken = threading.Lock()
         self._woken.acquire()
         self._is_finished = False
         self.outcome: Any = None
-        self.thread = threading.get_ident()  # 0: it has its outcome
+        self.thread = threading.get_ident()  # 0: the caller has its outcome
 
     def claim(self, leader: Caller) -> bool:
-        """Whether it goes in a caller's call."""
+        """Join the call of a leader; return False if the caller has another role."""
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
-    def lead(self, turn: Place) -> bool:
-        """Whether it makes the next call."""
-        turn.thread = self.thread
-        if self._role.setdefault(None, turn) is not turn:
+    def lead(self, permit: Place) -> bool:
+        """Make the next call; return False if the caller has another role."""
+        permit.thread = self.thread
+        if self._role.setdefault(None, permit) is not permit:
             return False
         self._woken.release()
         return True
 
     def finish(self, outcome: Any) -> None:
-        """Give it its outcome."""
+        """Set the outcome."""
         if not self._is_finished:
             self.outcome, self._is_finished = outcome, True
             self._woken.release()
 
     def wait(self, coalescer: Coalescer) -> None:
-        """Wait for the outcome, for the turn, or for so long that it makes its own call."""
+        """Wait for the outcome or for a permit, at most WAIT_S; then the outcome is APART."""
         while not self._woken.acquire(timeout=WAIT_S):
             role = self._role.setdefault(None, APART)
             if role is APART:
                 self.outcome = APART
                 return
             if isinstance(role, Place):
-                return  # the thread that gave the turn was interrupted before it said so
+                return  # the thread that gave the permit was interrupted before `release`
             if isinstance(role, weakref.ref) and getattr(role(), "thread", 0) == 0:
                 if not self._is_finished:
                     self.outcome = coalescer.interruption()
                 return
 
-    def turn(self) -> Place | None:
-        """Return its turn; None if it has none, and will have none any more."""
+    def permit(self) -> Place | None:
+        """Return the permit of a leader; None: this caller will never lead a call."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Place) else None
 
-    def forget_turn(self) -> None:
-        """Forget its turn, which was given back."""
+    def forget_permit(self) -> None:
+        """Forget the permit after the coalescer has it back."""
         self._role[None] = APART
 
 
-class ThreadSharing:
-    """Lets the threads of one transport share calls."""
+class CoalescingThreads:
+    """Coalesces the calls of threads of one transport."""
 
-    def share(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
-        """Wait for a call that is shared, or make it: for this caller and those that wait.
+    def coalesce(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
+        """Wait for a shared call, or make it for all waiting callers; return the outcome.
 
-        `run`: runs what a coalescer makes.
+        `run`: Drives the result of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
         caller = WaitingThread(step.item, step.size)
         if _is_within(coalescer, caller.thread):
             return APART
         callers: list[Caller] = [caller]
-        sharing, thread = coalescer.sharing, caller.thread
+        threads, thread = coalescer.threads, caller.thread
         try:
-            sharing[thread] = weakref.ref(caller, partial(sharing.pop, thread))
+            threads[thread] = weakref.ref(caller, partial(threads.pop, thread))
             coalescer.join(caller)
             caller.wait(coalescer)
-            turn = caller.turn()
-            if turn is None:
+            permit = caller.permit()
+            if permit is None:
                 return caller.outcome
             coalescer.take(callers)
             outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
@@ -292,21 +292,21 @@ class ThreadSharing:
             coalescer.fail(callers[1:], error)
             raise
         finally:
-            turn, caller.thread = caller.turn(), 0
-            if turn is not None:
-                coalescer.end(turn)
-                caller.forget_turn()
-                del turn
+            permit, caller.thread = caller.permit(), 0
+            if permit is not None:
+                coalescer.end(permit)
+                caller.forget_permit()
+                del permit
 
 
 def _is_within(coalescer: Coalescer, thread: int) -> bool:
-    """Return whether a thread is inside a call, so that this call is of its signal handler.
+    """Return whether `thread` is inside a call that a signal handler interrupted.
 
-    A signal handler must not wait for a call: it may be its own thread that makes it.
+    A signal handler must not wait for a shared call, because its own thread may be the leader.
     """
-    sharing = coalescer.sharing.get(thread)
-    caller = sharing() if sharing is not None else None
-    return (caller is not None and caller.thread > 0) or coalescer.turns.is_held_by(thread)
+    entry = coalescer.threads.get(thread)
+    caller = entry() if entry is not None else None
+    return (caller is not None and caller.thread > 0) or coalescer.permits.is_held_by(thread)
 
 
 # --- tasks -------------------------------------------------------------------------------------
@@ -316,25 +316,25 @@ class WaitingTask(Caller):
     """A task that waits for its part of a shared call.
 
     Args:
-        step: what it waits for.
-        loop: its event loop.
-        sharing: starts the next call, of this caller and all that wait.
-        run: runs what a coalescer makes.
+        step: The step that the task executes.
+        loop: Event loop of the task.
+        tasks: Starts the call if this task leads it.
+        run: Drives the result of `Coalescer.run`.
     """
 
-    __slots__ = ("_coalescer", "_sharing", "future", "is_called", "loop", "run", "since")
+    __slots__ = ("_coalescer", "_tasks", "future", "is_called", "loop", "run", "since")
 
     def __init__(
         self,
         step: Coalesce,
         loop: asyncio.AbstractEventLoop,
-        sharing: TaskSharing,
+        tasks: CoalescingTasks,
         run: Callable[[Any], Awaitable[Any]],
     ) -> None:
         self.item = step.item
         self.size = step.size
         self._coalescer: Coalescer = step.coalescer
-        self._sharing = sharing
+        self._tasks = tasks
         self.run = run
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -342,53 +342,54 @@ class WaitingTask(Caller):
         self.is_called = False
 
     def claim(self, leader: Caller) -> bool:
-        """Whether it goes in a caller's call, or in one of its own."""
+        """Join the call of a leader, or lead a call; return False if the task is gone."""
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
         self.is_called = True
         return True
 
-    def lead(self, turn: Place) -> bool:
-        """Whether the next call was started, for it and all that wait."""
+    def lead(self, permit: Place) -> bool:
+        """Start the next call for all waiting callers; return False if the task is gone."""
         if not self.claim(self):
             return False
-        self._sharing.start_call(self._coalescer, turn, self)
+        self._tasks.start_call(self._coalescer, permit, self)
         return True
 
     def finish(self, outcome: Any) -> None:
-        """Give it its outcome."""
+        """Set the outcome."""
         if not self.future.done() and not self.loop.is_closed():
             self.future.set_result(outcome)
 
 
-class TaskSharing:
-    """Lets the tasks of one transport share calls."""
+class CoalescingTasks:
+    """Coalesces the calls of tasks of one transport."""
 
     def __init__(self) -> None:
-        self._calls: set[asyncio.Task[None]] = set()  # on their way; so that they live
+        self._calls: set[asyncio.Task[None]] = set()  # keeps the tasks of calls alive
 
-    async def share(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Wait for a call that is shared. It is a task of its own: no caller's end is its end.
+    async def coalesce(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Wait for a shared call; return the outcome.
 
-        `run`: runs what a coalescer makes.
+        The call runs in a separate task, so the cancellation of a caller does not end it.
+        `run`: Drives the result of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
         loop = asyncio.get_running_loop()
         if coalescer.loop is not loop:
-            self._follow(coalescer, loop)
+            self._change_loop(coalescer, loop)
         caller = WaitingTask(step, loop, self, run)
         coalescer.join(caller)
         if not coalescer.is_watched:
-            self._let_go(coalescer, loop)
+            self._end_long_waits(coalescer, loop)
         try:
             return await caller.future
         except asyncio.CancelledError as error:
             if caller.is_called:
-                error.add_note("the call was on its way, together with others; it may be done")
+                error.add_note("the call was in progress, shared with others; it may be done")
             raise
 
-    def _follow(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Share calls in another event loop; a program may run one after another."""
+    def _change_loop(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
+        """Use another event loop; a program may run several event loops in succession."""
         if coalescer.loop is None:
             coalescer.loop = loop
             return
@@ -398,16 +399,16 @@ class TaskSharing:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
-    def start_call(self, coalescer: Coalescer, turn: Place, first: WaitingTask) -> None:
-        """Start a call, of one caller and all that wait behind it."""
+    def start_call(self, coalescer: Coalescer, permit: Place, first: WaitingTask) -> None:
+        """Start a call of one caller and of the callers that wait behind it."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
             self._calls.discard(task)
             left = [caller for caller in callers if not caller.future.done()]
-            if left:  # it ended before it began, or was interrupted twice
+            if left:  # the task was cancelled before it began, or interrupted twice
                 coalescer.fail(left, asyncio.CancelledError())
-            coalescer.end(turn)
+            coalescer.end(permit)
 
         task = first.loop.create_task(self._call(coalescer, first, callers))
         self._calls.add(task)
@@ -424,8 +425,8 @@ class TaskSharing:
         else:
             finish(callers, outcomes)
 
-    def _let_go(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Send off callers that have waited for WAIT_S; look again while some wait."""
+    def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
+        """Return APART to callers that have waited for WAIT_S; repeat while callers wait."""
         if coalescer.loop is not loop:
             return
         now = time.monotonic()
@@ -436,22 +437,22 @@ class TaskSharing:
                 caller.finish(APART)
         coalescer.is_watched = bool(coalescer.waiting)
         if coalescer.is_watched:
-            # At worst a caller that has come just after this look waits for twice as long.
-            loop.call_later(WAIT_S, self._let_go, coalescer, loop)
+            # A caller that arrives just after this check waits up to twice as long.
+            loop.call_later(WAIT_S, self._end_long_waits, coalescer, loop)
 
 
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Do one thing: alone, or with others of its kind that happen at once.
+    """Do one thing, alone or in a call with simultaneous callers.
 
     Args:
-        coalescer: for things of its kind; an outcome is what `alone` would return or raise.
-        item: makes what is to be done, and its size in bytes.
-        alone: does it in a call of its own.
+        coalescer: Makes shared calls. An outcome is a value or error of `alone`.
+        item: Returns the argument of a shared call, and its size in bytes.
+        alone: Does the thing in a separate call.
     """
-    turn = coalescer.begin()
-    if turn is None:
+    permit = coalescer.begin()
+    if permit is None:
         outcome = yield Coalesce(coalescer, *item())
         if isinstance(outcome, BaseException):
             raise outcome
@@ -461,5 +462,5 @@ def coalesced(
     try:
         return (yield from alone())
     finally:
-        coalescer.end(turn)
-        del turn
+        coalescer.end(permit)
+        del permit

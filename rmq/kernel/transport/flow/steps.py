@@ -14,20 +14,19 @@ from rmq.kernel.transport.lua.script_loader import Script
 
 T = TypeVar("T")
 
-POLL_S = 1.0  # a consumer that awaits signals also looks once in so long: a signal can get lost
-# A consumer that is subscribed looks at so many slots each time, in turn; else at all of them.
-LOOKS = 16
-# All slots are looked at once in so long, however many they are: well within the time for which
-# `next_ready` and `prepare` note that a consumer sleeps (lua/lib/wake/wake.lua).
+POLL_S = 1.0  # a waiting consumer also polls at this interval, because a signal can get lost
+LOOKS = 16  # slots per poll of a subscribed consumer; a consumer without signals polls all slots
+# Longest time between two polls of a slot. It is well below the time for which `next_ready` and
+# `prepare` record a sleeping consumer (lua/lib/wake/wake.lua).
 ROUND_S = 120.0
 
 
 def next_looks(turn: int, slots: int) -> range:
-    """Return the slots that a sleeping consumer looks at next.
+    """Return the slots that a sleeping consumer polls next.
 
     Args:
-        turn: where the range before ended; 0, or no slot: a round begins.
-        slots: how many there are.
+        turn: End of the previous range; 0, or an index behind the last slot, begins a round.
+        slots: Number of slots.
     """
     first = turn if turn < slots else 0
     count = max(LOOKS, math.ceil(slots * POLL_S / ROUND_S))
@@ -38,16 +37,16 @@ def next_looks(turn: int, slots: int) -> range:
 class Command(Generic[T]):
     """A call of one script, and how to read its reply.
 
-    Args:
-        script: the script to call.
-        keys: its KEYS.
-        args: its ARGV.
-        parse: turns the reply into a value, or raises one of RMQ's errors.
-        marks_repeats: a repeated call has 1 as its last argument.
-        write: a plain command that Redis runs just before the script, in one transaction with it.
-        args_alone: returns the ARGV of a call that does the same without `write`.
-        fails_fast: on a cluster, it is not repeated while the master of its slot is away: it fails
-            with an error whose `_repeat_for` says how long its caller may repeat it.
+    Attributes:
+        script: The script.
+        keys: KEYS of the script.
+        args: ARGV of the script.
+        parse: Turns the reply into a value, or raises an RMQError.
+        marks_repeats: Whether a repeated call has 1 as an additional last argument.
+        write: Words of a plain command that Redis executes before the script, in one transaction.
+        fails_fast: On a cluster, do not repeat the call while the master of its slot is away. Its
+            error has a `_repeat_for`: the seconds in which the caller may repeat the call.
+        args_alone: Returns the ARGV of an equivalent call without `write`.
     """
 
     script: Script
@@ -60,13 +59,13 @@ class Command(Generic[T]):
     args_alone: Callable[[], Sequence[Any]] | None = None
 
     def alone(self) -> Command[T]:
-        """Return a call that does the same without a transaction, if this one has one."""
+        """Return an equivalent call without a transaction."""
         if self.args_alone is None:
             return self
         return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
-        """Return the same call as it is sent after one that got no reply."""
+        """Return the call to send after an attempt that got no reply."""
         if not self.marks_repeats:
             return self
         return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
@@ -76,12 +75,12 @@ class Command(Generic[T]):
 
 
 def is_master_away(value: object) -> bool:
-    """Whether this is the error of a command that failed fast: the master of its slot is away."""
+    """Return whether a value is the error of a command that failed fast (see `Command`)."""
     return isinstance(value, StorageError) and value._repeat_for is not None
 
 
 class Pipeline:
-    """Several commands in one round trip. The value is a list of their values or RMQErrors."""
+    """Execute commands in one round trip. The value is a list of their values or RMQErrors."""
 
     __slots__ = ("commands",)
 
@@ -90,9 +89,10 @@ class Pipeline:
 
 
 class DurablePipeline:
-    """A pipeline, then a wait for replicas or disks on the same connection.
+    """Execute commands in one round trip, then wait for replicas or disks on the same connection.
 
-    The value is (values or errors, replicas that confirmed, 1 if this server's disk did).
+    The value is a tuple: values or RMQErrors, number of replicas that confirmed, and 1 if the
+    server's own disk confirmed, else 0.
     """
 
     __slots__ = ("commands", "durability")
@@ -103,7 +103,7 @@ class DurablePipeline:
 
 
 class RawCommand:
-    """A plain Redis command that reads, or is safe to run twice. The value is its raw reply."""
+    """Execute a plain command that reads or is safe to repeat. The value is its raw reply."""
 
     __slots__ = ("what", "words")
 
@@ -113,19 +113,19 @@ class RawCommand:
 
 
 class OnEveryMaster:
-    """A plain command for each master: of a server, or of a cluster all. Safe to run twice.
+    """Execute a plain command, which is safe to repeat, on each master: one server, or a cluster.
 
-    The value is the list of their raw replies. A cluster's transport notes in `addresses` whose
-    they are, as host:port.
+    The value is the list of raw replies.
 
     Args:
-        what: what errors call the command.
-        words: of the command.
-        without: masters of a cluster that are left out; then others may be, too, that do not
-            answer in time, if one does. None: all must answer.
+        what: Name of the command in errors.
+        words: The command.
+        without: Addresses of masters of a cluster to leave out. The command then succeeds if one
+            master answers in time. None: all masters must answer.
 
     Attributes:
-        away: the addresses of masters that did not answer.
+        addresses: Masters of a cluster that replied, as host:port, in the order of the replies.
+        away: Masters of a cluster that did not reply, as host:port.
     """
 
     __slots__ = ("addresses", "away", "what", "without", "words")
@@ -139,9 +139,9 @@ class OnEveryMaster:
 
 
 class TakesTransactions:
-    """A look whether the server runs a script in a transaction; nothing is changed.
+    """Check whether the server runs a script in a transaction; this changes nothing.
 
-    The value is True or False. `key`: of a slot; a proxy sends the look where that one is.
+    The value is True or False. `key`: A key of the slot; a proxy routes the check by it.
     """
 
     __slots__ = ("key",)
@@ -151,7 +151,7 @@ class TakesTransactions:
 
 
 class Sleep:
-    """A pause."""
+    """Wait for a number of seconds."""
 
     __slots__ = ("seconds",)
 
@@ -160,7 +160,7 @@ class Sleep:
 
 
 class InBackground:
-    """Another flow to run after so many seconds, unless the client is closed by then."""
+    """Run another flow after a number of seconds, unless the client is closed before."""
 
     __slots__ = ("flow", "seconds")
 
@@ -170,7 +170,7 @@ class InBackground:
 
 
 class Await:
-    """A wait for an async interceptor; only an async transport can execute it."""
+    """Wait for an async interceptor; only an async transport can execute this step."""
 
     __slots__ = ("awaitable",)
 
@@ -179,9 +179,9 @@ class Await:
 
 
 class InThread:
-    """A call that blocks, such as of a store; an async transport makes it in a thread.
+    """Make a blocking call, for example to a store; an async transport makes it in a thread.
 
-    The value is what it returns.
+    The value is the result of the call.
     """
 
     __slots__ = ("call",)
@@ -191,12 +191,14 @@ class InThread:
 
 
 class Coalesce:
-    """A wait for a call that is shared. The value is the outcome; an error is raised.
+    """Do one thing in a call that other callers may join.
+
+    The value is the outcome; an error of the call is raised.
 
     Args:
-        coalescer: a `rmq.kernel.transport.flow.coalescing.Coalescer`.
-        item: what is to be done.
-        size: of it, in bytes.
+        coalescer: A `rmq.kernel.transport.flow.coalescing.Coalescer`.
+        item: Argument of the coalescer's call for this caller.
+        size: Size of the item, bytes.
     """
 
     __slots__ = ("coalescer", "item", "size")
@@ -208,22 +210,25 @@ class Coalesce:
 
 
 class Subscription:
-    """A consumer's subscription to a wake channel; the transport keeps its connection in `held`.
+    """A consumer's subscription to a wake channel, and to a channel of its own for hand-overs.
 
     Args:
-        channel: the wake channel of the topic.
-        takes_batches: subscribe to a channel of its own as well, for hand-overs.
+        channel: The wake channel of the topic.
+        takes_batches: Whether to have a channel of its own.
 
     Attributes:
-        is_sharded: on a Cluster, where the own channel is a shard channel of the topic's only slot.
-        slot_channel: how that one begins; empty: the topic is not open, or has several slots.
-        own_channel: new for every connection, with a random end; empty where there is none.
-        payloads: what was handed over there and not looked at yet.
-        heard: the last number that was published there.
-        awaited: the number after which nothing more is on its way; 0: none is awaited.
-        is_deaf: what was published there did not come; the next wait makes another connection.
-        wait: reads for a while from a connection that many subscriptions share; None: this one has
-            its own, in `held`.
+        held: The connection, set by the transport; None: not connected.
+        is_sharded: Whether the own channel is a shard channel of the topic's only slot (Cluster).
+        slot_channel: Prefix of a shard channel's name; empty if the topic is not open, or has
+            several slots.
+        own_channel: Name of the own channel, with a random end, new for each connection; empty:
+            there is no own channel.
+        payloads: Hand-overs that arrived on the own channel and were not read yet.
+        heard: The last number that arrived on the own channel.
+        awaited: Number after which no more hand-overs arrive; 0: not waiting for a number.
+        is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
+        wait: Reads from a connection that several subscriptions use; None: this subscription reads
+            from `held`.
     """
 
     __slots__ = (
@@ -245,7 +250,7 @@ class Subscription:
         self.wait: Callable[[float], object] | None = None
 
     def note_message(self, payload: bytes) -> None:
-        """Take note of what was published on the own channel: a number, or what is handed over."""
+        """Store a message of the own channel: a number, or a hand-over."""
         if payload.isdigit():
             self.heard = int(payload)
         else:
@@ -253,37 +258,37 @@ class Subscription:
 
     @property
     def is_heard(self) -> bool:
-        """Whether it has a connection, and Redis lets it hear the signals of its topic."""
+        """Whether it is connected, and Redis allows its channel."""
         return self.held is not None and getattr(self.held, "is_heard", True)
 
     @property
     def takes_hand_overs(self) -> bool:
-        """Whether to have an own channel now."""
+        """Whether the next connection gets an own channel."""
         return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
 
     def new_own_channel(self) -> bytes:
-        """Return the name of a channel for one connection.
+        """Return a new channel name for one connection.
 
-        It has a random end, so nothing is ever handed over to another connection than the one that
-        left the credit.
+        The random end ensures that a hand-over never arrives on a later connection than the
+        connection that left the credit.
         """
         stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
         return stem + secrets.token_hex(8).encode()
 
     def forget_messages(self, own_channel: bytes = b"") -> None:
-        """Begin anew on another connection. `own_channel`: empty if there is none."""
+        """Reset the state for another connection; `own_channel` may be empty."""
         self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
 
     def is_answered(self) -> bool:
-        """Whether the number that is awaited has come."""
+        """Return whether the awaited number has arrived."""
         return 0 < self.awaited <= self.heard
 
 
 class AwaitSignal:
-    """A wait for wake signals. The value is the set of slots named, empty after `seconds`.
+    """Wait for wake signals. The value is the set of slots named, empty after `seconds`.
 
-    It also ends when something comes on the subscription's own channel, which stays in the
-    subscription. The first one subscribes and returns at once.
+    A message on the subscription's own channel also ends the wait, and is stored in the
+    subscription. The first wait of a subscription subscribes and returns at once.
     """
 
     __slots__ = ("seconds", "subscription")
@@ -310,27 +315,27 @@ Step = (
 Flow = Generator[Step, Any, T]
 
 
-Progress = Callable[[int, int], None]  # called with (done, all) while a long flow goes on
+Progress = Callable[[int, int], None]  # called with (done, all) during a long flow
 
 
 def server_ms(what: str) -> Flow[int]:
-    """Return the time by Redis' clock, epoch ms. `what`: what errors call the command."""
+    """Return the time of Redis' clock, epoch ms. `what`: Name of the command in errors."""
     seconds, us = yield RawCommand(what, "TIME")
     return int(seconds) * 1000 + int(us) // 1000
 
 
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Run commands in one round trip; raise the first error after all of them have run."""
+    """Execute commands in one round trip; raise the first error after all were executed."""
     return raise_first_error((yield Pipeline(commands)))
 
 
 def durable_pipeline(
     commands: Sequence[Command[Any]], wanted: Durability
 ) -> Flow[tuple[list[Any], str]]:
-    """Run commands in one round trip, and wait for copies.
+    """Execute commands in one round trip, and wait for copies.
 
     Returns:
-        Their values or RMQErrors, and what the copies lack, for an error; '': nothing.
+        The values or RMQErrors, and a text about missing copies; '' if no copy is missing.
     """
     if wanted is None:
         return (yield Pipeline(commands)), ""

@@ -17,7 +17,7 @@ from rmq.errors import RMQError
 from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.embedded.embedded import Embedded
-from rmq.kernel.transport.flow.coalescing import TaskSharing
+from rmq.kernel.transport.flow.coalescing import CoalescingTasks
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
 from rmq.kernel.transport.single.driver import AsyncDriver
 from rmq.kernel.transport.single.script_calls import (
@@ -88,7 +88,7 @@ class AsyncTransport(AsyncDriver):
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
-        self._sharing = TaskSharing()
+        self._coalescing = CoalescingTasks()
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""

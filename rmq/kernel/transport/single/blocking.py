@@ -24,7 +24,7 @@ from rmq.errors import RMQError
 from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.embedded.embedded import Embedded
-from rmq.kernel.transport.flow.coalescing import ThreadSharing
+from rmq.kernel.transport.flow.coalescing import CoalescingThreads
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
 from rmq.kernel.transport.single.driver_blocking import Driver
 from rmq.kernel.transport.single.script_calls import (
@@ -118,7 +118,7 @@ class Transport(Driver):
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[threading.Timer] = set()
-        self._sharing = ThreadSharing()
+        self._coalescing = CoalescingThreads()
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""

@@ -63,7 +63,7 @@ class AsyncDriver:
     _pool: AsyncPool
     _connector: Connector
     _calls: ScriptCalls
-    _sharing: Any
+    _coalescing: Any
 
     # --- what the kinds of transports do in ways of their own -----------------------------------
 
@@ -100,7 +100,7 @@ class AsyncDriver:
                     if type(step) is Command:
                         value = await self._command(step)
                     elif type(step) is Coalesce:
-                        value = await self._sharing.share(step, self.run)
+                        value = await self._coalescing.coalesce(step, self.run)
                     else:
                         value = await self._step(step)
                 except Exception as failure:

@@ -54,7 +54,7 @@ class Driver:
     _pool: Pool
     _connector: Connector
     _calls: ScriptCalls
-    _sharing: Any
+    _coalescing: Any
 
     # --- what the kinds of transports do in ways of their own -----------------------------------
 
@@ -91,7 +91,7 @@ class Driver:
                     if type(step) is Command:
                         value = self._command(step)
                     elif type(step) is Coalesce:
-                        value = self._sharing.share(step, self.run)
+                        value = self._coalescing.coalesce(step, self.run)
                     else:
                         value = self._step(step)
                 except Exception as failure:
