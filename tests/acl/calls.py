@@ -10,7 +10,7 @@ import pytest
 
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.kernel.transport.single.script_calls import ScriptCalls
+from rmq.kernel.transport.single.server_commands import ServerCommands
 from tests.acl.scene import USER
 
 
@@ -31,14 +31,14 @@ def noted(scripts: set[str]) -> Iterator[None]:
                 return command(self, given)
 
             patch.setattr(transport, "_command", call)
-        pipeline = ScriptCalls.pipeline
+        pipeline = ServerCommands.pipeline
 
         def calls(self: Any, given: Any, durability: Any) -> Any:
             if is_users(self._address):
                 scripts.update(command.script.name for command in given if command.script.sha)
             return pipeline(self, given, durability)
 
-        patch.setattr(ScriptCalls, "pipeline", calls)
+        patch.setattr(ServerCommands, "pipeline", calls)
         yield
 
 

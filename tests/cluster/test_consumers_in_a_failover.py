@@ -126,7 +126,7 @@ class Patient(Sync):
                 self.waits.set()
             return False
 
-        client._transport._cluster_calls._fail_fast = wait_instead  # type: ignore[attr-defined]
+        client._transport._cluster._fail_fast = wait_instead  # type: ignore[attr-defined]
 
 
 class Async(Receiver):

@@ -15,7 +15,8 @@ from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
 from rmq.kernel.transport.flow.coalescing import FEW
-from rmq.kernel.transport.hash_slots import NodeExchange, hash_slot
+from rmq.kernel.transport.flow.operations import NodeExchange
+from rmq.kernel.transport.hash_slots import hash_slot
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, Node, until
 
 SLOTS = 16
@@ -84,7 +85,7 @@ def test_a_client_of_a_cluster_that_believes_late_replies_is_seen_to_lose(
     own_cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("rmq.kernel.transport.cluster.routed_calls.SLOW_S", float("inf"))
+    monkeypatch.setattr("rmq.kernel.transport.cluster.cluster_commands.SLOW_S", float("inf"))
     assert lost_in_a_pause(own_cluster, name, monkeypatch) > 0
 
 

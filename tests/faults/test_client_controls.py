@@ -13,8 +13,8 @@ import rmq
 from bench.soak.proxy import between
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.errors import Kind, code_of, kind_of
-from rmq.kernel.transport.single import script_calls
-from rmq.kernel.transport.single.script_calls import RetryDeadline
+from rmq.kernel.transport.single import server_commands
+from rmq.kernel.transport.single.retry_deadline import RetryDeadline
 from tests.faults.load import Load
 from tests.faults.test_storms import every
 from tests.servers import Server
@@ -38,8 +38,8 @@ def test_a_client_that_does_not_load_on_noscript_tells_its_caller(
 
     with rmq.Client(ours.url) as client:
         client.topic(f"{name}-broken", slots=2, retry="immediate").open()  # loads scripts
-    monkeypatch.setattr(script_calls, "_needs_loading", lambda reply: False)
-    monkeypatch.setattr("rmq.kernel.transport.single.script_calls.kind_of", kind)
+    monkeypatch.setattr(server_commands, "_needs_loading", lambda reply: False)
+    monkeypatch.setattr("rmq.kernel.transport.single.retry_deadline.kind_of", kind)
     errors = errors_of_a_storm(ours, f"{name}-broken", "SCRIPT", "FLUSH")
 
     print(f"FIG control, nothing is loaded again: {len(errors)} of 2 threads failed")

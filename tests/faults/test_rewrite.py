@@ -139,7 +139,7 @@ def test_a_client_that_takes_loading_for_a_refusal_tells_its_caller(
             topic.send("x")
             assert errors_while_loading(server, topic) == []
 
-            monkeypatch.setattr("rmq.kernel.transport.single.script_calls.kind_of", kind)
+            monkeypatch.setattr("rmq.kernel.transport.single.retry_deadline.kind_of", kind)
             (error,) = errors_while_loading(server, topic)
     finally:
         server.stop()

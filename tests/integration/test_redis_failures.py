@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.single.script_calls import Operations, ScriptCalls
+from rmq.kernel.transport.flow.operations import Operations
+from rmq.kernel.transport.single.server_commands import ServerCommands
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -31,9 +32,9 @@ def test_forgotten_scripts_are_loaded_again(api: Any, name: str, server: Server)
 def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
     api: Any, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, flushes = ScriptCalls._load, 0
+    load, flushes = ServerCommands._load, 0
 
-    def load_and_flush(self: ScriptCalls, script: Any) -> Operations[None]:
+    def load_and_flush(self: ServerCommands, script: Any) -> Operations[None]:
         nonlocal flushes
         yield from load(self, script)
         if flushes < 4:
@@ -47,7 +48,7 @@ def test_scripts_forgotten_as_soon_as_they_are_loaded_are_loaded_once_more(
         batch = consumer.receive(100)
         with server.raw() as redis:
             redis.script_flush()
-        monkeypatch.setattr(ScriptCalls, "_load", load_and_flush)
+        monkeypatch.setattr(ServerCommands, "_load", load_and_flush)
 
         assert consumer.ack(batch) == []
 

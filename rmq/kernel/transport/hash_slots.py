@@ -78,50 +78,6 @@ def _divide_next_ready(command: Command[Any], hash_slot: HashSlot) -> Divided | 
     return Divided(parts, join)
 
 
-class NodeExchange:
-    """Packed commands for one node.
-
-    Args:
-        node: to send them to.
-        packed: what is sent.
-        count: how many commands they are.
-        is_brief: the caller has other nodes to go on with, and does not wait long for this one.
-        late: Redis answers late, as to a wait for copies.
-    """
-
-    __slots__ = ("count", "is_brief", "late", "node", "packed")
-
-    def __init__(
-        self, node: Node, packed: bytes, count: int, is_brief: bool = False, late: bool = False
-    ) -> None:
-        self.node = node
-        self.packed = packed
-        self.count = count
-        self.is_brief = is_brief
-        self.late = late
-
-
-class ExchangeAll:
-    """Send to several nodes at once, no node twice.
-
-    The value has for each its replies, server errors included, or the error that ended it.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[NodeExchange]) -> None:
-        self.parts = sorted(parts, key=lambda part: part.node)
-
-
-class RefreshTable:
-    """Read which node serves which slot, unless that was done since `version`."""
-
-    __slots__ = ("version",)
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-
-
 HASH_SLOTS = 16_384
 MOVED_MOST = 5  # so many MOVED replies since the last reading say that much has moved: read again
 # Calls that fail fast ask a node that did not answer again after as long as it took to learn that,

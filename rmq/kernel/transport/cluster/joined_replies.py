@@ -1,4 +1,4 @@
-"""Replies of a Redis Cluster: those of several nodes joined to one, and errors of its nodes."""
+"""Join the replies of several nodes of a cluster to one reply, and classify their errors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rmq.errors import RMQError
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.errors import Kind, code_of, kind_of
 from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.single.script_calls import parsed
+from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Whether to repeat at once: the error says where, or what is missing."""
+    """Return whether to repeat at once: the error names another node, or a missing script."""
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the node is away or not ready, and its successor is not known yet."""
+    """Return whether the node is away or not ready, and its successor is not known yet."""
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
 
@@ -28,7 +28,7 @@ def is_away(error: BaseException) -> bool:
 def joined(
     command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
 ) -> Any:
-    """Return the value of a command whose parts have these values, or its RMQError."""
+    """Return the value or the RMQError of a divided command, from the values of its parts."""
     try:
         return parsed(command, join(values))
     except RMQError as error:
@@ -36,7 +36,7 @@ def joined(
 
 
 def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
-    """Return of the replies to several waits for copies the least, or the first error."""
+    """Return the smallest reply to several waits for copies, or the first error."""
     for reply in replies:
         if isinstance(reply, BaseException):
             return reply
@@ -48,7 +48,7 @@ def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
 
 
 def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
-    """Return the values of all keys, in the order in which they were named."""
+    """Return the values of all keys in the order of the command."""
     flat = [value for reply in replies for value in reply]
     return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
 
@@ -57,6 +57,6 @@ def _sum(_: list[int], replies: list[Any]) -> int:
     return sum(replies)
 
 
-# How the replies of the parts become one, given the places of their keys in the whole.
+# How to join the replies of the parts, from the positions of their keys in the command.
 MANY_KEYS: dict[str, Callable[[list[int], list[Any]], Any]]
 MANY_KEYS = {"MGET": _in_order, "UNLINK": _sum, "DEL": _sum, "EXISTS": _sum}

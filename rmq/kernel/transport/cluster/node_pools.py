@@ -1,7 +1,7 @@
-"""Pools of connections to the nodes of a Redis Cluster: two for each node.
+"""Pools of connections to the nodes of a Redis Cluster, two pools for each node.
 
-Those who have other nodes to go on with take connections of the second, which wait ANSWER_S for a
-reply.
+The connections of the second pool wait ANSWER_S for a reply. They serve callers that can continue
+with other nodes.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -18,9 +18,10 @@ from rmq.kernel.core import process
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.pool import AsyncPool, Pool, PooledConnection
 from rmq.kernel.transport.errors import REDIS_ERRORS
-from rmq.kernel.transport.hash_slots import Node, NodeExchange
+from rmq.kernel.transport.flow.operations import NodeExchange
+from rmq.kernel.transport.hash_slots import Node
 
-ANSWER_S = 1.0  # how long a brief exchange waits to connect, and for each part of a reply
+ANSWER_S = 1.0  # longest wait of a brief exchange to connect, and for each part of a reply
 
 P = TypeVar("P", Pool, AsyncPool)
 
@@ -29,14 +30,14 @@ class _NodePoolsState(Generic[P]):
     """The pools, for threads or for tasks.
 
     Args:
-        kind: of the pools.
-        connector: makes connections.
-        size: how many there may be to one node.
-        wait_s: how long a caller waits for one.
-        timeout_s: how long a connection waits for a reply.
+        kind: Class of the pools.
+        connector: Makes connections.
+        size: Largest number of connections to one node.
+        wait_s: Longest wait of a caller for a connection.
+        timeout_s: Longest wait of a connection for a reply.
 
     Attributes:
-        base_epoch: of pools that are gone.
+        base_epoch: Sum of the epochs of removed pools.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class _NodePoolsState(Generic[P]):
     ) -> None:
         self._kind: Callable[..., P] = kind
         brief_s = min(ANSWER_S, timeout_s)
-        # by whether they are for brief exchanges
+        # First for normal exchanges, then for brief exchanges.
         self._connectors = connector, connector.with_timeout(brief_s)
         self._limits = (size, wait_s, timeout_s), (size, brief_s, brief_s)
         self._generation = process.generation
@@ -58,12 +59,12 @@ class _NodePoolsState(Generic[P]):
 
     @property
     def epoch(self) -> int:
-        """Grows when connections to any node have died, or the nodes have changed."""
+        """A number that grows when connections to a node died, or when the nodes changed."""
         return self.base_epoch + sum(pool.epoch for pool in list(self._pools.values()))
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process has forked since: the connections are its parent's."""
+        """Whether the connections belong to the parent of this forked process."""
         return self._generation != process.generation
 
     @property
@@ -80,7 +81,7 @@ class _NodePoolsState(Generic[P]):
         return pool
 
     def _remove_others(self, nodes: frozenset[Node]) -> list[P]:
-        """Return the pools of all other nodes, to be closed."""
+        """Remove the pools of all other nodes, and return them."""
         removed = [self._pools.pop(key) for key in list(self._pools) if key[0] not in nodes]
         self.base_epoch += sum(pool.epoch + 1 for pool in removed)
         return removed
@@ -99,14 +100,13 @@ class NodePools(_NodePoolsState[Pool]):
             pool.close()
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         for pool in list(self._pools.values()):
             pool.close()
 
     def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Write to all nodes, then read from all; return the replies of each, or its error."""
-        # A thread holds the connections of several nodes; as all take them in the same order, no
-        # two wait for each other.
+        """Send to all nodes, then read from all; return the replies or the error of each node."""
+        # All threads take connections in the order of the nodes, so no two wait for each other.
         unread: list[tuple[Pool, PooledConnection] | BaseException] = []
         results: list[Any] = []
         try:
@@ -116,7 +116,7 @@ class NodePools(_NodePoolsState[Pool]):
                 sent = unread.pop(0)
                 results.append(sent if isinstance(sent, BaseException) else _read(part, *sent))
         except BaseException:
-            # A late reply must not answer the next command.
+            # Otherwise the next command would read a late reply.
             for sent in unread:
                 if not isinstance(sent, BaseException):
                     sent[0].discard(sent[1], with_idle=False)
@@ -143,7 +143,7 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
 
     def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(AsyncPool, connector, size, wait_s, timeout_s)
-        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self.loop: asyncio.AbstractEventLoop | None = None  # event loop of the connections
         self.refreshing = asyncio.Lock()
 
     async def keep(self, nodes: frozenset[Node]) -> None:
@@ -152,12 +152,12 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
             await pool.close()
 
     async def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         for pool in list(self._pools.values()):
             await pool.close()
 
     async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes at once; return the replies of each, or the error that ended it."""
+        """Send to all nodes at once; return the replies or the error of each node."""
         if len(parts) == 1:
             return [await self._exchange(parts[0])]
         return list(await asyncio.gather(*map(self._exchange, parts)))

@@ -1,4 +1,4 @@
-"""The transports on a Redis Cluster, blocking and asyncio; their rules are in `routed_calls`."""
+"""The transports to a Redis Cluster, blocking and asyncio; see `cluster_commands` for the rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
 from rmq.kernel.transport.cluster.node_pools import ANSWER_S, AsyncNodePools, NodePools
-from rmq.kernel.transport.cluster.routed_calls import ClusterCalls
 from rmq.kernel.transport.connections.pool import NotConnected, PooledConnection
 from rmq.kernel.transport.errors import REDIS_ERRORS
+from rmq.kernel.transport.flow.operations import ExchangeAll, Operation, RefreshTable, Subscribe
 from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
     Command,
@@ -19,12 +20,11 @@ from rmq.kernel.transport.flow.steps import (
     Step,
     TakesTransactions,
 )
-from rmq.kernel.transport.hash_slots import ExchangeAll, Node, RefreshTable, SlotTable, hash_slot
+from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script
 from rmq.kernel.transport.single import subscription
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.kernel.transport.single.script_calls import Operation, Subscribe
 from rmq.kernel.transport.single.subscription import SubscribedConnection
 from rmq.kernel.transport.url import Address
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
-    """Return a connection, not yet connected, for what a node publishes.
+    """Return a connection for the messages of a node, not yet connected.
 
-    It waits for a node that stands still no longer than a brief exchange does: its caller has other
-    nodes to go on with, and those that are known to be away are left out the next time.
+    It waits for the node as briefly as a brief exchange, because the caller can continue with other
+    nodes, and later leaves out nodes that do not answer.
     """
     brief_s = min(ANSWER_S, transport.timeout_s)
     timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
@@ -43,13 +43,13 @@ def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
 
 
 class AsyncClusterTransport(AsyncTransport):
-    """Drives flows inside one event loop, on a cluster. Twin of `ClusterTransport`."""
+    """Drives flows inside one event loop on a cluster. Twin of `ClusterTransport`."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
         self._table = SlotTable(address.nodes)
         self._loaded: dict[Node, set[Script]] = {}
-        self._cluster_calls = ClusterCalls(address, retry_for, timeout_s, self._table, self._loaded)
+        self._cluster = ClusterCommands(address, retry_for, timeout_s, self._table, self._loaded)
         self._pools = self._new_pools()
 
     async def close(self) -> None:
@@ -59,7 +59,7 @@ class AsyncClusterTransport(AsyncTransport):
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: an older subscription is made anew."""
+        """A number that grows when connections died; older subscriptions are replaced."""
         return self._current_pools().epoch
 
     @property
@@ -68,24 +68,24 @@ class AsyncClusterTransport(AsyncTransport):
 
     async def raw_command(self, name: str, *words: Any) -> Any:
         """As `Transport.raw_command`."""
-        return await self._drive(self._cluster_calls.raw_command(name, words))
+        return await self._drive(self._cluster.raw_command(name, words))
 
     async def _command(self, command: Command[T]) -> T:
-        value: T = await self._drive(self._cluster_calls.command(command))
+        value: T = await self._drive(self._cluster.command(command))
         return value
 
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        return await self._drive(self._cluster_calls.pipeline(commands, durability))
+        return await self._drive(self._cluster.pipeline(commands, durability))
 
     async def _step(self, step: Step) -> Any:
         if isinstance(step, AwaitSignal):
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
-            return await self._drive(self._cluster_calls.on_every_master(step))
+            return await self._drive(self._cluster.on_every_master(step))
         if isinstance(step, TakesTransactions):
-            return True  # a client of a cluster speaks to Redis servers, not to a proxy
+            return True  # nodes of a cluster are Redis servers and no proxies
         return await super()._step(step)
 
     async def _perform(self, operation: Operation) -> Any:
@@ -100,7 +100,7 @@ class AsyncClusterTransport(AsyncTransport):
         return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> AsyncNodePools:
-        """Return the pools of this event loop; a program may run one loop after another."""
+        """Return the pools of this event loop; a program may run several loops in succession."""
         loop = asyncio.get_running_loop()
         if self._pools.is_inherited or self._pools.loop not in (None, loop):
             self._pools = self._new_pools()
@@ -108,17 +108,17 @@ class AsyncClusterTransport(AsyncTransport):
         return self._pools
 
     async def _refresh(self, version: int) -> None:
-        """Read the table of slots; once for all tasks that ask at the same time."""
+        """Read the table of slots, once for all tasks that need it at the same time."""
         pools = self._current_pools()
         async with pools.refreshing:
             if self._table.version == version:
-                await self._drive(self._cluster_calls.read_table())
+                await self._drive(self._cluster.read_table())
                 await pools.keep(self._table.nodes)
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed, at any node: each hears what others publish.
+        """Return a connection that is subscribed at any node, as all nodes get each message.
 
-        With a shard channel, at the master of its slot.
+        A shard channel needs the master of its slot.
         """
         if not self._table.version:
             await self._refresh(0)
@@ -136,9 +136,10 @@ class AsyncClusterTransport(AsyncTransport):
 
 
 class ClusterTransport(Transport):
-    """Drives flows with blocking calls, on a cluster. Threads may share it.
+    """Drives flows with blocking calls on a cluster, for any number of threads.
 
-    The arguments are `Transport`'s. `max_connections` of the address holds for each node.
+    The arguments are the arguments of `Transport`. The `max_connections` of the address limits the
+    connections to each node.
     """
 
     uses_shard_channels = True
@@ -147,7 +148,7 @@ class ClusterTransport(Transport):
         super().__init__(address, retry_for, timeout_s)
         self._table = SlotTable(address.nodes)
         self._loaded: dict[Node, set[Script]] = {}
-        self._cluster_calls = self._new_calls()
+        self._cluster = self._new_commands()
         self._pools = self._new_pools()
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class ClusterTransport(Transport):
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: an older subscription is made anew."""
+        """A number that grows when connections died; older subscriptions are replaced."""
         return self._current_pools().epoch
 
     @property
@@ -166,22 +167,22 @@ class ClusterTransport(Transport):
 
     def raw_command(self, name: str, *words: Any) -> Any:
         """As `Transport.raw_command`."""
-        return self._drive(self._cluster_calls.raw_command(name, words))
+        return self._drive(self._cluster.raw_command(name, words))
 
     def _command(self, command: Command[T]) -> T:
-        value: T = self._drive(self._cluster_calls.command(command))
+        value: T = self._drive(self._cluster.command(command))
         return value
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        return self._drive(self._cluster_calls.pipeline(commands, durability))
+        return self._drive(self._cluster.pipeline(commands, durability))
 
     def _step(self, step: Step) -> Any:
         if isinstance(step, AwaitSignal) and step.subscription.wait is None:
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
-            return self._drive(self._cluster_calls.on_every_master(step))
+            return self._drive(self._cluster.on_every_master(step))
         if isinstance(step, TakesTransactions):
             return True
         return super()._step(step)
@@ -190,7 +191,7 @@ class ClusterTransport(Transport):
         brief = copy.copy(self)
         brief.retry_for, brief.timeout_s = 0.0, timeout_s
         brief._connector = self._connector.with_timeout(timeout_s)
-        brief._cluster_calls = brief._new_calls()
+        brief._cluster = brief._new_commands()
         brief._pools = brief._new_pools()
         brief._pools.base_epoch = self.epoch  # of the subscription that the flow may still read
         return brief
@@ -206,31 +207,33 @@ class ClusterTransport(Transport):
             return self._refresh(operation.version)
         return super()._perform(operation)
 
-    def _new_calls(self) -> ClusterCalls:
-        return ClusterCalls(self.address, self.retry_for, self.timeout_s, self._table, self._loaded)
+    def _new_commands(self) -> ClusterCommands:
+        return ClusterCommands(
+            self.address, self.retry_for, self.timeout_s, self._table, self._loaded
+        )
 
     def _new_pools(self) -> NodePools:
         wait_s = self.timeout_s + self.retry_for
         return NodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> NodePools:
-        """Return the pools of this process; a fork gets some of its own."""
+        """Return the pools of this process; a forked process gets its own pools."""
         if self._pools.is_inherited:
             self._pools = self._new_pools()
         return self._pools
 
     def _refresh(self, version: int) -> None:
-        """Read the table of slots; once for all threads that ask at the same time."""
+        """Read the table of slots, once for all threads that need it at the same time."""
         pools = self._current_pools()
         with pools.refreshing:
             if self._table.version == version:
-                self._drive(self._cluster_calls.read_table())
+                self._drive(self._cluster.read_table())
                 pools.keep(self._table.nodes)
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed, at any node: each hears what others publish.
+        """Return a connection that is subscribed at any node, as all nodes get each message.
 
-        With a shard channel, at the master of its slot.
+        A shard channel needs the master of its slot.
         """
         if not self._table.version:
             self._refresh(0)
@@ -247,7 +250,7 @@ class ClusterTransport(Transport):
         return subscribed
 
     def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
-        """As `Transport.add_channel`: a shard channel, at the master of its slot."""
+        """As `Transport.add_channel`, for a shard channel, at the master of its slot."""
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
         if node is None or node in self._table.suspects:
@@ -267,7 +270,7 @@ class ClusterTransport(Transport):
         return True
 
     def is_current(self, held: SubscribedConnection) -> bool:
-        """As `Transport.is_current`: also, the masters of its shard channels are still those."""
+        """As `Transport.is_current`; the masters of its shard channels must not have changed."""
         return super().is_current(held) and all(
             self._table.node_of(slot) in (node, None) for slot, node in held.shards.items()
         )

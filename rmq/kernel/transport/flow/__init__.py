@@ -1,5 +1,6 @@
 """Flows: generators that a blocking and an asyncio transport drive alike.
 
-steps        the steps that a flow yields: commands, pipelines, pauses, signals
-coalescing   calls of one kind that happen at once share a call
+steps        what a flow yields: commands, pipelines, pauses, signals
+operations   what the rules of transports yield: reads and writes on connections
+coalescing   makes one call for simultaneous callers
 """

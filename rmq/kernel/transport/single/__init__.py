@@ -1,7 +1,9 @@
-"""The transports to one server, and what they share.
+"""The transports to one server, and the code that they have in common.
 
 blocking, asyncio   the transports
-driver              what both have in common, written once
-script_calls        calls of scripts: load, repeat, explain errors
+driver              the common code of both, written once
+server_commands     the rules: load missing scripts, repeat commands, explain errors
+retry_deadline      how long to repeat a command
+durability          waits for copies of messages
 subscription        waits for signals
 """

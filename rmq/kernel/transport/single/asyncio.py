@@ -1,6 +1,6 @@
 """The asyncio transport: drives flows over asyncio connections of redis-py. Twin of `blocking`.
 
-It keeps its connections at hand and writes to them directly, for the reason given there.
+It also writes to its connections directly.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
-from rmq.kernel.transport.single.driver import AsyncDriver
-from rmq.kernel.transport.single.script_calls import (
-    HAND_BACK_S,
+from rmq.kernel.transport.flow.operations import (
     Exchange,
     Operation,
     Pause,
     Read,
     RestartEmbedded,
-    ScriptCalls,
     SendPing,
     Subscribe,
     Unsubscribe,
 )
+from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
+from rmq.kernel.transport.single.driver import HAND_BACK_S, AsyncDriver
+from rmq.kernel.transport.single.server_commands import ServerCommands
 from rmq.kernel.transport.single.subscription import RUNG
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
 
-_AT_ONCE_S = 0.0001  # redis-py takes a timeout of 0 for none at all
+_AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Ends the wait of another task on a connection. A ring that nobody hears ends the next."""
+    """Reads from a connection; `ring` ends the current or the next wait of a read."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -55,12 +54,12 @@ class Doorbell:
         self._has_rung = True
 
     async def read(self, seconds: float) -> Any:
-        """Read one reply; None if none comes in time, RUNG if the bell rings before."""
+        """Return one reply, None after `seconds`, or RUNG if `ring` was called."""
         if self._has_rung:
             seconds = _AT_ONCE_S
         try:
             async with asyncio.timeout(seconds) as self._scope:
-                # Past redis-py's connection: its timeout cannot be moved from another task.
+                # Not by redis-py's own method, because another task cannot end its timeout.
                 reply = await self._connection._parser.read_response()
                 if isinstance(reply, redis.ResponseError):
                     raise reply
@@ -72,11 +71,11 @@ class Doorbell:
             self._scope = None
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there is nothing to close."""
 
 
 class AsyncTransport(AsyncDriver):
-    """Drives flows inside one event loop. Tasks may share it. The arguments are `Transport`'s."""
+    """Drives flows inside one event loop, for any number of tasks. Twin of `Transport`."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
@@ -85,13 +84,13 @@ class AsyncTransport(AsyncDriver):
             address.of_a_node, timeout_s, aredis.ConnectionPool, Retry, embedded
         )
         self.commands = 0
-        self._calls = ScriptCalls(address, retry_for, timeout_s, set())
+        self._server = ServerCommands(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
         self._coalescing = CoalescingTasks()
 
     async def close(self) -> None:
-        """Close every connection, and the embedded server if this is its last user."""
+        """Close all connections, and the embedded server if this is its last user."""
         for task in self._background:
             task.cancel()
         await self._current_pool().close()
@@ -103,7 +102,7 @@ class AsyncTransport(AsyncDriver):
     # --- flows -----------------------------------------------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Let an interrupted flow hand back the messages it holds, within HAND_BACK_S."""
+        """Run the cleanup of an interrupted flow, which hands back messages, within HAND_BACK_S."""
         try:
             async with asyncio.timeout(HAND_BACK_S):
                 return await self.run(flow, error)
@@ -154,7 +153,7 @@ class AsyncTransport(AsyncDriver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def is_reentrant(self, callers: Places) -> bool:
-        """Never: a signal handler cannot await. Tasks of one thread call each other's objects."""
+        """Return False: a signal handler cannot await."""
         return False
 
     def _doorbell(self, connection: Any) -> Doorbell:

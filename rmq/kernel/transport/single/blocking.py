@@ -1,9 +1,9 @@
 """The blocking transport: drives flows over connections of redis-py.
 
-It keeps its connections at hand and writes to them directly. redis-py's own client takes a
-connection from its pool, checks its socket and gives it back for each command, which is half of the
-cost of a small command. RMQ gains nothing by it: a dead connection shows at the next command, and
-every command is safe to run twice (`rmq.kernel.transport.connections.pool`).
+It writes to its connections directly. For each command, redis-py's own client reserves a connection
+of its pool, checks the socket and returns the connection. This is half of the cost of a small
+command, and RMQ does not need it. A dead connection fails at the next command, and each command is
+safe to repeat (`rmq.kernel.transport.connections.pool`).
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingThreads
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
-from rmq.kernel.transport.single.driver_blocking import Driver
-from rmq.kernel.transport.single.script_calls import (
-    HAND_BACK_S,
+from rmq.kernel.transport.flow.operations import (
     Exchange,
     Operation,
     Pause,
     Read,
     RestartEmbedded,
-    ScriptCalls,
     SendPing,
     Subscribe,
     Unsubscribe,
 )
+from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
+from rmq.kernel.transport.single.driver import HAND_BACK_S
+from rmq.kernel.transport.single.driver_blocking import Driver
+from rmq.kernel.transport.single.server_commands import ServerCommands
 from rmq.kernel.transport.single.subscription import RUNG, SubscribedConnection
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
 
 
-# The other selectors have a descriptor of their own, which a fork would share.
+# Other selectors have a file descriptor, which a forked process would share.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Ends the wait of another thread on a connection. A ring that nobody hears ends the next."""
+    """Reads from connections; `ring` ends the current or the next wait of a read."""
 
     def __init__(self, connection: Any) -> None:
-        self._connections: dict[int, Any] = {}  # by the number of their sockets
+        self._connections: dict[int, Any] = {}  # by file descriptor
         self._outside, self._inside = socket.socketpair()
         self._outside.setblocking(False)
         self._sockets = _Selector()
@@ -61,20 +61,20 @@ class Doorbell:
         self.watch(connection)
 
     def watch(self, connection: Any) -> None:
-        """Read from a further connection, too."""
+        """Read from another connection as well."""
         sock = connection._sock
-        with contextlib.suppress(KeyError):  # the number was that of a socket that is closed
+        with contextlib.suppress(KeyError):  # a closed socket had the same file descriptor
             self._sockets.unregister(sock.fileno())
         self._sockets.register(sock, selectors.EVENT_READ)
         self._connections[sock.fileno()] = connection
 
     def ring(self) -> None:
         """End the wait."""
-        with contextlib.suppress(OSError):  # it has rung so often that the pair is full, or closed
+        with contextlib.suppress(OSError):  # the socket pair is full, or closed
             self._outside.send(b"!")
 
     def read(self, seconds: float) -> Any:
-        """Read one reply; None if none comes in time, RUNG if the bell rings before."""
+        """Return one reply, None after `seconds`, or RUNG if `ring` was called."""
         for connection in self._connections.values():
             if connection.can_read(timeout=0):
                 return connection.read_response(disconnect_on_error=False)
@@ -89,24 +89,24 @@ class Doorbell:
         return self._connections[ready[0]].read_response(disconnect_on_error=False)
 
     def close(self) -> None:
-        """Close both ends of the pair; the connections stay open."""
+        """Close the socket pair; the connections stay open."""
         self._outside.close()
         self._inside.close()
 
 
 class Transport(Driver):
-    """Drives flows with blocking calls. Threads may share it.
+    """Drives flows with blocking calls, for any number of threads.
 
     Args:
-        address: the server.
-        retry_for: seconds in which a command is repeated while Redis cannot be reached.
-        timeout_s: how long to wait for one reply.
+        address: The server.
+        retry_for: Seconds in which a command is repeated while Redis cannot be reached.
+        timeout_s: Longest wait for a reply.
 
     Attributes:
-        commands: how many it has sent; a script is one.
+        commands: Number of commands sent; a script is one command.
     """
 
-    uses_shard_channels = False  # for hand-overs, as on a Cluster
+    uses_shard_channels = False  # whether hand-overs use shard channels, as on a Cluster
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
@@ -115,13 +115,13 @@ class Transport(Driver):
         self._connector = Connector(
             address.of_a_node, timeout_s, redis.ConnectionPool, Retry, embedded
         )
-        self._calls = ScriptCalls(address, retry_for, timeout_s, set())
+        self._server = ServerCommands(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[threading.Timer] = set()
         self._coalescing = CoalescingThreads()
 
     def close(self) -> None:
-        """Close every connection, and the embedded server if this is its last user."""
+        """Close all connections, and the embedded server if this is its last user."""
         for timer in self._background:
             timer.cancel()
         self._current_pool().close()
@@ -129,14 +129,14 @@ class Transport(Driver):
 
     @property
     def url(self) -> str:
-        """The URL with which another process reaches the same Redis; it may have a password."""
+        """The URL of the same Redis for other processes; it may contain a password."""
         embedded = self._connector.embedded
         return self.address.url if embedded is None else f"unix://{quote(embedded.socket)}"
 
     # --- flows -----------------------------------------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Let an interrupted flow hand back the messages it holds, within HAND_BACK_S."""
+        """Run the cleanup of an interrupted flow, which hands back messages, within HAND_BACK_S."""
         brief = self._brief(min(HAND_BACK_S, self.timeout_s))
         try:
             return brief.run(flow, error)
@@ -146,16 +146,16 @@ class Transport(Driver):
             brief._end_brief()
 
     def _brief(self, timeout_s: float) -> Transport:
-        """Return a transport to the same server that repeats nothing, with connections of its own.
+        """Return a transport to the same server with its own connections, and without retries.
 
-        `_end_brief` closes them.
+        `_end_brief` closes the connections.
         """
         brief = copy.copy(self)
         brief.retry_for, brief.timeout_s = 0.0, timeout_s
         brief._connector = self._connector.with_timeout(timeout_s)
-        brief._calls = ScriptCalls(self.address, 0.0, timeout_s, self._calls.loaded)
+        brief._server = ServerCommands(self.address, 0.0, timeout_s, self._server.loaded)
         pool = brief._pool = brief._new_pool()
-        pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
+        pool.epoch = self._pool.epoch  # the flow may still read from its subscription
         return brief
 
     def _end_brief(self) -> None:
@@ -204,19 +204,19 @@ class Transport(Driver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
-        """Ask for a further channel on a connection that is subscribed; return whether it was.
+        """Subscribe a connection to another channel; return whether the command was sent.
 
-        Its reply is read later.
+        The reply is read later.
         """
         held.connection.send_command("SUBSCRIBE", channel)
         return True
 
     def is_current(self, held: SubscribedConnection) -> bool:
-        """Whether a subscription can stay as it is: no connection has died since it was made."""
+        """Return whether no connection has died since a subscription was made."""
         return held.epoch == self.epoch
 
     def is_reentrant(self, callers: Places) -> bool:
-        """Return whether this thread is one of the callers, so that its signal handler asks."""
+        """Return whether this thread is among the callers, so this call is in a signal handler."""
         return callers.is_held_by(threading.get_ident())
 
     def _doorbell(self, connection: Any) -> Doorbell:

@@ -1,7 +1,7 @@
-"""What transports have in common: they drive flows, and the operations below them.
+"""The common code of the transports: drive flows, and the operations of their rules.
 
-`Driver`, for threads, is generated from `AsyncDriver`, for the tasks of one event loop. How each
-waits, and where its connections are, is in `blocking` and `asyncio`.
+`Driver` for threads is generated from `AsyncDriver` for the tasks of one event loop. The modules
+`blocking` and `asyncio` have the differences: waits, background work and the end of a call.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rmq.kernel.transport.connections.pool import (
     words_of,
 )
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
+from rmq.kernel.transport.flow.operations import Operation, Operations, Subscribe
 from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
     Coalesce,
@@ -39,18 +40,13 @@ from rmq.kernel.transport.flow.steps import (
     TakesTransactions,
 )
 from rmq.kernel.transport.sentinel.master_pool import AsyncSentinelPool
-from rmq.kernel.transport.single.script_calls import (
-    Operation,
-    Operations,
-    ScriptCalls,
-    Subscribe,
-    confirmed,
-    unreadable,
-)
+from rmq.kernel.transport.single.durability import confirmed
+from rmq.kernel.transport.single.server_commands import ServerCommands, unreadable
 from rmq.kernel.transport.single.subscription import SubscribedConnection, await_signal
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
+HAND_BACK_S = 1.0  # longest time in which an interrupted call hands back its messages
 
 
 class AsyncDriver:
@@ -62,23 +58,23 @@ class AsyncDriver:
     commands: int  # number of commands sent, for people; threads may miscount it
     _pool: AsyncPool
     _connector: Connector
-    _calls: ScriptCalls
+    _server: ServerCommands
     _coalescing: Any
 
-    # --- what the kinds of transports do in ways of their own -----------------------------------
+    # --- methods that differ between threads and tasks ------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         raise NotImplementedError
 
     async def _own_step(self, step: Step) -> Any:
-        """Do a step that waits, or goes on beside the flow."""
+        """Execute a step that waits, or that continues in the background."""
         raise NotImplementedError
 
     async def _perform(self, operation: Operation) -> Any:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return what ends a wait on a connection."""
+        """Return the object that reads from a connection, and can end the wait of a read."""
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -90,8 +86,8 @@ class AsyncDriver:
         """Run a flow to its end; return its value.
 
         Args:
-            flow: yields steps.
-            error: raised in the flow at the step where it stands now.
+            flow: Yields steps.
+            error: Error to raise in the flow, at its current step.
         """
         try:
             step = next(flow) if error is None else flow.throw(error)
@@ -120,14 +116,14 @@ class AsyncDriver:
             values, reply = await self._pipeline(step.commands, step.durability)
             return (values, *confirmed(step.durability, reply))
         if isinstance(step, AwaitSignal):
-            if step.subscription.wait is not None:  # only where the transport blocks
+            if step.subscription.wait is not None:  # only in a blocking transport
                 step.subscription.wait(step.seconds)
                 return set()
-            step.subscription.takes_batches &= not self._calls.is_divided
-            deadline, epoch = self._calls.deadline("listen"), self.epoch
+            step.subscription.takes_batches &= not self._server.is_divided
+            deadline, epoch = self._server.deadline("listen"), self.epoch
             return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, TakesTransactions):
-            return await self._drive(self._calls.takes_transactions(step.key))
+            return await self._drive(self._server.takes_transactions(step.key))
         if isinstance(step, OnEveryMaster):
             return [await self.raw_command(step.what, *step.words)]
         if isinstance(step, RawCommand):
@@ -136,15 +132,15 @@ class AsyncDriver:
 
     async def _command(self, command: Command[T]) -> T:
         if command.write:
-            reply = await self._drive(self._calls.first_command(command))
+            reply = await self._drive(self._server.first_command(command))
         else:
-            # The first attempt goes without generators: it is the hot path of every call.
+            # The first attempt uses no generators, because each call passes here.
             try:
                 (reply,) = await self._exchange(hiredis.pack_command(words_of(command)), 1)
                 if isinstance(reply, BaseException):
                     raise reply
             except REDIS_ERRORS as error:
-                reply = await self._drive(self._calls.repeat_command(command, error))
+                reply = await self._drive(self._server.repeat_command(command, error))
         try:
             return command.parse(reply)
         except RMQError:
@@ -155,16 +151,16 @@ class AsyncDriver:
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        return await self._drive(self._calls.pipeline(commands, durability))
+        return await self._drive(self._server.pipeline(commands, durability))
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Run a plain command that reads, or is safe to run twice; return its reply.
+        """Execute a plain command that reads or is safe to repeat; return its reply.
 
         Args:
-            name: what errors call it.
-            words: the command.
+            name: Name of the command in errors.
+            words: The command.
         """
-        return await self._drive(self._calls.raw_command(name, words))
+        return await self._drive(self._server.raw_command(name, words))
 
     async def _drive(self, operations: Operations[T]) -> T:
         """Perform operations to their end; return their result."""
@@ -195,19 +191,19 @@ class AsyncDriver:
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: an older subscription is made anew."""
+        """A number that grows when connections died; older subscriptions are replaced."""
         return self._current_pool().epoch
 
     @property
     def _idle(self) -> list[PooledConnection]:
-        """The connections that are open and not in use; for tests."""
+        """The idle connections; for tests."""
         return self._current_pool().idle
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
+        """Subscribe on a new connection with RESP2, in which a signal is an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()
@@ -236,7 +232,7 @@ class AsyncDriver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the wait on this subscription, or the next one as it begins; from another task."""
+        """End the current or the next wait on this subscription; called from another task."""
         held = subscription.held
         if isinstance(held, SubscribedConnection):
             held.waiting.ring()

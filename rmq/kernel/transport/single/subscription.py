@@ -1,10 +1,10 @@
-"""Subscriptions to wake-up channels: wait for a signal, and notice when the connection has died.
+"""Subscriptions to wake-up channels: wait for a signal, and detect dead connections.
 
-A worker's listener is one connection that is subscribed to the channels of many topics: one thread
-waits on it, any thread may wake that one. A channel that the ACL refuses is left out, and asked for
-again after a minute: its topic is polled meanwhile. Channels that are added later, for hand-overs,
-end with the connection. On a Redis Cluster the master of a hash slot serves its shard channels, and
-a consumer's connection is made to that master; where the slot has moved, it is made anew.
+A worker has one listener, a connection that is subscribed to the channels of many topics. One
+thread waits on it, and any thread can end the wait. If the ACL refuses a channel, the worker polls
+the topic and tries to subscribe again after a minute. Channels for hand-overs are added later, and
+end with the connection. On a Redis Cluster, a consumer connects to the master that serves its shard
+channel, and reconnects after the slot has moved.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ import redis
 from redis.exceptions import AskError
 
 from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
-from rmq.kernel.transport.flow.steps import POLL_S, Subscription
-from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
-from rmq.kernel.transport.single.script_calls import (
-    FIRST_PAUSE_S,
+from rmq.kernel.transport.flow.operations import (
     Operations,
     Pause,
     Read,
-    RetryDeadline,
     SendPing,
     Subscribe,
     Unsubscribe,
-    repeat,
 )
+from rmq.kernel.transport.flow.steps import POLL_S, Subscription
+from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
+from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadline, repeat
 
 if TYPE_CHECKING:
     from rmq.kernel.transport.single.blocking import Transport
@@ -42,76 +40,82 @@ Signal = tuple[bytes, bytes]  # channel, payload
 
 
 class Listener:
-    """Waits for what is published on the channels of many topics.
+    """Waits for messages on the channels of many topics.
 
     Args:
-        transport: makes the connection.
-        channels: to subscribe to.
+        transport: Makes the connection.
+        channels: Channels to subscribe to.
+
+    Attributes:
+        added: Channels added to this connection, and confirmed by Redis.
+        has_missed: Whether signals may have been sent while the listener was not subscribed.
     """
 
     def __init__(self, transport: Transport, channels: Sequence[bytes]) -> None:
         self._transport = transport
         self._channels = channels
-        self._held: SubscribedConnection | None = None
-        self._retry_at = 0.0  # when to ask again for channels that the ACL refuses
-        self.added: set[bytes] = set()  # channels that were added to this connection, confirmed
-        self.has_missed = True  # signals may have been sent while nothing was subscribed
+        self._subscribed: SubscribedConnection | None = None
+        self._retry_at = 0.0  # when to subscribe again to channels that the ACL refused
+        self.added: set[bytes] = set()
+        self.has_missed = True
 
     @property
     def is_heard(self) -> bool:
-        """Whether it has a connection, and Redis let it subscribe to all channels."""
-        return self._held is not None and not self._held.refused
+        """Whether the listener is subscribed to all channels."""
+        return self._subscribed is not None and not self._subscribed.refused
 
     def wake(self) -> None:
-        """End the wait of the other thread, or its next one as it begins."""
-        held = self._held
-        if held is not None:
-            held.waiting.ring()
+        """End the current or the next wait of the waiting thread."""
+        subscribed = self._subscribed
+        if subscribed is not None:
+            subscribed.waiting.ring()
 
     def add(self, channel: bytes) -> bool:
-        """Ask for a further channel; return whether Redis was asked.
+        """Subscribe to another channel; return whether the command was sent.
 
-        It is in `added` once Redis has confirmed it.
+        The channel is in `added` after Redis has confirmed it.
         """
-        if self._held is None:
+        if self._subscribed is None:
             return False
         try:
-            return self._transport.add_channel(self._held, channel)
+            return self._transport.add_channel(self._subscribed, channel)
         except REDIS_ERRORS:
             self.close_connection()
             return False
 
     def wait(self, seconds: float) -> list[Signal]:
-        """Wait for signals; return those that are there.
+        """Wait for signals and return them; the list is empty after `seconds` or a `wake`.
 
-        None are when `seconds` have passed, or `wake` was called.
-
-        Without a connection it subscribes, sets `has_missed` and returns at once.
+        Without a connection, subscribe, set `has_missed` and return at once.
 
         Raises:
             Unavailable: Redis cannot be reached.
         """
         until = time.monotonic() + seconds
-        if self._held is not None and self._held.refused and time.monotonic() > self._retry_at:
+        if (
+            self._subscribed is not None
+            and self._subscribed.refused
+            and time.monotonic() > self._retry_at
+        ):
             self.close_connection()
-        if self._held is None:
+        if self._subscribed is None:
             self._subscribe()
             return []
         signals: list[Signal] = []
         try:
-            self._read(self._held, until, signals)
-        except redis.ResponseError as error:  # of a channel that was added
+            self._read(self._subscribed, until, signals)
+        except redis.ResponseError as error:  # reply to an added channel
             if isinstance(error, AskError) or kind_of(error) is Kind.AGAIN:
-                self.close_connection()  # a shard channel, and its slot is served elsewhere
+                self.close_connection()  # another node serves the slot of a shard channel
         except REDIS_ERRORS:
             self.close_connection()
         return signals
 
-    def _read(self, held: SubscribedConnection, until: float, signals: list[Signal]) -> None:
-        """Read until a signal comes, and all that has come by then."""
+    def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
+        """Read until a signal comes, then read all further signals that are there."""
 
         def note(reply: Any) -> None:
-            held.note_life()
+            subscribed.note_life()
             if not isinstance(reply, list) or len(reply) != 3:
                 return
             if reply[0] in (b"message", b"smessage"):
@@ -121,51 +125,51 @@ class Listener:
             elif reply[0] == b"sunsubscribe":
                 raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
 
-        if not self._transport.is_current(held):
+        if not self._transport.is_current(subscribed):
             raise redis.ConnectionError("other connections of this client have died")
-        self._transport._drive(read_until(held, until, lambda: bool(signals), note))
-        while (reply := held.waiting.read(0)) not in (None, RUNG):
+        self._transport._drive(read_until(subscribed, until, lambda: bool(signals), note))
+        while (reply := subscribed.waiting.read(0)) not in (None, RUNG):
             note(reply)
 
     def _subscribe(self) -> None:
         try:
-            held = self._transport._subscribed(Subscribe((), self._channels))
+            subscribed = self._transport._subscribed(Subscribe((), self._channels))
         except REDIS_ERRORS as error:
             raise translate(error, "listen", [self._channels[0].decode()]) from error
-        for channel, refusal in held.refused.items():
-            self._retry_at = SubscriptionRefused(channel, refusal).until  # it is logged there
-        self._held, self.has_missed = held, True
+        for channel, refusal in subscribed.refused.items():
+            self._retry_at = SubscriptionRefused(channel, refusal).until  # this logs the refusal
+        self._subscribed, self.has_missed = subscribed, True
 
     def close_connection(self) -> None:
         """Close the connection; the next wait subscribes again."""
-        held, self._held = self._held, None
+        subscribed, self._subscribed = self._subscribed, None
         self.added.clear()
-        if held is not None:
-            for connection in (held.connection, *held.others.values()):
+        if subscribed is not None:
+            for connection in (subscribed.connection, *subscribed.others.values()):
                 with contextlib.suppress(*REDIS_ERRORS):
                     connection.disconnect()
-            held.waiting.close()
+            subscribed.waiting.close()
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the node to subscribe at: the master of the shard channel, if it answers, else any."""
+    """Return the node to subscribe at: the shard channel's master if it answers, else any node."""
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
-    """Note the node of a connection; none if it could serve the shard channel, and does not yet."""
+    """Set the node of a connection; None if the node may serve the shard channel later."""
     refusal = subscribed.refused.get(wanted.shard)
     subscribed.node = None if refusal is not None and is_for_now(refusal) else node
 
 
 def is_for_now(refusal: BaseException) -> bool:
-    """Whether a shard channel may be served soon, or elsewhere."""
+    """Return whether a refused shard channel may be served later, or by another node."""
     return isinstance(refusal, AskError) or kind_of(refusal) is Kind.AGAIN
 
 
 def follow(subscription: Subscription, table: SlotTable) -> None:
-    """Let a subscription give up its connection if its topic's slot is served elsewhere now."""
+    """Make a subscription reconnect if another node serves its topic's slot now."""
     subscription.is_sharded = True
     held = subscription.held
     if isinstance(held, SubscribedConnection) and subscription.takes_hand_overs:
@@ -176,14 +180,26 @@ def follow(subscription: Subscription, table: SlotTable) -> None:
 
 log = logging.getLogger("rmq")
 
-PING_S = 10.0  # a subscription that was silent for so long is sent a PING
-PONG_S = 5.0  # how long its reply may take
-RUNG: Any = object()  # what a read gives that was interrupted
+PING_S = 10.0  # a subscription sends a PING after this silence
+PONG_S = 5.0  # longest wait for the reply to PING
+RUNG: Any = object()  # result of a read that was interrupted
 PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coarse to be on time
 
 
 class SubscribedConnection:
-    """A connection that is subscribed to channels, and when it was last known to live."""
+    """A connection that is subscribed to channels, and the time of its last sign of life.
+
+    Args:
+        connection: A connection of redis-py.
+        epoch: Epoch of the pool when the connection was made.
+        refused: Channels that were left out, with the errors.
+        waiting: A Doorbell, which reads from the connection and can end a wait.
+
+    Attributes:
+        node: Node of a Cluster.
+        others: Connections to other nodes of a Cluster, read together with this connection.
+        shards: Nodes of added shard channels, by hash slot.
+    """
 
     is_heard = True
 
@@ -200,17 +216,17 @@ class SubscribedConnection:
         waiting: Any = None,
     ) -> None:
         self.connection = connection
-        self.epoch = epoch  # the pool's epoch when this was made
-        self.refused = refused  # channels that were left out, and why
-        self.node: tuple[str, int] | None = None  # of a Cluster
-        self.others: dict[tuple[str, int], Any] = {}  # connections to other nodes, read with it
-        self.shards: dict[int, tuple[str, int]] = {}  # nodes of shard channels added, by hash slot
-        self.waiting = waiting  # a transport's Doorbell: how to read, and to interrupt that
+        self.epoch = epoch
+        self.refused = refused
+        self.node: tuple[str, int] | None = None
+        self.others: dict[tuple[str, int], Any] = {}
+        self.shards: dict[int, tuple[str, int]] = {}
+        self.waiting = waiting
         self._heard_at = time.monotonic()
-        self._pinged_at: float | None = None  # None: no PING is unanswered
+        self._pinged_at: float | None = None  # None: all PINGs were answered
 
     def is_to_ping(self) -> bool:
-        """Whether it is to be sent a PING after a long silence; notes that it is."""
+        """Return whether to send a PING after a long silence; record the PING."""
         now = time.monotonic()
         if self._pinged_at is not None or now < self._heard_at + PING_S:
             return False
@@ -218,16 +234,16 @@ class SubscribedConnection:
         return True
 
     def note_life(self) -> None:
-        """Note that something came, so the connection works."""
+        """Record that the connection works."""
         self._heard_at, self._pinged_at = time.monotonic(), None
 
     def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
-        """Note that the connection works, and what a message says.
+        """Record that the connection works, and store a message.
 
         Args:
-            reply: as it was read.
-            signals: gets the slot that a wake-up signal names.
-            subscription: gets what came on its own channel: a number, or what is handed over.
+            reply: The reply that was read.
+            signals: Gets the slot of a wake-up signal.
+            subscription: Gets a message of its own channel.
         """
         self.note_life()
         if not isinstance(reply, list) or len(reply) != 3:
@@ -243,25 +259,25 @@ class SubscribedConnection:
             signals.add(int(reply[2]))
 
     def note_silence(self) -> None:
-        """Note that nothing can be read just now.
+        """Check a connection from which nothing can be read now.
 
         Raises:
-            redis.ConnectionError: a PING was not answered in time; the connection is dead.
+            redis.ConnectionError: A PING was not answered in time, so the connection is dead.
         """
         if self._pinged_at is not None and time.monotonic() > self._pinged_at + PONG_S:
             raise redis.ConnectionError(f"a subscription did not answer for {PONG_S:g} s")
 
 
 class SubscriptionRefused:
-    """Stands in for a subscription that is not permitted to this Redis user, or to nobody.
+    """Replaces a subscription that the ACL or the server does not permit.
 
-    The consumer polls every POLL_S instead. After RETRY_S it tries to subscribe again, so that
-    a repaired ACL needs no restart.
+    The consumer polls at intervals of POLL_S. After RETRY_S it tries to subscribe again, so a
+    corrected ACL needs no restart.
     """
 
     RETRY_S = 60.0
     is_heard = False
-    logged = False  # one line in the log of a process is enough
+    logged = False  # whether this process has logged the refusal
     no_hand_over_logged = False
 
     def __init__(self, channel: bytes, refusal: BaseException) -> None:
@@ -279,7 +295,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that a subscription has the channel of its topic, and none of its own."""
+        """Log that a subscription has the channel of its topic, but no own channel."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
@@ -296,17 +312,17 @@ class SubscriptionRefused:
 def await_signal(
     subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
 ) -> Operations[set[int]]:
-    """Wait for a wake-up signal; return the slots it names, none if `seconds` have passed.
+    """Wait for wake-up signals; return their slots, or an empty set after `seconds`.
 
-    Without a connection it subscribes and returns at once. A connection that died is closed; the
-    next call subscribes again.
+    Without a connection, subscribe and return at once. Close a dead connection; the next call
+    subscribes again.
 
     Args:
-        subscription: keeps its connection between calls.
-        seconds: how long to wait.
-        deadline: for subscribing.
-        epoch: of the pool. A subscription of an older epoch is closed: the connections of its time
-            have died, and it may be connected to the wrong server.
+        subscription: Keeps its connection between calls.
+        seconds: Longest wait.
+        deadline: Retry deadline for subscribing.
+        epoch: Current epoch of the pool. A connection of an older epoch is closed, because it may
+            be connected to the wrong server.
     """
     held, until, signals = subscription.held, time.monotonic() + seconds, set[int]()
     if held is None:
@@ -323,7 +339,7 @@ def await_signal(
                 raise redis.ConnectionError("other connections of this client have died")
             yield from _read_signals(subscription, held, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
-                # The signal was there before the wait, so others may be behind it.
+                # The signal was there before the wait, so more signals may be there.
                 while (reply := (yield Read(held, 0))) not in (None, RUNG):
                     held.note_reply(reply, signals, subscription)
         except REDIS_ERRORS:
@@ -339,7 +355,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
         shard = own if subscription.is_sharded else b""
         connection: SubscribedConnection = yield Subscribe([subscription.channel], plain, shard)
         refusal = connection.refused.get(own)
-        subscription.forget_messages(b"" if refusal else own)  # without, nothing is handed over
+        subscription.forget_messages(b"" if refusal else own)
         if refusal is not None and code_of(refusal) == "NOPERM":
             SubscriptionRefused.log_no_hand_over(own, subscription.is_sharded)
         return connection
@@ -356,10 +372,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a signal or a hand-over comes, or the time has passed.
-
-    A number on the own channel ends the wait too, if it is the one that is awaited.
-    """
+    """Read until a signal, a hand-over or the awaited number comes, or the time has passed."""
 
     def has_come() -> bool:
         return bool(signals or subscription.payloads) or subscription.is_answered()
@@ -376,10 +389,10 @@ def read_until(
     has_come: Callable[[], bool],
     note: Callable[[Any], None],
 ) -> Operations[None]:
-    """Read replies until what is awaited has come, the time has passed, or the bell rings.
+    """Read replies until `has_come` is true, the time has passed, or the wait is interrupted.
 
     Raises:
-        redis.ConnectionError: the connection is dead.
+        redis.ConnectionError: The connection is dead.
     """
     while not has_come():
         left_s = until - time.monotonic()

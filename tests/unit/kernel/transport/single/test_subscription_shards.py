@@ -14,11 +14,11 @@ from redis.exceptions import ClusterDownError, MovedError
 import rmq
 from rmq.kernel.transport.cluster.node_pools import ANSWER_S
 from rmq.kernel.transport.connections.pool import NotConnected
+from rmq.kernel.transport.flow.operations import Subscribe
 from rmq.kernel.transport.flow.steps import Subscription
 from rmq.kernel.transport.hash_slots import SlotTable, hash_slot
 from rmq.kernel.transport.single import subscription as transport_subscription
 from rmq.kernel.transport.single.blocking import Doorbell
-from rmq.kernel.transport.single.script_calls import Subscribe
 from rmq.kernel.transport.single.subscription import SubscribedConnection
 
 CHANNEL = b"rmq:{orders_0}:wake"

@@ -1,17 +1,17 @@
-"""Script calls on a Redis Cluster: send each to the node of its slot, follow what has moved.
+"""Commands on a Redis Cluster: send each to the node of its slot, and follow slots that move.
 
-A call goes to the master of the hash slot of its first key; all its keys are in that one. What a
-node refuses is repeated, and nothing else:
+A call goes to the master of the hash slot of its first key; all its keys are in that slot. Calls
+are repeated after these replies:
 
-* MOVED: the slot is served elsewhere. Repeat there.
-* ASK: this call's keys have gone elsewhere already, while the slot is being moved. Repeat there,
-  behind ASKING, in one write.
-* TRYAGAIN: the slot is being moved, and the call's keys are divided, or one of them does not exist.
-  Pause and repeat.
-* NOSCRIPT: repeat behind SCRIPT LOAD, on the node that said so.
+* MOVED: another node serves the slot. Repeat there.
+* ASK: the slot is being moved, and the keys of this call are already on another node. Repeat there,
+  after ASKING, in one write.
+* TRYAGAIN: the slot is being moved, and the keys are on two nodes, or a key does not exist. Pause
+  and repeat.
+* NOSCRIPT: repeat on the same node, after SCRIPT LOAD.
 * CLUSTERDOWN, READONLY, LOADING, a lost connection: read the table of slots again, and repeat.
 
-Only a lost reply leaves open whether a call was done.
+After any of these replies the call was not executed. Only a lost reply leaves this open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ from rmq.kernel.transport.cluster.joined_replies import (
     joined,
     least,
 )
-from rmq.kernel.transport.cluster.tasks import Task, missing_scripts, packed_part, worst_error
+from rmq.kernel.transport.cluster.routed_call import (
+    RoutedCall,
+    missing_scripts,
+    pack_calls,
+    worst_error,
+)
 from rmq.kernel.transport.connections.pool import (
     SLOW_S,
     NotConnected,
@@ -43,56 +48,44 @@ from rmq.kernel.transport.connections.pool import (
     pack,
     reply_of,
 )
-from rmq.kernel.transport.errors import (
-    REDIS_ERRORS,
-    Kind,
-    code_of,
-    forbids,
-    kind_of,
-    translate,
-)
-from rmq.kernel.transport.flow.steps import Command, OnEveryMaster
-from rmq.kernel.transport.hash_slots import (
+from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
+from rmq.kernel.transport.flow.operations import (
     ExchangeAll,
-    Node,
     NodeExchange,
-    RefreshTable,
-    SlotTable,
-    address_of,
-    divide,
-    hash_slot,
-)
-from rmq.kernel.transport.lua.script_loader import Script
-from rmq.kernel.transport.single.script_calls import (
     Operations,
     Pause,
-    RetryDeadline,
-    check_wait,
+    RefreshTable,
+)
+from rmq.kernel.transport.flow.steps import Command, OnEveryMaster
+from rmq.kernel.transport.hash_slots import Node, SlotTable, address_of, divide, hash_slot
+from rmq.kernel.transport.lua.script_loader import Script
+from rmq.kernel.transport.single.durability import check_wait, wait_words
+from rmq.kernel.transport.single.retry_deadline import RetryDeadline
+from rmq.kernel.transport.single.server_commands import (
     eval_request,
     is_loaded_by,
     key_of_wrong_type,
     parsed,
-    wait_words,
 )
 from rmq.kernel.transport.url import Address
 
-AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
-TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
-PAUSE_S = 0.1  # the longest while a node is away: the others know of its successor in moments
+AT_ONCE_MOST = 5  # number of rounds without a pause; more redirections are not progress
+TRYAGAIN_PAUSE_S = 0.1  # longest pause: a slot with few keys moves in milliseconds
+PAUSE_S = 0.1  # longest pause while a node is away: other nodes soon name its successor
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
 _SLOTS = pack(_SLOTS_WORDS)
 _ON_ANY_NODE = {"PING", "INFO", "TIME", "PUBLISH"}  # commands without a key
 
 
-class ClusterCalls:
-    """Carries out the commands of one transport on a cluster.
+class ClusterCommands:
+    """Executes the commands of one transport on a cluster.
 
     Args:
-        address: for errors.
-        retry_for: seconds in which a command is repeated.
-        timeout_s: how long a connection waits for a reply.
-        table: of the cluster; the transport and this class share it.
-        loaded: the scripts that each node is believed to have.
+        address: The cluster, for errors.
+        retry_for: Seconds in which a command is repeated.
+        timeout_s: Longest wait for a reply.
+        table: Table of slots, the same object as in the transport.
+        loaded: Scripts that this client has loaded on each node; the node may have lost them.
     """
 
     def __init__(
@@ -110,14 +103,14 @@ class ClusterCalls:
         self.loaded = loaded
 
     def deadline(self, name: str) -> RetryDeadline:
-        """Begin the retry deadline of a command."""
+        """Return a new retry deadline for a command."""
         return RetryDeadline(name, self._address, self._retry_for)
 
     def command(self, command: Command[Any]) -> Operations[Any]:
-        """Carry out a command; return its value.
+        """Execute a command; return its value.
 
         Raises:
-            RMQError: it was refused, or the retry deadline has passed.
+            RMQError: The command was refused, or the retry deadline has passed.
         """
         (value,), _ = yield from self.pipeline([command], None)
         if isinstance(value, RMQError):
@@ -127,89 +120,93 @@ class ClusterCalls:
     def pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[tuple[list[Any], Any]]:
-        """Carry out several commands, those of a node in one round trip, and all nodes at once.
+        """Execute several commands on all nodes at once, with one round trip for each node.
 
         Returns:
-            The value of each command or its RMQError, and the reply to the wait for copies if there
-            is a `durability`: the least count of all nodes, or the first error.
+            The value or RMQError of each command. With a `durability`, also the reply to the wait
+            for copies: the smallest count of all nodes, or the first error.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
         divided = [divide(command, hash_slot) for command in commands]
-        tasks = [
-            [Task(hash_slot(part.keys[0]), part) for part in (pieces.parts if pieces else [whole])]
+        calls = [
+            [
+                RoutedCall(hash_slot(part.keys[0]), part)
+                for part in (pieces.parts if pieces else [whole])
+            ]
             for whole, pieces in zip(commands, divided, strict=True)
         ]
         confirmed = yield from self._run(
-            [task for group in tasks for task in group], commands[0].script.name, durability
+            [call for group in calls for call in group], commands[0].script.name, durability
         )
         values: list[Any] = []
-        for command, pieces, group in zip(commands, divided, tasks, strict=True):
+        for command, pieces, group in zip(commands, divided, calls, strict=True):
             found = []
-            for task in group:
-                found.append((yield from self._value(task)))
+            for call in group:
+                found.append((yield from self._value(call)))
             values.append(found[0] if pieces is None else joined(command, pieces.join, found))
         return values, least(confirmed, durability)
 
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Carry out a plain command; return its reply. SCAN walks the keys of all masters.
+        """Execute a plain command; return its reply. SCAN iterates over the keys of all masters.
 
         Raises:
-            RMQError: it was refused, or the retry deadline has passed.
+            RMQError: The command was refused, or the retry deadline has passed.
         """
-        verb, key_at = words[0], 2 if words[0] == "MEMORY" else 1  # behind a subcommand
+        verb, key_at = words[0], 2 if words[0] == "MEMORY" else 1  # after a subcommand
         if verb == "SCAN":
             return (yield from self._scan(name, words))
         if verb not in MANY_KEYS:
-            tasks = [Task(None if verb in _ON_ANY_NODE else hash_slot(words[key_at]), words)]
-            yield from self._run(tasks, name, None)
-            self._raise_refusal(tasks[0], name, words)
-            return tasks[0].reply
+            calls = [RoutedCall(None if verb in _ON_ANY_NODE else hash_slot(words[key_at]), words)]
+            yield from self._run(calls, name, None)
+            self._raise_refusal(calls[0], name, words)
+            return calls[0].reply
         by_slot: dict[int, list[int]] = {}
         for place, key in enumerate(words[1:]):
             by_slot.setdefault(hash_slot(key), []).append(place)
-        tasks = [
-            Task(slot, [verb, *(words[1 + place] for place in places)])
+        calls = [
+            RoutedCall(slot, [verb, *(words[1 + place] for place in places)])
             for slot, places in by_slot.items()
         ]
-        yield from self._run(tasks, name, None)
-        for task in tasks:
-            self._raise_refusal(task, name, words)
+        yield from self._run(calls, name, None)
+        for call in calls:
+            self._raise_refusal(call, name, words)
         order = [place for places in by_slot.values() for place in places]
-        return MANY_KEYS[verb](order, [task.reply for task in tasks])
+        return MANY_KEYS[verb](order, [call.reply for call in calls])
 
     def on_every_master(self, step: OnEveryMaster) -> Operations[list[Any]]:
-        """Carry out a plain command on all masters; return their replies, and note whose they are.
+        """Execute a plain command on all masters; return the replies, and set `step.addresses`.
 
         Raises:
-            RMQError: one of them refused it, or the retry deadline has passed. Where some may be
-                left out, it has passed and none of them answered.
+            RMQError: A master refused the command, or the retry deadline has passed. If masters may
+                be left out: the deadline has passed, and no master answered.
         """
         name = step.what
-        yield from self._run([Task(None, ("PING",))], name, None)  # until the cluster answers
+        yield from self._run([RoutedCall(None, ("PING",))], name, None)  # until the cluster answers
         with contextlib.suppress(*REDIS_ERRORS):
-            yield RefreshTable(self._table.version)  # a master may have come since
+            yield RefreshTable(self._table.version)  # there may be a new master
         asked = {f"{node[0]}:{node[1]}": node for node in self._table.masters()}
-        tasks = {
-            address: Task(None, step.words, node)
+        calls = {
+            address: RoutedCall(None, step.words, node)
             for address, node in asked.items() if address not in (step.without or ())
         }  # fmt: skip
         try:
-            yield from self._run(list(tasks.values()), name, None)
+            yield from self._run(list(calls.values()), name, None)
         except (Unavailable, OutcomeUnknown):
-            step.away = [address for address, task in tasks.items() if task.error is not None]
-            if step.without is None or len(step.away) == len(tasks):
+            step.away = [address for address, call in calls.items() if call.error is not None]
+            if step.without is None or len(step.away) == len(calls):
                 raise
-        step.addresses = [address for address in tasks if address not in step.away]
+        step.addresses = [address for address in calls if address not in step.away]
         for address in step.addresses:
-            self._raise_refusal(tasks[address], name, step.words)
-        return [tasks[address].reply for address in step.addresses]
+            self._raise_refusal(calls[address], name, step.words)
+        return [calls[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
         """Read from any node which node serves which slot.
 
         Raises:
-            redis.RedisError: no node reported it. ConfigurationError: they are no cluster.
+            redis.RedisError: No node replied.
+            ConfigurationError: The servers are not a cluster.
         """
         last: BaseException = NotConnected("no node of the cluster is known")
         nodes = self._table.candidates()
@@ -231,15 +228,15 @@ class ClusterCalls:
             if "cluster support disabled" in str(reply):
                 raise translate(reply, "cluster slots", [])
         if kind_of(last) is Kind.UNKNOWN:
-            last = NotConnected(str(last) or type(last).__name__)  # it asked, and changed nothing
+            last = NotConnected(str(last) or type(last).__name__)  # the command changed nothing
         raise last
 
     # --- rounds ----------------------------------------------------------------------------------
 
     def _run(
-        self, tasks: Sequence[Task], name: str, durability: Replicated | Fsync | None
+        self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Carry out tasks; return the replies to the waits for copies."""
+        """Execute calls; return the replies to the waits for copies."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -252,15 +249,15 @@ class ClusterCalls:
                         error = failure
                 if error is None:
                     yield from self._round(
-                        [task for task in tasks if task.error is not None], durability, confirmed
+                        [call for call in calls if call.error is not None], durability, confirmed
                     )
-                    if self._fail_fast(tasks, deadline) and self._table.age_s() > PAUSE_S:
+                    if self._fail_fast(calls, deadline) and self._table.age_s() > PAUSE_S:
                         with contextlib.suppress(*REDIS_ERRORS):
                             yield RefreshTable(self._table.version)
-                    left = [task for task in tasks if task.error is not None]
+                    left = [call for call in calls if call.error is not None]
                     if not left:
                         return confirmed
-                    if len(left) < len(tasks):
+                    if len(left) < len(calls):
                         deadline.note_partly_done()
                     error = worst_error(left)
                     at_once += 1
@@ -273,56 +270,56 @@ class ClusterCalls:
                     yield Pause(min(pause_s, TRYAGAIN_PAUSE_S))
                     continue
                 yield Pause(min(pause_s, PAUSE_S))
-                with contextlib.suppress(*REDIS_ERRORS):  # the next round says what is wrong
+                with contextlib.suppress(*REDIS_ERRORS):  # the next round raises the error
                     yield RefreshTable(self._table.version)
         except REDIS_ERRORS as failure:
             raise translate(failure, name, []) from failure
 
-    def _fail_fast(self, tasks: Sequence[Task], deadline: RetryDeadline) -> bool:
-        """End the tasks that fail fast, and whose node is away; return whether there was one."""
+    def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
+        """End calls that fail fast if their node is away; return whether a call ended."""
         failed = False
-        for task in tasks:
-            error = task.error
-            if error is None or not task.fails_fast or not is_away(error):
+        for call in calls:
+            error = call.error
+            if error is None or not call.fails_fast or not is_away(error):
                 continue
-            node = task.node or self._node_of(task.slot)
-            is_first = task.losses == 1 and isinstance(error, StaleConnection)
+            node = call.node or self._node_of(call.slot)
+            is_first = call.losses == 1 and isinstance(error, StaleConnection)
             if is_first and node is not None and not self._table.is_away(node):
-                continue  # the death of an old connection says nothing about its node
-            task.fail(deadline.failure(error, task.losses > 0), self._retry_for)
+                continue  # an old connection that died says nothing about its node
+            call.fail(deadline.failure(error, call.losses > 0), self._retry_for)
             failed = True
         return failed
 
     def _round(
         self,
-        tasks: Sequence[Task],
+        calls: Sequence[RoutedCall],
         durability: Replicated | Fsync | None,
         confirmed: list[Any],
     ) -> Operations[None]:
-        """Send each task once; note its reply, or why it is to be sent again."""
-        by_node: dict[Node, list[Task]] = {}
-        for task in tasks:
-            node = task.asked or task.node or self._node_of(task.slot)
-            if node is not None and task.fails_fast and self._table.is_away(node):
-                task.error = NotConnected(f"{node[0]}:{node[1]} did not answer just now")
+        """Send each call once; record its reply, or why to send it again."""
+        by_node: dict[Node, list[RoutedCall]] = {}
+        for call in calls:
+            node = call.asked or call.node or self._node_of(call.slot)
+            if node is not None and call.fails_fast and self._table.is_away(node):
+                call.error = NotConnected(f"{node[0]}:{node[1]} did not answer just now")
             elif node is None:
-                task.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")
+                call.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")
             else:
-                by_node.setdefault(node, []).append(task)
-        # A single command goes without: its node has the script, or says that it has not. Behind
-        # that refusal a wait for copies would last for as long as it may.
-        beforehand = len(tasks) > 1 or durability is not None
+                by_node.setdefault(node, []).append(call)
+        # Send a single command without its script: the node usually has it. A wait for copies
+        # would time out after a refusal, so its script is loaded first.
+        load_first = len(calls) > 1 or durability is not None
         loads = dict[Node, list[Script]]()
         for node, part in by_node.items():
             loaded = self.loaded.setdefault(node, set())
-            loads[node] = missing_scripts(part, loaded, beforehand)
+            loads[node] = missing_scripts(part, loaded, load_first)
         wait = pack(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
                 NodeExchange(
                     node,
-                    *packed_part(loads[node], part, wait),
-                    is_brief=all(task.fails_fast for task in part),
+                    *pack_calls(loads[node], part, wait),
+                    is_brief=all(call.fails_fast for call in part),
                     late=durability is not None,
                 )
                 for node, part in by_node.items()
@@ -333,7 +330,7 @@ class ClusterCalls:
         took_s = time.monotonic() - began
         if took_s > SLOW_S:
             for node in by_node:
-                self._table.note_failed(node, None)  # so that others say who is a master
+                self._table.note_failed(node, None)  # so that another node reports the masters
             with contextlib.suppress(*REDIS_ERRORS):
                 yield RefreshTable(self._table.version)
         for sent, replies in zip(exchange.parts, results, strict=True):
@@ -343,27 +340,32 @@ class ClusterCalls:
                 replies, is_stale = StaleConnection("a former master answered late"), True
             if isinstance(replies, BaseException):
                 self._table.note_failed(sent.node, None if is_stale else took_s)
-                self.loaded[sent.node].clear()  # it may have started anew, without any
-                for task in part:
-                    task.note_lost(replies)
+                self.loaded[sent.node].clear()  # the node may have restarted without scripts
+                for call in part:
+                    call.note_lost(replies)
                 continue
             self._table.note_answered(sent.node)
             yield from self._note_replies(sent.node, part, loads[sent.node], iter(replies))
-            if durability is not None and any(task.error is None for task in part):
+            if durability is not None and any(call.error is None for call in part):
                 confirmed.append(replies[-1])
 
-    def _serves(self, node: Node, part: Sequence[Task]) -> bool:
-        """Whether a node is the master of what it was sent.
+    def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
+        """Return whether a node is the master of the slots of its calls.
 
-        One that stood still answers, when it wakes up, what came before its failover. Nothing of
-        that is kept.
+        A node that was frozen answers calls from before its failover when it wakes up. The cluster
+        does not keep these writes.
         """
-        slots = {task.slot for task in part if task.asked is None and task.slot is not None}
+        slots = {call.slot for call in part if call.asked is None and call.slot is not None}
         return all(self._table.node_of(slot) == node for slot in slots)
 
     def _note_replies(
-        self, node: Node, part: Sequence[Task], loads: Sequence[Script], replies: Iterator[Any]
+        self,
+        node: Node,
+        part: Sequence[RoutedCall],
+        loads: Sequence[Script],
+        replies: Iterator[Any],
     ) -> Operations[None]:
+        """Record the replies of a node to SCRIPT LOAD commands and calls."""
         refusals: dict[Script, BaseException] = {}
         for script, reply in zip(loads, replies, strict=False):
             if isinstance(reply, BaseException):
@@ -371,13 +373,13 @@ class ClusterCalls:
             else:
                 self.loaded[node].add(script)
         is_stale = False
-        for task in part:
-            own = list(islice(replies, task.count))
-            if task.asked is not None and not isinstance(own[0], redis.ResponseError):
+        for call in part:
+            own = list(islice(replies, call.count))
+            if call.asked is not None and not isinstance(own[0], redis.ResponseError):
                 del own[0]  # ASKING was granted
-            is_stale |= self._note_reply(node, task, own)
+            is_stale |= self._note_reply(node, call, own)
         for script, refusal in refusals.items():
-            lacking = [task for task in part if task.lacks(script)]
+            lacking = [call for call in part if call.lacks(script)]
             if lacking:
                 yield from self._load_by_eval(node, script, refusal, lacking)
             else:
@@ -387,9 +389,9 @@ class ClusterCalls:
                 yield RefreshTable(self._table.version)
 
     def _load_by_eval(
-        self, node: Node, script: Script, refusal: BaseException, tasks: Sequence[Task]
+        self, node: Node, script: Script, refusal: BaseException, calls: Sequence[RoutedCall]
     ) -> Operations[None]:
-        """Load a script whose SCRIPT LOAD was refused; end its tasks if EVAL is refused as well."""
+        """Load a script by EVAL after a refused SCRIPT LOAD; end its calls if EVAL is refused."""
         if forbids(refusal):
             (replies,) = yield ExchangeAll([NodeExchange(node, *eval_request(script))])
             if isinstance(replies, BaseException):
@@ -399,28 +401,28 @@ class ClusterCalls:
                 return
             if not forbids(replies[0]):
                 refusal = replies[0]
-        for task in tasks:
-            task.refuse(refusal)
+        for call in calls:
+            call.refuse(refusal)
 
-    def _note_reply(self, node: Node, task: Task, replies: Sequence[Any]) -> bool:
-        """Note the reply to a task; return whether to read the whole table again."""
+    def _note_reply(self, node: Node, call: RoutedCall, replies: Sequence[Any]) -> bool:
+        """Record the reply to a call; return whether to read the whole table again."""
         reply = reply_of(replies)
-        asked, task.asked, task.error = task.asked, None, None
+        asked, call.asked, call.error = call.asked, None, None
         if not isinstance(reply, BaseException):
-            task.reply = reply
+            call.reply = reply
             return False
-        if isinstance(reply, MovedError):  # before AskError, of which it is one
-            task.error = reply
+        if isinstance(reply, MovedError):  # MovedError is a subclass of AskError
+            call.error = reply
             return self._table.note_moved(reply.slot_id, address_of(reply.host, reply.port, node))
         if isinstance(reply, AskError):
-            task.error, task.asked = reply, address_of(reply.host, reply.port, node)
-        elif kind_of(reply) is Kind.RELOAD and task.script is not None:
-            self.loaded[node].discard(task.script)
-            task.error, task.asked = reply, asked
+            call.error, call.asked = reply, address_of(reply.host, reply.port, node)
+        elif kind_of(reply) is Kind.RELOAD and call.script is not None:
+            self.loaded[node].discard(call.script)
+            call.error, call.asked = reply, asked
         elif kind_of(reply) is Kind.AGAIN:
-            task.error = reply
+            call.error = reply
         else:
-            task.reply = reply
+            call.reply = reply
         return False
 
     def _node_of(self, slot: int | None) -> Node | None:
@@ -428,31 +430,31 @@ class ClusterCalls:
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _value(self, task: Task) -> Operations[Any]:
-        """Return the value of a command's task, or its RMQError."""
-        assert isinstance(task.call, Command)
-        if isinstance(task.reply, RMQError):
-            return task.reply
-        if not isinstance(task.reply, BaseException):
-            return parsed(task.call, task.reply)
+    def _value(self, call: RoutedCall) -> Operations[Any]:
+        """Return the value or the RMQError of a command's call."""
+        assert isinstance(call.command, Command)
+        if isinstance(call.reply, RMQError):
+            return call.reply
+        if not isinstance(call.reply, BaseException):
+            return parsed(call.command, call.reply)
         wrong_key = ""
-        if code_of(task.reply) == "WRONGTYPE":
-            asks = [Task(task.slot, ("TYPE", key)) for key in task.call.keys]
+        if code_of(call.reply) == "WRONGTYPE":
+            asks = [RoutedCall(call.slot, ("TYPE", key)) for key in call.command.keys]
             with contextlib.suppress(RMQError):
-                yield from self._run(asks, task.call.script.name, None)
-                wrong_key = key_of_wrong_type(task.call, [ask.reply for ask in asks])
-        keys = [rmq_keys.printable(key) for key in task.call.keys]
-        return translate(task.reply, task.call.script.name, keys, wrong_key)
+                yield from self._run(asks, call.command.script.name, None)
+                wrong_key = key_of_wrong_type(call.command, [ask.reply for ask in asks])
+        keys = [rmq_keys.printable(key) for key in call.command.keys]
+        return translate(call.reply, call.command.script.name, keys, wrong_key)
 
-    def _raise_refusal(self, task: Task, name: str, words: Sequence[Any]) -> None:
-        if isinstance(task.reply, BaseException):
+    def _raise_refusal(self, call: RoutedCall, name: str, words: Sequence[Any]) -> None:
+        if isinstance(call.reply, BaseException):
             shown = [w.decode() if isinstance(w, bytes) else str(w) for w in words[1:2]]
-            raise translate(task.reply, name, shown) from task.reply
+            raise translate(call.reply, name, shown) from call.reply
 
     def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Walk the keys of one master after the other.
+        """Iterate over the keys of one master after the other.
 
-        The cursor is b"0" at the beginning and the end, else `<host>:<port>/<cursor of that node>`.
+        The cursor is b"0" at the beginning and the end, else `<host>:<port>/<cursor of the node>`.
         """
         if not self._table.version:
             yield RefreshTable(0)
@@ -466,10 +468,10 @@ class ClusterCalls:
                 f"{name}: {place} is no master any more, and its keys were not all looked at; "
                 "call again"
             )
-        task = Task(None, [words[0], cursor or "0", *words[2:]], node)
-        yield from self._run([task], name, None)
-        self._raise_refusal(task, name, words)
-        following, page = task.reply
+        call = RoutedCall(None, [words[0], cursor or "0", *words[2:]], node)
+        yield from self._run([call], name, None)
+        self._raise_refusal(call, name, words)
+        following, page = call.reply
         if following == b"0":
             later = [master for master in masters if master > node]
             if not later:

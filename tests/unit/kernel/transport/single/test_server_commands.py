@@ -10,12 +10,13 @@ from redis.exceptions import AskError, MovedError
 
 import rmq
 from rmq.kernel.transport import url as urls
-from rmq.kernel.transport.cluster.routed_calls import ClusterCalls
+from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
 from rmq.kernel.transport.errors import translate
+from rmq.kernel.transport.flow.operations import Exchange, ExchangeAll
 from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.hash_slots import ExchangeAll, SlotTable
+from rmq.kernel.transport.hash_slots import SlotTable
 from rmq.kernel.transport.lua.script_loader import load
-from rmq.kernel.transport.single.script_calls import Exchange, ScriptCalls
+from rmq.kernel.transport.single.server_commands import ServerCommands
 
 OOM = redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
 LOST = redis.TimeoutError("no reply")
@@ -51,10 +52,10 @@ def drive(operations: Any, *answers: Any) -> tuple[Any, list[bytes]]:
 def calls_of(url: str) -> Any:
     address = urls.parse(url)
     if not address.nodes:
-        return ScriptCalls(address, 10.0, 10.0, set())
+        return ServerCommands(address, 10.0, 10.0, set())
     table = SlotTable([("a", 1)])
     table.read([[0, 16383, [b"a", 1]]], ("a", 1))
-    return ClusterCalls(address, 10.0, 10.0, table, {})
+    return ClusterCommands(address, 10.0, 10.0, table, {})
 
 
 def test_errors_say_what_to_do() -> None:

@@ -21,19 +21,13 @@ from redis.exceptions import (
 from rmq.errors import AccessDenied, OutcomeUnknown, ScriptFailed, Unavailable
 from rmq.kernel.core.settings import Replicated
 from rmq.kernel.transport import url
-from rmq.kernel.transport.cluster import routed_calls
-from rmq.kernel.transport.cluster.routed_calls import ClusterCalls
+from rmq.kernel.transport.cluster import cluster_commands
+from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
 from rmq.kernel.transport.connections.pool import SLOW_S, NotConnected, StaleConnection
+from rmq.kernel.transport.flow.operations import ExchangeAll, Pause, RefreshTable
 from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.hash_slots import (
-    HASH_SLOTS,
-    ExchangeAll,
-    RefreshTable,
-    SlotTable,
-    hash_slot,
-)
+from rmq.kernel.transport.hash_slots import HASH_SLOTS, SlotTable, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script
-from rmq.kernel.transport.single.script_calls import Pause
 
 A, B = ("a", 1), ("b", 2)
 SCRIPT = Script("send", "return 1")
@@ -61,7 +55,7 @@ class Nodes:
         self.table.read([[0, half - 1, [b"a", 1]], [half, HASH_SLOTS - 1, [b"b", 2]]], A)
         self.table.note_moved(hash_slot(KEY), A)
         address = url.parse("redis+cluster://a:1")
-        self.calls = ClusterCalls(address, retry_for, 10.0, self.table, {})
+        self.calls = ClusterCommands(address, retry_for, 10.0, self.table, {})
 
     def drive(self, operations: Any) -> Any:
         value: Any = None
@@ -204,7 +198,7 @@ def test_a_node_that_was_away_may_have_lost_its_scripts() -> None:
 def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """Makes an answer that takes long, for `Nodes`."""
     now = time.monotonic()
-    monkeypatch.setattr(routed_calls.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cluster_commands.time, "monotonic", lambda: now)
 
     def answer(replies: Any) -> Any:
         def wait() -> Any:

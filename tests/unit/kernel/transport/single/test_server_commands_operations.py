@@ -9,16 +9,8 @@ import redis
 
 import rmq
 from rmq.kernel.transport.connections.pool import ConnectionsBusy, NotConnected, StaleConnection
-from rmq.kernel.transport.single.script_calls import (
-    LAST_PAUSE_S,
-    Exchange,
-    Operations,
-    Pause,
-    RestartEmbedded,
-    RetryDeadline,
-    call,
-    repeat,
-)
+from rmq.kernel.transport.flow.operations import Exchange, Operations, Pause, RestartEmbedded, call
+from rmq.kernel.transport.single.retry_deadline import LAST_PAUSE_S, RetryDeadline, repeat
 from rmq.kernel.transport.url import parse
 
 ADDRESS = parse("redis://:secret@h:1/0")

@@ -1,0 +1,176 @@
+"""The operations that a transport performs on connections, for generators without I/O.
+
+The rules of `server_commands`, `cluster_commands` and `subscription` are generators that yield
+these operations. `Transport` performs them with blocking calls, and `AsyncTransport` awaits them,
+so each rule is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+from rmq.kernel.transport.connections.pool import pack
+from rmq.kernel.transport.flow.steps import Subscription
+from rmq.kernel.transport.hash_slots import Node
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """Send packed commands on one connection. The value is their replies, server errors included.
+
+    Args:
+        packed: The commands, as sent.
+        count: Number of commands.
+        late: Whether the reply may take long, as after a wait for copies.
+    """
+
+    __slots__ = ("count", "late", "packed")
+
+    def __init__(self, packed: bytes, count: int, late: bool = False) -> None:
+        self.packed = packed
+        self.count = count
+        self.late = late
+
+
+class Pause:
+    """Wait for a number of seconds."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class RestartEmbedded:
+    """Restart the embedded server if it has ended."""
+
+    __slots__ = ()
+
+
+class Subscribe:
+    """Make a connection that is subscribed to channels. The value is a SubscribedConnection.
+
+    Args:
+        required: Channels without which the subscription fails.
+        optional: Channels to leave out if the ACL forbids them.
+        shard: A shard channel to leave out if it is refused.
+    """
+
+    __slots__ = ("optional", "required", "shard")
+
+    def __init__(
+        self, required: Sequence[bytes], optional: Sequence[bytes] = (), shard: bytes = b""
+    ) -> None:
+        self.required = required
+        self.optional = optional
+        self.shard = shard
+
+    def packed(self) -> bytes:
+        """Return the commands, as sent: one for each channel."""
+        words: list[tuple[Any, ...]] = [
+            ("SUBSCRIBE", channel) for channel in (*self.required, *self.optional)
+        ]
+        if self.shard:
+            words.append(("SSUBSCRIBE", self.shard))
+        return b"".join(map(pack, words))
+
+
+class Unsubscribe:
+    """Close the connection of a subscription."""
+
+    __slots__ = ("subscription",)
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+
+
+class SendPing:
+    """Send PING on a connection of redis-py; the reply is read later."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+
+class Read:
+    """Read one reply from a SubscribedConnection.
+
+    The value is None after `timeout_s`, and RUNG if the wait is interrupted. An exception loses no
+    data: the next read continues.
+    """
+
+    __slots__ = ("subscribed", "timeout_s")
+
+    def __init__(self, subscribed: Any, timeout_s: float) -> None:
+        self.subscribed = subscribed
+        self.timeout_s = timeout_s
+
+
+class NodeExchange:
+    """Packed commands for one node of a cluster.
+
+    Args:
+        node: The node.
+        packed: The commands, as sent.
+        count: Number of commands.
+        is_brief: Whether to wait briefly, because the caller can continue with other nodes.
+        late: Whether the reply may take long, as after a wait for copies.
+    """
+
+    __slots__ = ("count", "is_brief", "late", "node", "packed")
+
+    def __init__(
+        self, node: Node, packed: bytes, count: int, is_brief: bool = False, late: bool = False
+    ) -> None:
+        self.node = node
+        self.packed = packed
+        self.count = count
+        self.is_brief = is_brief
+        self.late = late
+
+
+class ExchangeAll:
+    """Send commands to several different nodes at once.
+
+    The value has an entry for each node: its replies, server errors included, or the connection's
+    error.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[NodeExchange]) -> None:
+        self.parts = sorted(parts, key=lambda part: part.node)
+
+
+class RefreshTable:
+    """Read which node serves which hash slot, unless the table is newer than `version`."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+Operation = (
+    Exchange
+    | Pause
+    | RestartEmbedded
+    | Subscribe
+    | Unsubscribe
+    | SendPing
+    | Read
+    | ExchangeAll
+    | RefreshTable
+)
+Operations = Generator[Operation, Any, T]
+
+
+def call(*words: Any) -> Operations[Any]:
+    """Send one command; return its reply, or raise the server's error."""
+    (reply,) = yield Exchange(pack(words), 1)
+    if isinstance(reply, BaseException):
+        raise reply
+    return reply
