@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.flow.operations import Operations
+from rmq.kernel.transport.connections.operations import Operations
 from rmq.kernel.transport.single.server_commands import ServerCommands
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S

@@ -30,8 +30,8 @@ FILES = sorted(
 # A file for each part of a topic's context: 3 files, and 40 lines that import them.
 # A folder for deliveries: 3 files, one of them `__init__`, and 15 lines of imports.
 # A cluster loads scripts by EVAL, and tells a refused load from a missing script: 38 lines.
-# Operations, retry deadline and durability have files of their own: 3 files, 30 lines of imports.
-LIMITS = {"lines": 46_547, "files": 413, "private": 75}
+# Operations, failures, retry deadline and durability of transports: 4 files, and 35 import lines.
+LIMITS = {"lines": 46_549, "files": 414, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -1,4 +1,4 @@
-"""Commands of servers: which of them leads."""
+"""Builders for the leadership among several `rmq server`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rmq.kernel.transport.lua import script_loader
 class LeaderReply(NamedTuple):
     """The reply to leader_renew."""
 
-    leads: bool  # whether this server does
-    leader: str  # the server that does
-    left_ms: int  # until its time ends
+    leads: bool  # whether this server is the leader
+    leader: str  # name of the leader
+    left_ms: int  # time until the leadership ends
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Take the leadership of the servers if nobody has it, or hold it for longer."""
+    """Become the leader for `hold_ms` if there is no other leader, or extend the leadership."""
     return Command(
         script_loader.load("leader_renew"),
         (leader_key(prefix),),
@@ -28,5 +28,5 @@ def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]
 
 
 def leader_release(prefix: str, server: str) -> Command[bool]:
-    """End the leadership of a server; False where it did not lead."""
+    """End the leadership of a server; return False if it was not the leader."""
     return Command(script_loader.load("leader_release"), (leader_key(prefix),), [server], bool)

@@ -1,8 +1,8 @@
-"""Where Redis is: a URL read and checked before anything connects. No password is ever shown.
+"""Read and check the URL of Redis, before a connection is made. No text contains a password.
 
-`urllib` reads URLs of one host only, and refuses brackets behind a comma, so those of a Cluster
-(`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
-(`redis+sentinel://user:password@h1:26379,h2,[::1]/service/0`) are taken apart here.
+`urllib` reads only URLs with one host, and refuses brackets after a comma. This module therefore
+parses the URLs of a Cluster (`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
+(`redis+sentinel://user:password@h1:26379,h2,[::1]/service/0`) itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
     """Return host and port of each node that a URL names.
 
     Args:
-        url: with one of CLUSTER_SCHEMES.
-        shown: the URL without its passwords, for errors.
+        url: URL with one of CLUSTER_SCHEMES.
+        shown: The URL without its passwords, for errors.
 
     Raises:
-        ConfigurationError: a part is missing or malformed.
+        ConfigurationError: A part is missing or malformed.
     """
     _, hosts, path, _ = _parts(url)
     if path.strip("/") not in ("", "0"):
@@ -49,7 +49,7 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
 
 
 def of_a_node(url: str, scheme: str, node: HostPort) -> str:
-    """Return the URL of one node, with the user, the password and the options of a cluster's."""
+    """Return the URL of one node, with user, password and options of the cluster's URL."""
     user, _, _, query = _parts(url)
     host, port = node
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -67,18 +67,18 @@ def _parts(url: str) -> tuple[str, str, str, str]:
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SENTINEL_PORT = 26379
 SENTINEL_EXAMPLE = "redis+sentinel://h1:26379,h2,h3/service/0"
-# Options that say whom to ask, and as whom. All others are of the connections to Redis.
+# Options of connections to sentinels; all other options are for connections to Redis.
 _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]+)(?::(\d*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """Whom to ask for the master of a service."""
+    """The sentinels of a service, and how to connect to them and to the master."""
 
     hosts: tuple[HostPort, ...]
     service: str
-    data_url: str = field(repr=False)  # how to connect to the master, without its address
+    data_url: str = field(repr=False)  # URL of the master, without its address
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
@@ -87,11 +87,11 @@ def read_sentinels(url: str, shown: str) -> Sentinels:
     """Read a URL that names sentinels.
 
     Args:
-        url: with one of SENTINEL_SCHEMES.
-        shown: the URL without its passwords, for errors.
+        url: URL with one of SENTINEL_SCHEMES.
+        shown: The URL without its passwords, for errors.
 
     Raises:
-        ConfigurationError: a part is missing or malformed.
+        ConfigurationError: A part is missing or malformed.
     """
     user, hosts, path, query = _parts(url)
     service, _, database = (unquote(part) for part in path.strip("/").partition("/"))
@@ -117,7 +117,7 @@ def read_sentinels(url: str, shown: str) -> Sentinels:
     return Sentinels(
         hosts=tuple(_host(text, shown) for text in hosts.split(",")),
         service=service,
-        # The sentinels name the host; this one is never connected to.
+        # The sentinels name the host; this host is a placeholder.
         data_url=f"{url.partition('+')[0].lower()}://{user}master.invalid/{database or 0}"
         f"?{passed_on}",
         username=given.get("sentinel_username"),
@@ -143,22 +143,22 @@ def _host(text: str, shown: str) -> HostPort:
 
 
 SCHEMES = ("redis", "rediss", "unix", "embedded", *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
-# Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
-# keeps few descriptors. Subscriptions are not counted.
+# Enough to keep one Redis busy from one process, and few enough to save file descriptors. It does
+# not include subscriptions.
 MAX_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A checked URL: what redis-py is to connect to, or the directory of an embedded server."""
+    """A checked URL of Redis, or of the directory of an embedded server."""
 
     url: str
     scheme: str
     directory: str = ""
     max_connections: int = MAX_CONNECTIONS
-    is_default: bool = False  # neither the caller nor RMQ_URL gave it
-    sentinels: Sentinels | None = None  # which know where the server is
-    nodes: tuple[HostPort, ...] = ()  # some nodes of a cluster
+    is_default: bool = False  # whether neither the caller nor RMQ_URL gave a URL
+    sentinels: Sentinels | None = None  # set if the URL names sentinels
+    nodes: tuple[HostPort, ...] = ()  # nodes of a cluster that the URL names
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -170,7 +170,7 @@ class Address:
 
     @property
     def of_a_node(self) -> Address:
-        """Of a cluster the address of its first node, with all options; else this one."""
+        """The address of the first node of a cluster, with all options, or this address."""
         if not self.nodes:
             return self
         scheme = self.scheme.removesuffix("+cluster")
@@ -184,7 +184,7 @@ class Address:
 
     @property
     def described(self) -> str:
-        """As `shown`, with a note if it is the default."""
+        """The URL as `shown`, with a note if it is the default."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
@@ -200,11 +200,11 @@ def parse(url: object) -> Address:
     """Read a URL.
 
     Raises:
-        ConfigurationError: the scheme is unknown, or a part is missing or malformed.
+        ConfigurationError: The scheme is unknown, or a part is missing or malformed.
     """
     if not isinstance(url, str) or "://" not in url:
         shown = type(url).__name__
-        if isinstance(url, str):  # a scheme forgotten must not show a password either
+        if isinstance(url, str):  # without a scheme, it may still contain a password
             shown = "***@" + url.rsplit("@", 1)[1] if "@" in url else url
         raise ConfigurationError(
             f"url: {shown!r}; give redis://host:6379/0, rediss://, unix:///path or embedded:///dir"
@@ -255,7 +255,7 @@ def parse(url: object) -> Address:
 
 
 def connections(value: object, field: str = "max_connections") -> int:
-    """How many connections a client may have, checked."""
+    """Check and return the largest number of connections of a client."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")

@@ -41,21 +41,16 @@ from rmq.kernel.transport.cluster.routed_call import (
     pack_calls,
     worst_error,
 )
-from rmq.kernel.transport.connections.pool import (
-    SLOW_S,
-    NotConnected,
-    StaleConnection,
-    pack,
-    reply_of,
-)
-from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
-from rmq.kernel.transport.flow.operations import (
+from rmq.kernel.transport.connections.failures import NotConnected, StaleConnection
+from rmq.kernel.transport.connections.operations import (
     ExchangeAll,
     NodeExchange,
     Operations,
     Pause,
     RefreshTable,
 )
+from rmq.kernel.transport.connections.pool import SLOW_S, pack, reply_of
+from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
 from rmq.kernel.transport.flow.steps import Command, OnEveryMaster
 from rmq.kernel.transport.hash_slots import Node, SlotTable, address_of, divide, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script

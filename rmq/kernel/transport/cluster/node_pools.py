@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from rmq.kernel.core import process
 from rmq.kernel.transport.connections.connector import Connector
+from rmq.kernel.transport.connections.operations import NodeExchange
 from rmq.kernel.transport.connections.pool import AsyncPool, Pool, PooledConnection
 from rmq.kernel.transport.errors import REDIS_ERRORS
-from rmq.kernel.transport.flow.operations import NodeExchange
 from rmq.kernel.transport.hash_slots import Node
 
 ANSWER_S = 1.0  # longest wait of a brief exchange to connect, and for each part of a reply

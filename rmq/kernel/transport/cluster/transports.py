@@ -10,9 +10,15 @@ from typing import Any, TypeVar
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
 from rmq.kernel.transport.cluster.node_pools import ANSWER_S, AsyncNodePools, NodePools
-from rmq.kernel.transport.connections.pool import NotConnected, PooledConnection
+from rmq.kernel.transport.connections.failures import NotConnected
+from rmq.kernel.transport.connections.operations import (
+    ExchangeAll,
+    Operation,
+    RefreshTable,
+    Subscribe,
+)
+from rmq.kernel.transport.connections.pool import PooledConnection
 from rmq.kernel.transport.errors import REDIS_ERRORS
-from rmq.kernel.transport.flow.operations import ExchangeAll, Operation, RefreshTable, Subscribe
 from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
     Command,

@@ -1,5 +1,7 @@
-"""Connections to servers, and pools of them.
+"""Connections to servers, and pools of connections.
 
-pool        a bounded number of connections
-connector   makes connections for a URL
+pool         a limited number of connections
+failures     errors of connections
+connector    makes connections for a URL
+operations   what the rules of a transport yield: reads and writes on connections
 """

@@ -1,4 +1,4 @@
-"""Make the connections of a transport: redis-py's class for a URL, and the options of each one."""
+"""Make the connections of a transport, with redis-py's class and options for a URL."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, translate
 from rmq.kernel.transport.url import Address
 
-CONNECT_TIMEOUT_S = 5.0  # to make a connection, unless the client waits less for a reply
-# The kernel checks silent connections, because routers forget them after minutes.
-# `CLIENT LIST` tells RMQ's connections by it: lib-name=redis-py(rmq_v...). A redis-py that
-# has it, and is not given it, reads its own version from a file for each connection: 0.5 ms.
+CONNECT_TIMEOUT_S = 5.0  # to make a connection, or the client's timeout if it is shorter
+# `CLIENT LIST` shows it as lib-name=redis-py(rmq_v...). Without it, newer versions of redis-py read
+# their own version from a file for each connection, which takes 0.5 ms.
 DRIVER: dict[str, Any] = {}
 with contextlib.suppress(ImportError):
     from redis.driver_info import DriverInfo
 
     DRIVER["driver_info"] = DriverInfo().add_upstream_driver("rmq", VERSION)
+# The kernel checks silent connections, because routers forget them after minutes.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class _Packer(HiredisRespSerializer):
-    """Packs the commands of redis-py itself, such as SELECT; its async connections have another."""
+    """Packs the commands that redis-py itself sends on blocking connections, such as SELECT."""
 
     def pack(self, *words: Any) -> list[bytes]:
-        """Return a command as it is sent."""
+        """Return a command in the form in which it is sent."""
         packed: list[bytes] = super().pack(*as_text(words))
         return packed
 
@@ -44,12 +44,12 @@ class Connector:
     """Makes connections to an address, or to the embedded server of a directory.
 
     Args:
-        address: the server.
-        timeout_s: how long a connection waits for a reply.
-        pool_class: redis-py's ConnectionPool, sync or asyncio; RMQ has pools of its own, and takes
-            from this one how a URL becomes a connection.
-        retry_class: the Retry that belongs to it; RMQ alone repeats commands.
-        embedded: the server of an `embedded://` address.
+        address: The server.
+        timeout_s: Longest wait of a connection for a reply.
+        pool_class: redis-py's ConnectionPool, blocking or asyncio, which reads the URL. The pools
+            are RMQ's own.
+        retry_class: redis-py's Retry for that pool, to turn its repetitions off.
+        embedded: The server of an `embedded://` address.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Connector:
         """Return a new connection of redis-py, not yet connected.
 
         Args:
-            kind: the class; by default redis-py's for the URL.
-            changes: of its options.
+            kind: Class of the connection; None: redis-py's class for the URL.
+            changes: Options that differ from the options of the URL.
 
         Raises:
-            ConfigurationError: the client is closed.
+            ConfigurationError: The client is closed.
         """
         if self._is_closed:
             raise ConfigurationError("this client is closed; make another, or close it later")
@@ -84,13 +84,13 @@ class Connector:
         return (kind or factory.connection_class)(**{**factory.connection_kwargs, **changes})
 
     def with_timeout(self, timeout_s: float) -> Connector:
-        """Return a connector to the same server whose connections wait no longer for a reply."""
+        """Return a connector to the same server with another timeout."""
         return Connector(
             self._address, timeout_s, self._pool_class, self._retry_class, self.embedded
         )
 
     def restart_embedded(self) -> None:
-        """Start the embedded server again if it is gone; new connections go where it is now."""
+        """Restart the embedded server if it has ended; new connections use its new socket."""
         if self.embedded is None:
             return
         before = self.embedded.socket
@@ -119,7 +119,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """The options of every connection, whatever the defaults of this redis-py are."""
+        """Return the options of each connection, independent of redis-py's defaults."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {
@@ -133,7 +133,7 @@ class Connector:
             **DRIVER,
             **({"command_packer": _Packer()} if self._pool_class is ConnectionPool else {}),
             "decode_responses": False,
-            "protocol": 2,  # every server and proxy speaks it; RMQ needs nothing of RESP3
+            "protocol": 2,  # each server and proxy supports it; RMQ does not need RESP3
             "socket_timeout": self._timeout_s,
             "socket_connect_timeout": min(self._timeout_s, CONNECT_TIMEOUT_S),
             **({} if scheme in ("unix", "embedded") else keepalive),
@@ -142,7 +142,7 @@ class Connector:
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Raise ConfigurationError where the URL or an option of it cannot work."""
+        """Raise ConfigurationError if the URL or an option of the URL is wrong."""
         try:
             yield
         except REDIS_ERRORS as error:

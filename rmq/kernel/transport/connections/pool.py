@@ -1,9 +1,9 @@
-"""Pools of connections: a bounded number, last in first out, most of them idle.
+"""Pools of connections: a limited number, last in first out.
 
-A dead connection is noticed at the next command, and it is seldom the only one: a restart, a
-failover or a firewall ends all of them. So when a connection that was used before fails, the
-pool closes all idle ones (a new epoch begins), and the caller may try at once on a new one. When
-all connections are in use, callers wait in line.
+A dead connection fails at the next command. Usually all connections are dead then, after a restart,
+a failover or a firewall's timeout. If a connection that was used before fails, the pool therefore
+closes all idle connections and begins a new epoch. The caller can retry at once on a new
+connection. If all connections are in use, callers wait in the order of arrival.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -25,78 +25,60 @@ import redis
 
 from rmq.kernel.core import process
 from rmq.kernel.core.places import Place, Places
-from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
+from rmq.kernel.transport.connections.failures import (
+    ConnectionsBusy,
+    as_not_connected,
+    as_stale,
+    is_not_master,
+)
+from rmq.kernel.transport.errors import REDIS_ERRORS
 from rmq.kernel.transport.flow.coalescing import APART, Coalescer, CoalescingTasks, same_error
 from rmq.kernel.transport.flow.steps import Coalesce, Command
 
-CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
-LOOK_S = 0.1  # a caller that waits for a connection looks for itself once in so long
-CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
-# A master that stood still for longer than this may have been replaced meanwhile, and not know yet:
-# what it answers when it wakes up counts only if it is the master still.
+CHECK_IDLE_S = 15.0  # a connection that was idle for longer is checked by PING before its use
+CHECK_S = 2.0  # longest wait for the reply to that PING, or the client's timeout if it is shorter
+LOOK_S = 0.1  # interval at which a waiting caller looks for a free connection itself
+# A master that was frozen for longer than this may have been replaced, and not know it yet. Its
+# late replies count only if it is still the master.
 SLOW_S = 0.5
 _PING = hiredis.pack_command(("PING",))
-# Replies of a server that is no master, or not yet, or no longer. The address may lead to another
-# server by now.
-_NOT_MASTER = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-class NotConnected(redis.ConnectionError):
-    """No connection could be made, so nothing was sent."""
-
-
-class ConnectionsBusy(redis.ConnectionError):
-    """All connections were in use, so nothing was sent."""
-
-
-class StaleConnection(redis.ConnectionError):
-    """A connection that had been used before failed; the idle ones are closed. Retry at once."""
 
 
 class PooledConnection:
-    """A connection of redis-py with the notes of its pool."""
+    """A connection of redis-py in a pool.
+
+    Attributes:
+        connection: The connection; None: not made yet.
+        place: The place in the pool; None: given back.
+        epoch: Epoch of the pool when the connection was last used.
+        used_at: Monotonic time of the last use; 0: not used yet.
+        taken_at: Monotonic time at which the current call began; only set by `SentinelPool`.
+    """
 
     __slots__ = ("connection", "epoch", "place", "taken_at", "used_at")
 
     def __init__(self, place: Place) -> None:
-        self.connection: Any = None  # None: it is not made yet
-        self.place: Place | None = place  # None: another connection may have it
-        self.epoch = 0  # the pool's epoch when it was last seen alive
-        self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
-        self.taken_at = 0.0  # when a call began to use it; only SentinelPool notes it
-
-
-def is_not_master(error: BaseException) -> bool:
-    """Whether a reply says that this connection leads to a server that is not the master."""
-    return code_of(error) in _NOT_MASTER
-
-
-def as_not_connected(error: BaseException) -> BaseException:
-    """Return the error to raise if no connection could be made; a server's refusal as it is."""
-    if code_of(error) or not isinstance(error, _BROKEN):
-        return error
-    return NotConnected(str(error) or type(error).__name__)
-
-
-def as_stale(error: BaseException) -> BaseException:
-    """Return the error to raise if a used connection failed; a server's reply as it is."""
-    if code_of(error) or not isinstance(error, _BROKEN):
-        return error
-    return StaleConnection(str(error) or type(error).__name__)
+        self.connection: Any = None
+        self.place: Place | None = place
+        self.epoch = 0
+        self.used_at = 0.0
+        self.taken_at = 0.0
 
 
 class _PoolState:
     """The connections of a pool, for threads or for tasks.
 
-    Each connection has a place, idle or in use. If its user is interrupted at any point, the place
-    is free when the connection is gone.
+    Each connection has a place in the pool, idle or in use. If a caller is interrupted at any
+    point, its place is free as soon as Python frees the connection.
 
     Args:
-        new: makes a connection of redis-py, not yet connected; takes options of redis-py.
-        size: how many connections there may be.
-        wait_s: how long a caller waits for one.
-        timeout_s: how long a connection waits for a reply.
+        new: Makes a connection of redis-py, not yet connected; takes options of redis-py.
+        size: Largest number of connections.
+        wait_s: Longest wait of a caller for a connection.
+        timeout_s: Longest wait of a connection for a reply.
+
+    Attributes:
+        epoch: A number that grows when the pool closes all idle connections.
     """
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
@@ -108,20 +90,20 @@ class _PoolState:
         self._places = Places(size)
         self._idle: deque[PooledConnection] = deque()
         self._generation = process.generation
-        self.epoch = 0  # grows when all idle connections are given up
+        self.epoch = 0
 
     @property
     def idle(self) -> list[PooledConnection]:
-        """The connections that are open and not in use."""
+        """The idle connections."""
         return list(self._idle)
 
     @property
     def _free(self) -> range:
-        """The places that no user has; for tests."""
+        """The places that are free or idle; for tests."""
         return range(self._size - len(self._places) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Take an idle connection, or the place of a new one. None: all are in use."""
+        """Return an idle connection, or a place for a new connection; None: all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -130,7 +112,7 @@ class _PoolState:
         return None if place is None else PooledConnection(place)
 
     def _put_back(self, pooled: PooledConnection) -> None:
-        """Give back what `_reserve` returned, unused."""
+        """Undo `_reserve` for a connection that was not used."""
         if pooled.connection is None:
             pooled.place = None
         else:
@@ -139,7 +121,7 @@ class _PoolState:
     def _remove_idle(self, epoch: int) -> list[Any]:
         """Begin a new epoch; return the idle connections of redis-py, to be closed.
 
-        None if another connection of the same `epoch` has failed before.
+        Do nothing if another connection of the same `epoch` has failed before.
         """
         if epoch != self.epoch:
             return []
@@ -153,16 +135,16 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Make the connection of a place, which is to be connected."""
+        """Make a connection for a place, not yet connected."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
     def _failure(
         self, pooled: PooledConnection, error: BaseException
     ) -> tuple[BaseException, bool]:
-        """Return the error that the user of a connection gets, and whether idle ones are like it.
+        """Return the error for the caller, and whether to close all idle connections as well.
 
-        An interrupted connection has to go, too: a late reply must not answer the next command.
+        The failed connection is always closed, so no later command reads a late reply.
         """
         if not isinstance(error, REDIS_ERRORS):
             return error, False
@@ -178,7 +160,7 @@ class _PoolState:
 
 
 def _warn_in_a_loop() -> None:
-    """Warn where a blocking client connects inside a running event loop, which it stops."""
+    """Warn if a blocking client connects inside a running event loop, which it blocks."""
     with contextlib.suppress(RuntimeError):  # this thread has no loop
         asyncio.get_running_loop()
         text = "rmq.Client blocks the event loop of this thread: use rmq.AsyncClient, or a thread"
@@ -196,18 +178,18 @@ class _Waiter:
         self._woken.acquire()
 
     def give(self, pooled: PooledConnection) -> bool:
-        """Give it a connection; False: it waits no more."""
+        """Give the thread a connection; return False if it does not wait any more."""
         if self._given.setdefault(None, pooled) is not pooled:
             return False
         self._woken.release()
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a connection; return whether there is one."""
+        """Wait for a connection; return whether the thread has one."""
         return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
 
     def end(self) -> PooledConnection | None:
-        """Wait no more; return the connection, if there is one."""
+        """End the wait; return the connection, if the thread has one."""
         return self._given.setdefault(None, None)
 
 
@@ -223,10 +205,11 @@ class Pool(_PoolState):
         return self._generation == process.generation
 
     def take(self) -> PooledConnection:
-        """Return a connection for one user, to `give` back after the reply or to `discard`.
+        """Return a connection; `give` it back after the reply, or `discard` it.
 
         Raises:
-            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
+            NotConnected: A new connection could not be made.
+            ConnectionsBusy: All connections were in use for `wait_s`.
         """
         try:
             pooled = None if self._waiting else self._idle.pop()
@@ -250,7 +233,7 @@ class Pool(_PoolState):
         raise failure
 
     def give(self, pooled: PooledConnection) -> None:
-        """Hand back a connection on which all replies have come."""
+        """Give back a connection after all its replies were read."""
         pooled.used_at = time.monotonic()
         pooled.epoch = self.epoch
         self._idle.append(pooled)
@@ -269,11 +252,11 @@ class Pool(_PoolState):
         raise failure
 
     def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands; return as many replies, server errors included."""
+        """Send commands; return their `count` replies, server errors included."""
         return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Return so many replies, server errors included; the connection is given back."""
+        """Read `count` replies, server errors included, and give the connection back."""
         replies: list[Any] = []
         wrong_server = False
         connection = pooled.connection
@@ -282,7 +265,7 @@ class Pool(_PoolState):
                 try:
                     replies.append(connection.read_response())
                 except redis.ResponseError as error:
-                    # Without its frames: they hold the connection.
+                    # Without its traceback, which would keep the connection.
                     replies.append(error.with_traceback(None))
                     wrong_server = wrong_server or is_not_master(error)
         except BaseException as error:
@@ -297,14 +280,14 @@ class Pool(_PoolState):
         raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        """Close a connection; `with_idle`: close all idle connections as well."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
         pooled.place = None
         self._serve()
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         self._close(self._remove_idle(self.epoch))
 
     def _close(self, connections: list[Any]) -> None:
@@ -328,9 +311,9 @@ class Pool(_PoolState):
         return True
 
     def _serve(self) -> None:
-        """Give free connections to waiting threads, first come, first served.
+        """Give free connections to waiting threads, in the order of arrival.
 
-        Without a lock: a signal handler may need a connection while its thread is in here.
+        There is no lock, because a signal handler may need a connection while its thread is here.
         """
         while self._waiting and (pooled := self._reserve()) is not None:
             try:
@@ -344,7 +327,7 @@ class Pool(_PoolState):
         self._waiting.append(waiter)
         try:
             while True:
-                # Connections may have come back, also from an interrupted thread.
+                # An interrupted thread may have given a connection back without `_serve`.
                 self._serve()
                 left_s = until - time.monotonic()
                 if waiter.wait(min(left_s, LOOK_S)) or left_s <= 0:
@@ -368,9 +351,9 @@ class AsyncPool(_PoolState):
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
-        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self.loop: asyncio.AbstractEventLoop | None = None  # event loop of the connections
         self._waiting: deque[asyncio.Future[PooledConnection]] = deque()
-        # One that is interrupted is as a connection that died: its commands are repeated.
+        # An interrupted exchange raises the error of a dead connection, so commands are repeated.
         self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
         self._tasks = CoalescingTasks()
 
@@ -380,10 +363,11 @@ class AsyncPool(_PoolState):
         return is_own_loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Return a connection for one user, to `give` back after the reply or to `discard`.
+        """Return a connection; `give` it back after the reply, or `discard` it.
 
         Raises:
-            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
+            NotConnected: A new connection could not be made.
+            ConnectionsBusy: All connections were in use for `wait_s`.
         """
         pooled = (None if self._waiting else self._reserve()) or await self._wait()
         if pooled.connection is not None:
@@ -403,7 +387,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     def give(self, pooled: PooledConnection) -> None:
-        """Hand back a connection on which all replies have come."""
+        """Give back a connection after all its replies were read."""
         pooled.used_at = time.monotonic()
         pooled.epoch = self.epoch
         self._idle.append(pooled)
@@ -414,8 +398,8 @@ class AsyncPool(_PoolState):
         """Send commands; return the connection, for `read`."""
         pooled = await self.take()
         try:
-            # Past redis-py's connection: until Python 3.12 it makes a task for each command that it
-            # sends (`asyncio.wait_for`), which may swallow a cancellation, too.
+            # Not by redis-py's own method: before Python 3.12 it makes a task for each command
+            # (`asyncio.wait_for`), and that may lose a cancellation.
             writer = pooled.connection._writer
             if writer is None or writer.is_closing():
                 raise redis.ConnectionError("this connection is closed")
@@ -430,10 +414,10 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands; return so many replies, server errors included.
+        """Send commands; return their `count` replies, server errors included.
 
-        Commands of several tasks go together on one connection, once more than a few are on their
-        way. `late`: Redis answers them late, so they go alone.
+        The commands of many simultaneous tasks are sent together on one connection. `late`: The
+        reply may take long, so send the commands alone.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -451,7 +435,7 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks; return the replies to each, or the error of all."""
+        """Send the commands of several tasks; return the replies or the error for each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))
@@ -460,7 +444,7 @@ class AsyncPool(_PoolState):
         return [list(itertools.islice(replies, count)) for _, count in items]
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Return so many replies, server errors included; the connection is given back."""
+        """Read `count` replies, server errors included, and give the connection back."""
         replies: list[Any] = []
         wrong_server = False
         connection = pooled.connection
@@ -469,7 +453,7 @@ class AsyncPool(_PoolState):
                 try:
                     replies.append(await connection.read_response())
                 except redis.ResponseError as error:
-                    # Without its frames: they hold the connection.
+                    # Without its traceback, which would keep the connection.
                     replies.append(error.with_traceback(None))
                     wrong_server = wrong_server or is_not_master(error)
         except BaseException as error:
@@ -484,7 +468,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        """Close a connection; `with_idle`: close all idle connections as well."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
             await self._close([*dropped, pooled.connection])
@@ -493,7 +477,7 @@ class AsyncPool(_PoolState):
             self._serve()
 
     async def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         await self._close(self._remove_idle(self.epoch))
 
     async def _close(self, connections: list[Any]) -> None:
@@ -514,7 +498,7 @@ class AsyncPool(_PoolState):
             raise
 
     def _serve(self) -> None:
-        """Give free connections to waiting tasks, first come, first served."""
+        """Give free connections to waiting tasks, in the order of arrival."""
         while self._waiting and (pooled := self._reserve()) is not None:
             waiter = self._waiting.popleft()
             if waiter.done():
@@ -528,12 +512,12 @@ class AsyncPool(_PoolState):
         try:
             async with asyncio.timeout(self._wait_s):
                 while not waiter.done():
-                    self._serve()  # what an interrupted task has left
+                    self._serve()  # an interrupted task may not have called it
                     await asyncio.wait((waiter,), timeout=LOOK_S)
                 return waiter.result()
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
-                self._put_back(waiter.result())  # it came while this task was cancelled
+                self._put_back(waiter.result())  # the connection came while this task was cancelled
                 self._serve()
             else:
                 with contextlib.suppress(ValueError):
@@ -551,21 +535,21 @@ _TEXT = frozenset((bytes, str))
 
 
 def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the words of a command without numbers.
+    """Return the words of a command, with numbers as text.
 
-    hiredis 3 crashes (SIGSEGV) if a signal handler raises while it turns a number into text.
+    hiredis 3 crashes (SIGSEGV) if a signal handler raises while hiredis converts a number.
     """
     return tuple([word if isinstance(word, bytes | str) else str(word) for word in words])
 
 
 def pack(words: tuple[Any, ...]) -> bytes:
-    """Return a command as it is sent."""
+    """Return a command in the form in which it is sent."""
     packed: bytes = hiredis.pack_command(as_text(words))
     return packed
 
 
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
-    """Return the words of a script call, or of a plain command, without numbers: keys have none."""
+    """Return the words of a script call or of a plain command, with numbers as text."""
     keys, args, sha = command.keys, command.args, command.script.sha
     if not _TEXT.issuperset(map(type, args)):
         args = as_text(args)
@@ -575,7 +559,7 @@ def words_of(command: Command[Any]) -> tuple[Any, ...]:
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
-    """Return what is sent for a command, and how many replies come back."""
+    """Return the packed commands of a call, and the number of replies."""
     if not command.write:
         return hiredis.pack_command(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
@@ -583,11 +567,11 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Return the reply of the script among the replies to a request, or the error that came."""
+    """Return the script's reply among the replies to a request, or the first error."""
     if len(replies) == 1:
         return replies[0]
     for reply in replies:
         if isinstance(reply, BaseException):
-            return reply  # refused before the transaction ran, which did nothing then
+            return reply  # refused before the transaction was executed
     wrote, reply = replies[-1]
     return wrote if isinstance(wrote, BaseException) else reply

@@ -1,6 +1,6 @@
-"""The Lua scripts as Redis gets them.
+"""The Lua scripts, in the form that Redis gets.
 
 script_loader   finds `lua/`, and composes each script
-inlining        puts constants and inline functions in their places
-error_places    names the line of the source in the error of a script
+inlining        replaces constants and calls of inline functions
+error_places    adds source file and line to the error of a script
 """

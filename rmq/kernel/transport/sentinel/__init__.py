@@ -1,5 +1,5 @@
 """Redis Sentinel.
 
-master_finder   asks the sentinels which server is the master
-master_pool     connections to that master, and pools of them
+master_finder   queries the sentinels for the master
+master_pool     connections to the master, and pools of these connections
 """

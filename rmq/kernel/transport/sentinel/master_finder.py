@@ -1,11 +1,11 @@
-"""Ask the sentinels which server is the master.
+"""Find the master by a query to the sentinels.
 
-A finder belongs to one pool: a fork, and another event loop, get a finder of their own. It keeps
+A finder belongs to one pool, so a forked process or another event loop has its own finder. It keeps
 one connection, to the sentinel that answered last.
 
-Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. Here the query is
-SENTINEL MASTER: its flags name a master that the sentinel cannot reach, and a connection to that
-one would take a whole timeout. redis-py does the same, but hides why a sentinel did not answer.
+Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. The query is SENTINEL
+MASTER: its flags show that a sentinel cannot reach the master. A connection to such a master would
+take the whole timeout. redis-py does the same, but hides why a sentinel did not answer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rmq.errors import ConfigurationError
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
 from rmq.kernel.transport.url import HostPort, Sentinels
 
-ASK_S = 1.0  # kept connections are used for so long without asking again
-ANSWER_S = 0.1  # for so long an answer serves further new connections
-ANSWER_TIMEOUT_S = 0.5  # to connect to a sentinel, and for its reply
-# Where no sentinel names a master, this many times as long as asking took is the pause at least:
-# silent sentinels take a tenth of a client's time at most.
+ASK_S = 1.0  # interval of queries for connections that are already open
+ANSWER_S = 0.1  # time for which an answer is used for more new connections
+ANSWER_TIMEOUT_S = 0.5  # longest wait to connect to a sentinel, and for its reply
+# The shortest pause after a query without an answer, in times of the query's duration. Silent
+# sentinels thus take at most a tenth of a client's time.
 VAIN_PAUSE = 10
 
-# Flags of a master that a sentinel cannot reach, or is replacing.
+# Flags of a master that a sentinel cannot reach, or that is being replaced.
 _AWAY = {b"s_down", b"o_down", b"failover_in_progress"}
 Questions = Generator[HostPort, Any, None]
 
@@ -41,39 +41,43 @@ class NoMaster(redis.ConnectionError):
 
 
 class FinderState:
-    """The last answer of the sentinels, and how to ask again.
+    """The last answer of the sentinels, and the rules of the next query.
 
     Args:
-        sentinels: whom to ask.
-        shown: the URL, for errors.
-        connect: makes a connection of redis-py to a sentinel, not yet connected.
+        sentinels: The sentinels and the service.
+        shown: The URL without passwords, for errors.
+        connect: Makes a connection of redis-py to a sentinel, not yet connected.
+
+    Attributes:
+        master: The last master that a sentinel named.
+        moves: Number of changes of the master.
     """
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
         self._sentinels = sentinels
         self._shown = shown
         self._connect = connect
-        self._order = list(sentinels.hosts)  # the one that answered last comes first
+        self._order = list(sentinels.hosts)  # begins with the sentinel that answered last
         words: tuple[Any, ...] = ("SENTINEL", "MASTER", sentinels.service)
         self._question = hiredis.pack_command(words)
         self._connection: Any = None
         self._connected_to: HostPort | None = None
-        self._asked_at = self._ask_at = float("-inf")  # when they were asked, and are asked again
-        self._failure: Exception | None = None  # why the last answer names no master to connect to
+        self._asked_at = self._ask_at = float("-inf")  # times of the last and the next query
+        self._failure: Exception | None = None  # why the last query found no master
         self.master: HostPort | None = None
-        self.moves = 0  # how often another server has become the master
+        self.moves = 0
 
     def leads_to_master(self, connection: Any) -> bool:
-        """Whether a connection of redis-py leads to the server that is the master by now."""
+        """Return whether a connection of redis-py leads to the current master."""
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
-        """Let the next `refresh` ask, unless the last asking was in vain."""
+        """Make the next `refresh` query the sentinels, unless the last query failed."""
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")
 
     def confirms(self, connection: Any) -> bool:
-        """Whether the last answer names the server of a connection, and nothing against it."""
+        """Return whether the last query succeeded and named the server of a connection."""
         return self._failure is None and self.leads_to_master(connection)
 
     def _is_due(self) -> bool:
@@ -89,7 +93,7 @@ class FinderState:
         return self.master
 
     def _questions(self) -> Questions:
-        """Yield sentinels to ask, until one names a master; each yield gets the reply or error."""
+        """Yield sentinels until one names a master; each yield returns the reply or an error."""
         began = time.monotonic()
         errors: dict[HostPort, Exception] = {}
         down = ""
@@ -117,7 +121,7 @@ class FinderState:
         self._ask_at = self._asked_at + pause_s
 
     def _failed(self, errors: dict[HostPort, Exception], down: str) -> Exception | None:
-        """Return the error for a new connection; None if it may go to the master known so far."""
+        """Return the error of a query; None if new connections may use the last known master."""
         if down:
             return NoMaster(down)
         if self.master is not None:
@@ -127,7 +131,7 @@ class FinderState:
         replied = [isinstance(error, redis.ResponseError) for error in errors.values()]
         if not all(map(operator.or_, access, replied)):
             return NoMaster(f"no sentinel of {len(errors)} names a master ({shown})")
-        # No sentinel could be asked with more success later.
+        # Each sentinel has replied, so a later query would fail as well.
         if any(access):
             return ConfigurationError(
                 f"url: {self._shown}: the sentinels refuse access ({shown}); check "
@@ -141,14 +145,14 @@ class FinderState:
 
 
 class AsyncMasterFinder(FinderState):
-    """Asks the sentinels; tasks of one event loop may share it."""
+    """Queries the sentinels, for the tasks of one event loop."""
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
         super().__init__(sentinels, shown, connect)
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Ask if the last answer is older than ASK_S. The caller goes on whatever comes."""
+        """Query the sentinels if the last answer is older than ASK_S; raise nothing."""
         if self._is_due():
             async with self._lock:
                 if self._is_due():
@@ -158,8 +162,8 @@ class AsyncMasterFinder(FinderState):
         """Return the address for a new connection.
 
         Raises:
-            NoMaster: there is none now. ConfigurationError: the sentinels know no such service, or
-                refuse access.
+            NoMaster: There is no master now.
+            ConfigurationError: The sentinels do not know the service, or refuse access.
         """
         async with self._lock:
             if not self._is_fresh():
@@ -171,7 +175,7 @@ class AsyncMasterFinder(FinderState):
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(*REDIS_ERRORS):
-                await connection.disconnect(True)  # `nowait`, which a blocking one ignores
+                await connection.disconnect(True)  # `nowait`, which blocking connections ignore
 
     async def _ask_all(self) -> None:
         questions = self._questions()
@@ -181,7 +185,7 @@ class AsyncMasterFinder(FinderState):
                 sentinel = questions.send(await self._ask(sentinel))
 
     async def _ask(self, sentinel: HostPort) -> Any:
-        """Return the reply of a sentinel, or the error that came."""
+        """Return the reply of a sentinel, or an error."""
         is_kept = self._connection is not None and self._connected_to == sentinel
         if not is_kept:
             await self.close()
@@ -197,7 +201,7 @@ class AsyncMasterFinder(FinderState):
             await self.close()
             return await self._ask(sentinel) if is_kept else error
         except BaseException:
-            await self.close()  # a late reply must not answer the next question
+            await self.close()  # otherwise the next query would read a late reply
             raise
 
 

@@ -16,14 +16,14 @@ from rmq.kernel.transport.url import HostPort, Sentinels
 
 
 class MasterFinder(FinderState):
-    """Asks the sentinels; threads may share it."""
+    """Queries the sentinels, for the threads."""
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
         super().__init__(sentinels, shown, connect)
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Ask if the last answer is older than ASK_S. The caller goes on whatever comes."""
+        """Query the sentinels if the last answer is older than ASK_S; raise nothing."""
         if self._is_due():
             with self._lock:
                 if self._is_due():
@@ -33,8 +33,8 @@ class MasterFinder(FinderState):
         """Return the address for a new connection.
 
         Raises:
-            NoMaster: there is none now. ConfigurationError: the sentinels know no such service, or
-                refuse access.
+            NoMaster: There is no master now.
+            ConfigurationError: The sentinels do not know the service, or refuse access.
         """
         with self._lock:
             if not self._is_fresh():
@@ -46,7 +46,7 @@ class MasterFinder(FinderState):
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(*REDIS_ERRORS):
-                connection.disconnect(True)  # `nowait`, which a blocking one ignores
+                connection.disconnect(True)  # `nowait`, which blocking connections ignore
 
     def _ask_all(self) -> None:
         questions = self._questions()
@@ -56,7 +56,7 @@ class MasterFinder(FinderState):
                 sentinel = questions.send(self._ask(sentinel))
 
     def _ask(self, sentinel: HostPort) -> Any:
-        """Return the reply of a sentinel, or the error that came."""
+        """Return the reply of a sentinel, or an error."""
         is_kept = self._connection is not None and self._connected_to == sentinel
         if not is_kept:
             self.close()
@@ -72,5 +72,5 @@ class MasterFinder(FinderState):
             self.close()
             return self._ask(sentinel) if is_kept else error
         except BaseException:
-            self.close()  # a late reply must not answer the next question
+            self.close()  # otherwise the next query would read a late reply
             raise

@@ -1,15 +1,17 @@
-"""Connections to the master that the sentinels name, and pools of them.
+"""Connections to the master that the sentinels name, and pools of these connections.
 
-Four rules keep a client away from a server that was the master, and does not know yet that it is
-none (one that was stopped, or cut off, accepts writes for ten seconds after it wakes up):
-- a new connection goes where the sentinels say, and is used only if the server says `master`, too;
-- kept connections are used for a second without asking the sentinels again;
-- when they name another server, all idle connections are closed, and a new epoch begins, so that
-  subscriptions are made anew. Connections that were in use are closed before their next use;
-- after a slow reply they are asked again. It counts only if its server is the master still, because
-  one that stood still answers, when it wakes up, what was sent to it before its failover.
+A server that was frozen or disconnected may still accept writes as a former master for ten seconds
+after it wakes up. Four rules keep clients away from such a server:
 
-Where no sentinel answers, the client goes on with the master that it knows.
+- A new connection goes to the server that the sentinels name. It is used only if this server also
+  says that it is the master.
+- Open connections are used for a second without a query to the sentinels.
+- If the sentinels name another server, the pool closes all idle connections and begins a new epoch,
+  so subscriptions are replaced. Connections in use are closed before their next use.
+- After a slow reply the sentinels are queried again. The reply counts only if its server is still
+  the master, because a frozen server answers old commands when it wakes up.
+
+If no sentinel answers, the client continues with the last known master.
 """
 
 from __future__ import annotations
@@ -24,12 +26,8 @@ import redis
 import redis.asyncio as aredis
 
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import (
-    SLOW_S,
-    AsyncPool,
-    PooledConnection,
-    StaleConnection,
-)
+from rmq.kernel.transport.connections.failures import StaleConnection
+from rmq.kernel.transport.connections.pool import SLOW_S, AsyncPool, PooledConnection
 from rmq.kernel.transport.sentinel.master_finder import ANSWER_TIMEOUT_S, AsyncMasterFinder
 from rmq.kernel.transport.url import Address, HostPort, Sentinels
 
@@ -41,7 +39,7 @@ class NotMaster(redis.ConnectionError):
 
 
 def check_role(reply: Any, connection: Any) -> None:
-    """Raise NotMaster unless a server says that it is the master. `reply`: to ROLE."""
+    """Raise NotMaster unless the reply to ROLE says that the server is the master."""
     if reply[0] != b"master":
         raise NotMaster(
             f"{connection.host}:{connection.port} says that its role is {reply[0].decode()}, and "
@@ -50,11 +48,11 @@ def check_role(reply: Any, connection: Any) -> None:
 
 
 class AsyncMasterConnection(aredis.Connection):
-    """A connection of redis-py that goes to the master, and demands that it be one.
+    """A connection of redis-py to the master; other servers are refused.
 
     Args:
-        finder: knows where it is.
-        options: of redis-py.
+        finder: Finds the master.
+        options: Options of redis-py.
     """
 
     def __init__(self, *, finder: AsyncMasterFinder, **options: Any) -> None:
@@ -72,30 +70,30 @@ class AsyncMasterConnection(aredis.Connection):
 
 
 class AsyncMasterSSLConnection(AsyncMasterConnection, aredis.SSLConnection):
-    """`AsyncMasterConnection` by TLS."""
+    """`AsyncMasterConnection` with TLS."""
 
 
 class AsyncSentinelPool(AsyncPool):
-    """Connections for tasks of one event loop, to the master of a service.
+    """Connections to the master of a service, for tasks of one event loop.
 
     Args:
-        connector: how to connect to the master, and to the sentinels.
-        address: of the sentinels.
-        wait_s: as of `AsyncPool`.
-        timeout_s: as of `AsyncPool`.
+        connector: Connects to the master and to the sentinels.
+        address: Address of the sentinels.
+        wait_s: As in `AsyncPool`.
+        timeout_s: As in `AsyncPool`.
     """
 
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
         self._finder = AsyncMasterFinder(*how_to_ask(connector, address, timeout_s))
-        self._moves = 0  # of the finder, when the connections here were looked at
+        self._moves = 0  # `moves` of the finder at the last check of the idle connections
         kind = AsyncMasterSSLConnection if address.is_tls else AsyncMasterConnection
         new = partial(connector.new, kind, finder=self._finder)
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     async def take(self) -> PooledConnection:
-        """As `AsyncPool.take`, for a connection to the present master."""
+        """As `AsyncPool.take`, for a connection to the current master."""
         await self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -108,7 +106,7 @@ class AsyncSentinelPool(AsyncPool):
             await self.discard(pooled, with_idle=False)
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `AsyncPool.read`. A slow reply of a former master counts as lost."""
+        """As `AsyncPool.read`; a slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -128,7 +126,7 @@ class AsyncSentinelPool(AsyncPool):
 def how_to_ask(
     connector: Connector, address: Address, timeout_s: float
 ) -> tuple[Sentinels, str, Callable[[HostPort], Any]]:
-    """Return what a finder needs: the sentinels, the URL, and how to connect to one of them."""
+    """Return the arguments of a finder: sentinels, URL, and a function that connects to one."""
     sentinels = address.sentinels
     assert sentinels is not None
     connect = partial(_sentinel_connection, connector, sentinels, timeout_s)

@@ -10,18 +10,19 @@ from typing import Any
 import redis
 
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import SLOW_S, Pool, PooledConnection, StaleConnection
+from rmq.kernel.transport.connections.failures import StaleConnection
+from rmq.kernel.transport.connections.pool import SLOW_S, Pool, PooledConnection
 from rmq.kernel.transport.sentinel.master_finder_blocking import MasterFinder
 from rmq.kernel.transport.sentinel.master_pool import ROLE, check_role, how_to_ask
 from rmq.kernel.transport.url import Address
 
 
 class MasterConnection(redis.Connection):
-    """A connection of redis-py that goes to the master, and demands that it be one.
+    """A connection of redis-py to the master; other servers are refused.
 
     Args:
-        finder: knows where it is.
-        options: of redis-py.
+        finder: Finds the master.
+        options: Options of redis-py.
     """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
@@ -39,30 +40,30 @@ class MasterConnection(redis.Connection):
 
 
 class MasterSSLConnection(MasterConnection, redis.SSLConnection):
-    """`MasterConnection` by TLS."""
+    """`MasterConnection` with TLS."""
 
 
 class SentinelPool(Pool):
-    """Connections for threads, to the master of a service.
+    """Connections to the master of a service, for threads.
 
     Args:
-        connector: how to connect to the master, and to the sentinels.
-        address: of the sentinels.
-        wait_s: as of `Pool`.
-        timeout_s: as of `Pool`.
+        connector: Connects to the master and to the sentinels.
+        address: Address of the sentinels.
+        wait_s: As in `Pool`.
+        timeout_s: As in `Pool`.
     """
 
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
         self._finder = MasterFinder(*how_to_ask(connector, address, timeout_s))
-        self._moves = 0  # of the finder, when the connections here were looked at
+        self._moves = 0  # `moves` of the finder at the last check of the idle connections
         kind = MasterSSLConnection if address.is_tls else MasterConnection
         new = partial(connector.new, kind, finder=self._finder)
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     def take(self) -> PooledConnection:
-        """As `Pool.take`, for a connection to the present master."""
+        """As `Pool.take`, for a connection to the current master."""
         self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -75,7 +76,7 @@ class SentinelPool(Pool):
             self.discard(pooled, with_idle=False)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `Pool.read`. A slow reply of a former master counts as lost."""
+        """As `Pool.read`; a slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = super().read(pooled, count)
         if time.monotonic() > slow_at:

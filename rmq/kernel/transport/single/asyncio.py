@@ -16,9 +16,7 @@ from redis.asyncio.retry import Retry
 from rmq.errors import RMQError
 from rmq.kernel.core.places import Places
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.embedded.embedded import Embedded
-from rmq.kernel.transport.flow.coalescing import CoalescingTasks
-from rmq.kernel.transport.flow.operations import (
+from rmq.kernel.transport.connections.operations import (
     Exchange,
     Operation,
     Pause,
@@ -28,6 +26,8 @@ from rmq.kernel.transport.flow.operations import (
     Subscribe,
     Unsubscribe,
 )
+from rmq.kernel.transport.embedded.embedded import Embedded
+from rmq.kernel.transport.flow.coalescing import CoalescingTasks
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
 from rmq.kernel.transport.single.driver import HAND_BACK_S, AsyncDriver
 from rmq.kernel.transport.single.server_commands import ServerCommands

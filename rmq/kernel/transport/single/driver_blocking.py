@@ -15,9 +15,10 @@ from rmq.kernel.core.generators import drive
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.transport.connections.connector import Connector
-from rmq.kernel.transport.connections.pool import Pool, PooledConnection, as_not_connected, words_of
+from rmq.kernel.transport.connections.failures import as_not_connected
+from rmq.kernel.transport.connections.operations import Operation, Operations, Subscribe
+from rmq.kernel.transport.connections.pool import Pool, PooledConnection, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
-from rmq.kernel.transport.flow.operations import Operation, Operations, Subscribe
 from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
     Coalesce,

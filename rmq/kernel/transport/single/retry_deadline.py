@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rmq.errors import OutcomeUnknown, StorageError, Unavailable
-from rmq.kernel.transport.connections.pool import ConnectionsBusy, StaleConnection
+from rmq.kernel.transport.connections.failures import ConnectionsBusy, StaleConnection
+from rmq.kernel.transport.connections.operations import Operations, Pause, RestartEmbedded
 from rmq.kernel.transport.errors import (
     REDIS_ERRORS,
     Kind,
@@ -17,7 +18,6 @@ from rmq.kernel.transport.errors import (
     kind_of,
     refusal_of_writes,
 )
-from rmq.kernel.transport.flow.operations import Operations, Pause, RestartEmbedded
 from rmq.kernel.transport.url import Address, redact
 
 T = TypeVar("T")

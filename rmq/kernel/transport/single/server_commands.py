@@ -19,9 +19,9 @@ from rmq.errors import RMQError, ScriptFailed
 from rmq.kernel.core import keys as rmq_keys
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.core.validation import UNREADABLE
+from rmq.kernel.transport.connections.operations import Exchange, Operations, call
 from rmq.kernel.transport.connections.pool import pack, reply_of, request_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
-from rmq.kernel.transport.flow.operations import Exchange, Operations, call
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.hash_slots import divide, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script

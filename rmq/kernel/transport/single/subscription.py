@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from redis.exceptions import AskError
 
-from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
-from rmq.kernel.transport.flow.operations import (
+from rmq.kernel.transport.connections.operations import (
     Operations,
     Pause,
     Read,
@@ -28,6 +27,7 @@ from rmq.kernel.transport.flow.operations import (
     Subscribe,
     Unsubscribe,
 )
+from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, kind_of, translate
 from rmq.kernel.transport.flow.steps import POLL_S, Subscription
 from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
 from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadline, repeat

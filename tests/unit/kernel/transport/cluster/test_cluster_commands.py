@@ -23,8 +23,9 @@ from rmq.kernel.core.settings import Replicated
 from rmq.kernel.transport import url
 from rmq.kernel.transport.cluster import cluster_commands
 from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
-from rmq.kernel.transport.connections.pool import SLOW_S, NotConnected, StaleConnection
-from rmq.kernel.transport.flow.operations import ExchangeAll, Pause, RefreshTable
+from rmq.kernel.transport.connections.failures import NotConnected, StaleConnection
+from rmq.kernel.transport.connections.operations import ExchangeAll, Pause, RefreshTable
+from rmq.kernel.transport.connections.pool import SLOW_S
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.hash_slots import HASH_SLOTS, SlotTable, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script

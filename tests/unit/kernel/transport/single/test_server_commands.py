@@ -11,8 +11,8 @@ from redis.exceptions import AskError, MovedError
 import rmq
 from rmq.kernel.transport import url as urls
 from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
+from rmq.kernel.transport.connections.operations import Exchange, ExchangeAll
 from rmq.kernel.transport.errors import translate
-from rmq.kernel.transport.flow.operations import Exchange, ExchangeAll
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.hash_slots import SlotTable
 from rmq.kernel.transport.lua.script_loader import load

@@ -8,8 +8,14 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.transport.connections.pool import ConnectionsBusy, NotConnected, StaleConnection
-from rmq.kernel.transport.flow.operations import Exchange, Operations, Pause, RestartEmbedded, call
+from rmq.kernel.transport.connections.failures import ConnectionsBusy, NotConnected, StaleConnection
+from rmq.kernel.transport.connections.operations import (
+    Exchange,
+    Operations,
+    Pause,
+    RestartEmbedded,
+    call,
+)
 from rmq.kernel.transport.single.retry_deadline import LAST_PAUSE_S, RetryDeadline, repeat
 from rmq.kernel.transport.url import parse
 

@@ -13,8 +13,8 @@ from redis.exceptions import ClusterDownError, MovedError
 
 import rmq
 from rmq.kernel.transport.cluster.node_pools import ANSWER_S
-from rmq.kernel.transport.connections.pool import NotConnected
-from rmq.kernel.transport.flow.operations import Subscribe
+from rmq.kernel.transport.connections.failures import NotConnected
+from rmq.kernel.transport.connections.operations import Subscribe
 from rmq.kernel.transport.flow.steps import Subscription
 from rmq.kernel.transport.hash_slots import SlotTable, hash_slot
 from rmq.kernel.transport.single import subscription as transport_subscription
