@@ -7,10 +7,10 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   runs                 r; a run is deliveries whose receipts increase in steps of 1/2048
-ARGV[6..] r times: number of deliveries (n in all, at most 1000), the receipt of the first one, the
-          delivery number of the first one (0 if it is unknown); then the n members (13 bytes each);
-          then nothing, or for each member its `<producer>.<number>`, '' if it has none
-Returns   a letter for each: 1 settled, 0 the caller no longer holds the lease
+ARGV[6..] r times: number of deliveries (n in all, at most 1000), receipt of the first delivery, its
+          delivery number (0: unknown). Then the n members (13 bytes each). Then nothing, or for
+          each member its `<producer>.<number>`, '' if it has none
+Returns   a letter for each: 1 settled, 0 the receipt is no longer valid
 Cost      O(n log L), L = leases of the slot. In an audited slot the records are read, too, if the
           numbers are not passed
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing.
@@ -22,10 +22,12 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
 --- @include "lib/split_call"
 local RUNS_FROM = 6 -- where the runs begin in ARGV
 local call = ARGV[2]
-local session, number = split_call(call)
-local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large,
-  grouped, offloaded = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn',
-    'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large', 'groups', 'offloaded'))
+local session, call_number = split_call(call)
+-- last_call: number, time and answer; false in a new session.
+local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, last_call,
+  large, grouped, offloaded = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
+    'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large',
+    'groups', 'offloaded'))
 --- @include "alone/ack"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -36,7 +38,7 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 --- @include "lib/settle/remove_held"
 --- @include "lib/settle/settled"
 local STEP = 1 / DELIVERY_CYCLE -- between the receipts of a run
-local RANGES_MOST = 4 -- runs whose ranges are read; of more runs, the scores are read
+local RANGES_MOST = 4 -- runs that are checked by range; if there are more, scores are read
 
 -- Return the position in ARGV of a run: its size, its first receipt and its delivery number.
 --- @inline
@@ -55,15 +57,16 @@ local function count_deliveries(runs)
   return count
 end
 
--- Return whether the caller holds all deliveries of a run, by one look at the range of its
--- receipts, which costs a quarter of a look at each score. The answer may be false though all are
--- held.
+-- Return whether all receipts of a run are valid. One look at the range of the receipts costs a
+-- quarter of a look at each score. The function may return false for a valid run.
 --
--- The run is held if the range has exactly its ids in order. That is certain as long as no id of
--- the run can have a receipt of a later delivery that looks the same: while fewer than 2048
--- deliveries have followed the first of the run.
---   at: the position in ARGV of its first id; delivered: the last delivery number of the slot
-local function is_run_held(r, at, delivered)
+-- A run is valid if the range has exactly its ids in order. This is certain only while fewer than
+-- 2048 deliveries have followed the first delivery of the run: after that, a later delivery of an
+-- id can have the same receipt.
+--
+-- - at: position in ARGV of the first id of the run
+-- - delivered: last delivery number of the slot
+local function is_run_valid(r, at, delivered)
   local place = place_of_run(r)
   local size, receipt = tonumber(ARGV[place]), ARGV[place + 1]
   local delivery = whole_number(ARGV[place + 2], 0, NUMBER_MOST, 'delivery')
@@ -85,26 +88,26 @@ local function is_run_held(r, at, delivered)
   return #in_range == size
 end
 
--- Return whether the caller holds all deliveries of all runs; false may be wrong, see is_run_held.
--- `from`: the position in ARGV of the first id.
+-- Return whether all receipts of all runs are valid. Like is_run_valid, this may return false for
+-- valid runs. `from`: position in ARGV of the first id.
 --- @inline
-local function are_runs_held(runs, count, from, delivered)
-  local all_held, at = runs <= RANGES_MOST and count > 1, from
-  for r = 1, all_held and runs or 0 do
-    all_held = all_held and is_run_held(r, at, delivered)
+local function are_runs_valid(runs, count, from, delivered)
+  local are_valid, at = runs <= RANGES_MOST and count > 1, from
+  for r = 1, are_valid and runs or 0 do
+    are_valid = are_valid and is_run_valid(r, at, delivered)
     local place = place_of_run(r)
     at = at + tonumber(ARGV[place])
   end
-  return all_held
+  return are_valid
 end
 
--- Find the deliveries that the caller holds, by the score of each. Returns their ids, each once; a
--- letter for every delivery; and for each id held what ARGV has behind `numbers_after` (nil:
--- false).
+-- Find the valid receipts, by the score of each. Return their ids, each once; a letter for every
+-- delivery; and for each valid id its audit number, or nil. `numbers_after`: position in ARGV
+-- before the numbers, or nil.
 --- @inline
-local function find_held(runs, count, from, numbers_after)
+local function find_valid(runs, count, from, numbers_after)
   local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, from + count - 1))
-  local held_ids, letters, numbers, seen, i = {}, {}, {}, {}, 0
+  local valid_ids, letters, numbers, seen, i = {}, {}, {}, {}, 0
   for r = 1, runs do
     local place = place_of_run(r)
     local receipt = tonumber(ARGV[place + 1])
@@ -113,19 +116,19 @@ local function find_held(runs, count, from, numbers_after)
       local id, score = ARGV[from + i - 1], tonumber(scores[i])
       if score and receipt and score == receipt + step * STEP and not seen[id] then
         seen[id], letters[i] = true, '1'
-        held_ids[#held_ids + 1] = id
-        numbers[#held_ids] = numbers_after and ARGV[numbers_after + i]
+        valid_ids[#valid_ids + 1] = id
+        numbers[#valid_ids] = numbers_after and ARGV[numbers_after + i]
       else
         letters[i] = '0'
       end
     end
   end
-  return held_ids, table.concat(letters), numbers
+  return valid_ids, table.concat(letters), numbers
 end
 
 local now = clock(ARGV[1])
-session, number = session_of(call)
-local before = answer_in(known, number)
+session, call_number = session_of(call)
+local before = answer_in(last_call, call_number)
 if before then
   return before
 end
@@ -137,48 +140,49 @@ local count = count_deliveries(runs)
 local from = RUNS_FROM + 3 * runs
 local to = from + count - 1
 local are_numbers_given = #ARGV == to + count
-if count > 1000 then
+if count > MOST or #ARGV ~= to and not are_numbers_given then
   fail('ARG', 'count')
 end
-if #ARGV ~= to and not (are_numbers_given and string.find(ARGV[to + 1], '^[%x.%d]*$')) then
-  fail('ARG', 'count')
+if are_numbers_given and not string.find(table.concat(ARGV, ' ', to + 1), '^[%x. ]*$') then
+  fail('ARG', 'number')
 end
 local numbers_after = are_numbers_given and audited and to or nil
 
-local held_ids, letters, numbers, low, high
-local all_held = are_runs_held(runs, count, from, tonumber(delivered or 0))
-if all_held then
+local valid_ids, letters, numbers
+local low, high = nil, nil -- range of the receipts of a single valid run
+local are_all_valid = are_runs_valid(runs, count, from, tonumber(delivered or 0))
+if are_all_valid then
   if runs == 1 then
     low = ARGV[RUNS_FROM + 1]
     high = string.format('%.17g', tonumber(low) + (count - 1) * STEP)
   end
-  held_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
+  valid_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
   numbers = numbers_after and { unpack(ARGV, to + 1, to + count) }
 else
-  held_ids, letters, numbers = find_held(runs, count, from, numbers_after)
+  valid_ids, letters, numbers = find_valid(runs, count, from, numbers_after)
 end
 local failed = count_failed()
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
-local kept = window > 0 and kept_ids(held_ids)
+local kept = window > 0 and kept_ids(valid_ids)
 if kept then
   check_settled_sets(window, last_turn, now)
 end
-if audited and #held_ids > 0 then
+if audited and #valid_ids > 0 then
   --- @include "lib/audit"
   numbers = numbers_after and add_numbers(numbers, parse_number, {})
-    or read_numbers(held_ids, tonumber(chunk))
+    or read_numbers(valid_ids, tonumber(chunk))
   account_for('seen', numbers, now)
 end
-if #held_ids == 0 then
+if #valid_ids == 0 then
   return letters
 end
 
 local let_next_out
 if grouped then
   --- @include "lib/groups/leave_groups"
-  let_next_out = leaving_groups(held_ids)
+  let_next_out = leaving_groups(valid_ids)
 end
-local removed = remove_held(large or offloaded, held_ids, failed, low, high)
+local removed = remove_held(large or offloaded, valid_ids, failed, low, high)
 if kept then
   remember_settled(window, last_turn, now, kept)
 end
@@ -193,9 +197,9 @@ if blocked then
     wake(ARGV[3], ARGV[4])
   end
 end
-local answer = kept_answer(number, now, letters)
+local answer = kept_answer(call_number, now, letters)
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed, session, answer)
-if not known then
+if not last_call then
   sweep_sessions(now, SWEPT)
 end
 return letters

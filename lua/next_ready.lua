@@ -14,11 +14,12 @@ ARGV[3..] created              the topic's stamp as the caller opened it; anothe
                                with -2, and the others as usual. With a credit: the stamp, and 1 if
                                an earlier copy of this call had no reply
 Returns   for each slot, us until it has work: 0 now, -1 never as things are. A slot in order has
-          none while a delivery is in flight, until its lease ends, nor before the hold. A paused
-          slot, and a slot with as much in flight as its limit allows, has only leases that end.
-          If the last take found only messages of held keys, there is none until its note ends.
-          With a credit, then for each slot the hand-overs for which the credit is good, 0: there is
-          none; for a repeated call, which removes the credits and leaves none, -1 less the
+          no work while a delivery is in flight, until its lease ends, nor while the slot waits. A
+          paused slot, and a slot whose limit in flight is reached, has only the ends of leases. If
+          the last take found only messages whose keys are at their limit, there is no work until
+          the end of its note.
+          With a credit, then for each slot the hand-overs for which the credit is good, 0: no
+          credit. A repeated call removes the credits and leaves none; it returns -1 minus the
           hand-overs for which the credit was still good
 Cost      O(s log L), s = slots; clients ask for 256 at most
 Atomic    Changes only the time until which a consumer may be asleep (`waiting`, or `blocked` if it
@@ -83,15 +84,15 @@ if offers then
   end
 end
 
--- Let the names of the keys mean those of the nth slot.
+-- Let the names of the keys mean the keys of the nth slot.
 local function use_slot(n)
   slot, store, prepare = all_keys[3 * n - 2], all_keys[3 * n - 1], all_keys[3 * n]
 end
 
-local sleepers = {} -- slots and fields where the caller is to be noted, in turn
-local credits_of, takes_credit = {}, {} -- by slot: its credits, and whether it may keep one
+local sleepers = {} -- slots, and fields where the caller is to be noted, in turn
+local credits_of, takes_credit = {}, {} -- by slot: its credits, and whether it may get another
 
--- Return nil, or when the slot gives messages again, as next_ready_in takes it.
+-- Return nil, or a gate that says when the slot gives messages again (see next_ready_in).
 local function gate_of(paused, limit, accepted)
   if paused then
     return { at = math.huge }
@@ -102,10 +103,10 @@ local function gate_of(paused, limit, accepted)
   local bucket, held = unpack(redis.call('HMGET', slot, 'bucket', 'held'))
   local in_flight = redis.call('ZCARD', prepare)
   local _, gate = room_in(limit, bucket, in_flight, now)
-  return gate or held_gate(held, now, accepted, in_flight)
+  return gate or gate_of_note(held, now, accepted, in_flight)
 end
 
--- Return us until the nth slot has work, and note what the writes below need to know.
+-- Return us until the nth slot has work. Note in the lists above what is to be written later.
 local function look_at(n, created)
   local stamp, waiting, blocked, ordered, leases_until, paused, limit, accepted, credits =
     unpack(redis.call('HMGET', slot, 'created', 'waiting', 'blocked', 'ordered', 'leases_until',
@@ -117,10 +118,10 @@ local function look_at(n, created)
   if stamp ~= created then
     return -2
   end
-  local hold = ordered and hold_until(ordered, now)
+  local ordered_until = ordered and end_of_wait(ordered, now)
   local gate = gate_of(paused, limit, accepted)
-  local wait, field = next_ready_in(now_us, leases_until, hold, gate)
-  takes_credit[n] = wait ~= 0 and field == 'waiting' and not hold and not gate
+  local wait, field = next_ready_in(now_us, leases_until, ordered_until, gate)
+  takes_credit[n] = wait ~= 0 and field == 'waiting' and not ordered_until and not gate
   if wait == 0 or not waits then
     return wait
   end

@@ -54,7 +54,7 @@ if packed == '' then
   write_again(slot, 'created', ARGV[5])
   return { 0, 0, 0, 0 }
 end
-local entry, serves = cmsgpack.unpack(packed), false -- serves: sleeping consumers are to be served
+local entry, serves_sleepers = cmsgpack.unpack(packed), false
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
   --- @include "lib/send/merge_messages"
@@ -93,7 +93,7 @@ else
     end
     local batch = { head = head, members = given, rests_of = rests_of }
     local stored_all
-    stored_all, serves = store_uniform(batch, fields, now)
+    stored_all, serves_sleepers = store_uniform(batch, fields, now)
     letters = stored_all and ''
     local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
     for i = 1, #rests do
@@ -107,7 +107,7 @@ else
     end
     local batch = { given = given, at = 0, count = count, large = false }
     local reply
-    reply, serves = store_messages(batch, fields, now)
+    reply, serves_sleepers = store_messages(batch, fields, now)
     letters = reply[2]
   end
   if letters == 'F' then
@@ -124,7 +124,7 @@ else -- the key stays: a missing stage is one that has expired
 end
 local reply = { length - elements, stored, duplicates, merged }
 remember(ARGV[4], now, cmsgpack.pack(reply))
-if serves then
+if serves_sleepers then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[2], ARGV[3], now)
 end

@@ -50,13 +50,16 @@ if #held_ids == 0 then
 end
 local let_next_out = leaving_groups(held_ids, true)
 redis.call('ZREM', prepare, unpack(held_ids))
-local mades, details = {}, {}
+local delivery_counts, details = {}, {}
 for m = 1, #held_ids do
   local i = positions[m]
-  mades[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(scores[i]) % 1000) + 1)
+  local left = math.floor(tonumber(scores[i]) % 1000)
+  delivery_counts[m] = math.max(1, tonumber(max_retries) - left + 1)
   details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
-local died = { ids = held_ids, mades = mades, details = details, reason = ARGV[5] }
+local died = {
+  ids = held_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
+}
 add_dead(died, audited, tonumber(dead_retention_ms), now)
 local moved = let_next_out and let_next_out()
 if unblock(blocked, now) then

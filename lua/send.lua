@@ -40,10 +40,10 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
 --- @include "lib/slot_fields"
 --- @include "lib/read_time"
 local BEFORE = 7 -- arguments before the messages
-local call, head, first = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
-local session, number = split_call(call)
+local call, head, first_member = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
+local session, call_number = split_call(call)
 local fields = read_store_fields(session)
-local known = fields[SESSION]
+local last_call = fields[SESSION] -- number, time and answer; false in a new session
 
 --- @include "alone/send"
 --- @include "lib/check"
@@ -53,25 +53,25 @@ local known = fields[SESSION]
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
-session, number = session_of(call)
+session, call_number = session_of(call)
 local count = whole_number(ARGV[6], 1, MOST, 'count')
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end
 local members
 if head ~= '' then
-  members = run_members(first, count)
+  members = run_members(first_member, count)
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
-if known and tonumber(string.match(known, '^%d+')) > tonumber(number) then
+if last_call and tonumber(string.match(last_call, '^%d+')) > tonumber(call_number) then
   drop_unused(large) -- answer_in refuses this late copy
 end
 -- The kept answer comes first: the topic may have been resized since an earlier copy of the call
 -- stored the messages.
-local before = answer_in(known, number)
+local before = answer_in(last_call, call_number)
 if before then
   --- @include "lib/writes"
-  write_again(slot, session, known)
+  write_again(slot, session, last_call)
   drop_unused(large)
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
@@ -85,18 +85,18 @@ if fields[PAUSED_SEND] then
   return { 0, 'P' }
 end
 local now = clock(ARGV[1])
-local accepted, serves = nil, false -- serves: whether sleeping consumers are to be served
+local accepted, serves_sleepers = nil, false
 local needs_body = is_large(head)
 if needs_body and not large then
   fail('BODY', bodies)
 end
-if head ~= '' and known then
+if head ~= '' and last_call then
   --- @include "lib/send/store_uniform"
   local function rests_of(from)
     return ARGV, BEFORE + from
   end
   local batch = { head = head, members = members, rests_of = rests_of }
-  accepted, serves = store_uniform(batch, fields, now)
+  accepted, serves_sleepers = store_uniform(batch, fields, now)
 end
 local reply = { accepted, '' }
 if not accepted then
@@ -106,7 +106,7 @@ if not accepted then
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
   local batch = { given = given, at = members and 0 or BEFORE, count = count, large = large }
-  reply, serves = store_messages(batch, fields, now)
+  reply, serves_sleepers = store_messages(batch, fields, now)
 end
 if large then
   local stored = 0
@@ -128,7 +128,7 @@ elseif reply[2] ~= 'F' then
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[5])
 end
-if serves then
+if serves_sleepers then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[3], ARGV[4], now)
 end

@@ -1,10 +1,11 @@
 --[[
-Short form of ack: settle one delivery, in a session that continues, of a slot that is not in order,
-not audited and has no failed messages. Most acks are of that kind. The short form creates no
-function, and reads only what this kind of delivery needs. It ends at the first guard that does not
-hold; then ack.lua continues with the long form, which does the same for every delivery.
+Short form of ack: settle one delivery, in a session that the slot knows. The slot is not in order
+and not audited, and has no failed messages. Most acks are of that kind. The short form creates no
+function, and reads only what this kind of delivery needs. If a guard fails, ack.lua continues with
+the long form, which does the same for every delivery.
 
-Reads: RUNS_FROM audited blocked call created grouped known large number offloaded session settled
+Reads: RUNS_FROM audited blocked call call_number created grouped large last_call offloaded session
+  settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -13,24 +14,24 @@ Reads: RUNS_FROM audited blocked call created grouped known large number offload
 --- @include "lib/session"
 --- @include "lib/settle/count_failed"
 repeat
-  if not known or not created or #ARGV ~= RUNS_FROM + 3 then
-    break -- a new session removes old ones; several deliveries share their work
+  if not last_call or not created or #ARGV ~= RUNS_FROM + 3 then
+    break -- a new session removes unused sessions; several deliveries share their work
   end
   if blocked or audited or large or offloaded then
-    break
+    break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]
   if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
-    break -- the id of a sender that keeps it is remembered
+    break -- the sender keeps the id, so the slot remembers it as settled
   end
-  local is_next = is_next_call(known, number)
+  local is_next = is_next_call(last_call, call_number)
   if not is_next then
     break -- a call that arrives twice gets its first answer
   end
   local score = redis.call('ZSCORE', prepare, id)
-  local is_held = score and (score == receipt or tonumber(score) == tonumber(receipt))
-  if not is_held then
-    break
+  local is_valid = score and (score == receipt or tonumber(score) == tonumber(receipt))
+  if not is_valid then
+    break -- the lease has expired, or the message is settled
   end
   local failed = count_failed()
   if failed > 0 then
@@ -38,7 +39,7 @@ repeat
   end
 
   local now, _, seconds = read_time(ARGV[1])
-  local answer = session_answer(number, seconds, '1')
+  local answer = session_answer(call_number, seconds, '1')
   if not grouped then
     redis.call('HDEL', records, id)
     redis.call('ZREM', prepare, id)
@@ -50,16 +51,16 @@ repeat
   local record = redis.call('HGET', records, id) or ''
   local group = plain_group(string.byte(record, 1) or 0, record, FIXED + 1)
   if not group then
-    break -- a weight, a share, or no group
+    break -- it has a weight, a share, or no group
   end
   local field = '/' .. group
   local text, vtime, waiting = unpack(redis.call('HMGET', slot, field, 'vtime', 'waiting'))
   if not text then
-    break
+    break -- the group has no entry
   end
   local entry, next_id, priority, tag = entry_without(text, tonumber(vtime or 0), id)
   if not entry then
-    break
+    break -- the group has to be searched for its next message
   end
 
   local next_score

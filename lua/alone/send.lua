@@ -1,10 +1,10 @@
 --[[
-Short form of send: store one message without a time, a merge key or a large body, in a session that
-continues. Most sends are of that kind. The short form creates no function, and reads only what this
-kind of message needs. It ends at the first guard that does not hold; then send.lua continues with
-the long form, which does the same for every message.
+Short form of send: store one plain message, that is one without a time, a merge key or a large
+body, in a session that the slot knows. Most sends are of that kind. The short form reads only what
+this kind of message needs. It creates functions only if a consumer sleeps. If a guard fails,
+send.lua continues with the long form, which does the same for every message.
 
-Reads: BEFORE call fields first head known number session
+Reads: BEFORE call call_number fields first_member head last_call session
 ]]
 --- @include "lib/add"
 --- @include "lib/split_call"
@@ -17,40 +17,40 @@ Reads: BEFORE call fields first head known number session
 --- @include "lib/slot_fields"
 --- @include "lib/read_time"
 repeat
-  if not known or ARGV[6] ~= '1' or #ARGV ~= BEFORE + 2 then
+  if not last_call or ARGV[6] ~= '1' or #ARGV ~= BEFORE + 2 then
     break -- the ids of a new session are looked up; several messages share their work
   end
-  if #head ~= HEAD or #first ~= MEMBER or string.byte(call, 1) ~= AT then
-    break -- the long form names the argument that is wrong
+  if #head ~= HEAD or #first_member ~= MEMBER or string.byte(call, 1) ~= AT then
+    break -- the long form names the wrong argument
   end
   if fields[CREATED] ~= ARGV[5] or fields[CAPACITY] ~= '0' or fields[PAUSED_SEND] then
-    break
+    break -- an error, a slot that may be full, or a pause
   end
-  local is_next = is_next_call(known, number)
+  local is_next = is_next_call(last_call, call_number)
   if not is_next then
     break -- a call that arrives twice gets its first answer
   end
   local rest = ARGV[BEFORE + 2]
-  local flags, priority = split_head(head)
-  if flags % HEADERS > 0 or priority < PRIORITY_MIN or priority >= PRIORITY_END then
-    break
+  local first_byte, priority = split_head(head)
+  if first_byte % HEADERS > 0 or priority < PRIORITY_MIN or priority >= PRIORITY_END then
+    break -- the message has a time, an expiry, a merge key or a large body
   end
-  local is_coded = flags >= CODED and flags < CODED_END
-  if is_coded and (flags > CODED or string.byte(rest, 1) == OFFLOADED) then
-    break -- the body is offloaded; or it is behind headers, where the long form looks for it
+  local is_coded = first_byte >= CODED and first_byte < CODED_END
+  if is_coded and (first_byte > CODED or string.byte(rest, 1) == OFFLOADED) then
+    break -- the body is offloaded, or may be: it is behind headers
   end
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   if order >= RESTART or tonumber(fields[FRONT] or 0) <= -RESTART then
     break -- a counter may have to restart
   end
-  local group, score, entry, lane, made
+  local group, score, entry, lane, groups_made
   if fields[GROUPS] then
     --- @include "lib/groups/enter_alone"
-    group = plain_group(flags, rest, 1)
+    group = plain_group(first_byte, rest, 1)
     if not group then
-      break -- a weight, a share, or no group
+      break -- it has a weight, a share, or no group
     end
-    score, entry, lane, made = enter_alone(fields[GROUPS], group, first, priority)
+    score, entry, lane, groups_made = enter_alone(fields[GROUPS], group, first_member, priority)
     if not score then
       break -- the group has to be searched, or another message of it goes first
     end
@@ -58,21 +58,21 @@ repeat
 
   local now, _, seconds = read_time(ARGV[1])
   local record = head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
-  local answer = session_answer(number, seconds, accepted .. ':')
+  local answer = session_answer(call_number, seconds, accepted .. ':')
   local consumer_sleeps = fields[WAITING] and tonumber(fields[WAITING]) > now
   if consumer_sleeps and not group then
     --- @include "lib/wake/hand_over_alone"
-    local message = { member = first, record = record, accepted = accepted, order = order,
+    local message = { member = first_member, record = record, accepted = accepted, order = order,
       session = session, answer = answer, seconds = seconds }
     local is_handed_over, needs_long_form = hand_over_alone(message, ARGV[4], now)
     if is_handed_over then
       return { accepted, '' }
     end
     if needs_long_form then
-      break
+      break -- other messages also wait, or this message is large
     end
   end
-  if redis.call('HEXISTS', records, first) == 1 then
+  if redis.call('HEXISTS', records, first_member) == 1 then
     break -- a duplicate
   end
   if not group then
@@ -80,15 +80,16 @@ repeat
     score = score_text(priority, 0.5 - order * step)
   end
 
-  add_single(store, score, first, accepted)
-  redis.call('HSET', records, first, record)
+  add_single(store, score, first_member, accepted)
+  redis.call('HSET', records, first_member, record)
   if group then
     redis.call('HSET', slot, 'accepted', accepted, session, answer, '/' .. group, entry,
-      'lane', lane, 'groups_made', made)
+      'lane', lane, 'groups_made', groups_made)
   else
     redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
   end
-  if consumer_sleeps and string.byte(score, 1) ~= MINUS then
+  local is_held_in_group = string.byte(score, 1) == MINUS
+  if consumer_sleeps and not is_held_in_group then
     --- @include "lib/wake/wake"
     wake(ARGV[3], ARGV[4])
   end

@@ -101,11 +101,11 @@ if on_expire == 'drop' then
   release_groups()
   return reply
 end
-local mades = {}
+local delivery_counts = {}
 for i = 1, #ids do
-  mades[i] = entries[i] and string.byte(entries[i], 2) or 0
+  delivery_counts[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
-local died = { ids = ids, mades = mades, reason = 'x', details = '' }
+local died = { ids = ids, delivery_counts = delivery_counts, reason = 'x', details = '' }
 add_dead(died, audited, tonumber(dead_retention_ms), now)
 release_groups()
 return reply

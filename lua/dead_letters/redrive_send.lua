@@ -49,7 +49,7 @@ if tonumber(fields[CAPACITY]) > 0 and fields[OVERFLOW] ~= 'drop_lowest' then
 end
 local outcomes, new_arrivals = {}, {} -- new arrivals: scores and members in turn
 local positions, members, parts = {}, {}, {} -- of letters to be stored; parts: heads and rests
-local serves = false
+local serves_sleepers = false
 
 -- Return the member and token of letter i, its head and its rest.
 local function letter_at(i)
@@ -116,7 +116,7 @@ if #positions > 0 then
   end
   local batch = { given = members, at = 0, count = count, large = false }
   local reply
-  reply, serves = store_messages(batch, fields, now)
+  reply, serves_sleepers = store_messages(batch, fields, now)
   local codes = reply[2] -- '' if all are stored
   for i = 1, count do
     local code = codes == 'F' and codes or string.sub(codes, i, i)
@@ -137,7 +137,7 @@ else
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[4])
 end
-if serves then
+if serves_sleepers then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[2], ARGV[3], now)
 end

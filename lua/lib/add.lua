@@ -1,7 +1,8 @@
 -- Add members to a sorted set, or fields to a hash, in the cheapest way for their number.
-local FEW, EVERY = 8, 16
+local FEW = 8 -- members or fields; fewer are added by one plain command
+local EVERY = 16 -- of single members, the number that is added as a batch
 
--- Add members to a sorted set. `count`: number of members in the list of scores and members.
+-- Add members to a sorted set. `count`: number of members in the list.
 --- @inline
 local function add_members(zset, scores_and_members, count)
   if count < FEW then
@@ -12,8 +13,8 @@ local function add_members(zset, scores_and_members, count)
   end
 end
 
--- Add the nth of many single members. Every sixteenth member is added as a batch is: many single
--- members in a small set would cost as much as a batch does.
+-- Add one member to a sorted set that gets many single members; `nth` is its number. Every
+-- sixteenth member is added as a batch, by add_many, which gives Redis the cheap form of the set.
 --- @inline
 local function add_single(zset, score, member, nth)
   if nth % EVERY == 0 then
@@ -24,7 +25,7 @@ local function add_single(zset, score, member, nth)
   end
 end
 
--- Set fields of a hash. `count`: number of fields in the list of fields and values.
+-- Set fields of a hash. `count`: number of fields in the list.
 --- @inline
 local function set_fields(hash, fields_and_values, count)
   if count < FEW then

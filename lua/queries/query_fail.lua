@@ -105,15 +105,15 @@ end
 
 -- Send the messages to the DeadQueue. Return the letter of each.
 local function reject()
-  local outcomes, mades = {}, {}
+  local outcomes, delivery_counts = {}, {}
   for m = 1, #ids do
     local left = math.floor(tonumber(receipts[m]) % 1000)
-    mades[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
+    delivery_counts[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
   local let_next_out = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
-  local died = { ids = ids, mades = mades, details = details, reason = 'r' }
+  local died = { ids = ids, delivery_counts = delivery_counts, details = details, reason = 'r' }
   add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   local any_out = let_next_out and let_next_out()
   if unblock(fields[BLOCKED], now) or any_out and is_awaited(fields[AWAITED], now) then

@@ -55,19 +55,19 @@ redis.call('ZCARD', prepare)
 if audited then
   redis.call('ZCARD', audit)
 end
-local ids, mades = {}, {}
+local ids, delivery_counts = {}, {}
 for i = 1, #page do
   local number, score = first + i, scores[i] and tonumber(scores[i])
   if number > expired_to and not marked[number] and score and score >= FAR * 1000 then
     ids[#ids + 1] = page[i]
-    mades[#ids] = math.max(1, tonumber(max_retries) - math.floor(score % 1000) + 1)
+    delivery_counts[#ids] = math.max(1, tonumber(max_retries) - math.floor(score % 1000) + 1)
   end
 end
 allow_oom(prepare)
 if #ids > 0 then
   local let_next_out = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
-  local died = { ids = ids, mades = mades, reason = 'r' }
+  local died = { ids = ids, delivery_counts = delivery_counts, reason = 'r' }
   died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)
   add_dead(died, audited, tonumber(dead_retention_ms), now)
   local any_out = let_next_out and let_next_out()

@@ -57,7 +57,7 @@ local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now
 if tonumber(due) > now and not moves_back then
   return 0
 end
-local serves = false
+local serves_sleepers = false
 if ARGV[10] ~= '' then
   if fields[PAUSED_SEND] then
     return -2
@@ -65,7 +65,7 @@ if ARGV[10] ~= '' then
   --- @include "lib/send/store_messages"
   local batch = { given = { ARGV[11], ARGV[12], ARGV[13] }, at = 0, count = 1, large = false }
   local reply
-  reply, serves = store_messages(batch, fields, now)
+  reply, serves_sleepers = store_messages(batch, fields, now)
   local letters = reply[2]
   if letters == 'F' then
     return -1
@@ -77,7 +77,7 @@ if ARGV[10] ~= '' then
 end
 note_move(name, ARGV[8], now)
 redis.call('ZADD', schedule_times, ARGV[9] == '' and '+inf' or ARGV[9], name)
-if serves then
+if serves_sleepers then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[2], ARGV[3], now)
 end

@@ -104,7 +104,7 @@ def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_calle
 def names_in_header(part: str, word: str) -> set[str]:
     """The names in the line of a header that begins with a word: `Reads: call fields`."""
     header = script_loader.source(part).partition("]]")[0]
-    lines = re.findall(rf"^{word}: (.+)$", header, re.MULTILINE)
+    lines = re.findall(rf"^{word}: (.+(?:\n  .+)*)", header, re.MULTILINE)
     assert len(lines) <= 1
     names = " ".join(lines).split()
     assert names == sorted(names)

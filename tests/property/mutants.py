@@ -38,7 +38,7 @@ MUTANTS: dict[str, list[Change]] = {
             "local is_duplicate = stored[i] or settled and settled[i] == 1",
             "local is_duplicate = false",
         ),
-        ("send", "redis.call('HEXISTS', records, first) == 1", "false"),
+        ("send", "redis.call('HEXISTS', records, first_member) == 1", "false"),
     ],
     "smallest priority first": [
         (
@@ -94,8 +94,10 @@ MUTANTS: dict[str, list[Change]] = {
 _PLACE = "return front_score(place, places.front - behind)"
 # Of slots in order, and hunted by a machine whose consumers are ordered.
 IN_ORDER: dict[str, list[Change]] = {
-    "two batches of a slot": [("prepare", "or 1, redis.call('ZCARD', prepare) > 0", "or 1, false")],
-    "the hold is ignored": [("prepare", "in_flight or hold_ > take.now", "in_flight")],
+    "two batches of a slot": [
+        ("prepare", "local in_flight = redis.call('ZCARD', prepare) > 0", "local in_flight = false")
+    ],
+    "the wait is ignored": [("prepare", "in_flight or ordered_until_ > take.now", "in_flight")],
     "a failed one goes to the back": [
         ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', slot, 'order', 1))")
     ],

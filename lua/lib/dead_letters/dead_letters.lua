@@ -17,11 +17,11 @@ end
 
 -- Add messages to the DeadQueue. Their records stay. If the topic has a retention, some dead
 -- letters past it are dropped: more than are added.
---   died: `ids`; for each the number of its deliveries (`mades`); `reason`, a letter
+--   died: `ids`; for each the number of its deliveries (`delivery_counts`); `reason`, a letter
 --     (lib/settle/attempts); `details`: the text of each error, or one text for all
 --   retention: ms, or 0
 local function add_dead(died, audited, retention, now)
-  local ids, mades, details, reason = died.ids, died.mades, died.details, died.reason
+  local ids, counts, details, reason = died.ids, died.delivery_counts, died.details, died.reason
   local is_one_text = type(details) ~= 'table'
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
@@ -32,7 +32,7 @@ local function add_dead(died, audited, retention, now)
       if not is_one_text then
         text = details[i]
       end
-      local entry = failure_entry(entries[i - first + 1], 0, mades[i], reason, text, now)
+      local entry = failure_entry(entries[i - first + 1], 0, counts[i], reason, text, now)
       times[#times + 1], times[#times + 2] = now, ids[i]
       noted[#noted + 1], noted[#noted + 2] = ids[i], entry
     end

@@ -2,40 +2,40 @@
 Receipts of deliveries, which are the scores of the PrepareQueue: deadline s * 1000 + retries
 remaining + (delivery number mod 2048) / 2048. Their Python twin is rmq/kernel/core/score.py.
 
-The deadline says how long the receipt holds:
+The deadline says how long the receipt is valid:
 
-  below 3e9   a lease of its own, which ends then
-  3e9 + n     the shared lease n (lib/leases/shared_leases)
-  4e9         it is held by a query (lib/query)
+- below 3e9: the delivery has a lease of its own, which ends then
+- 3e9 + n: the delivery is under the shared lease n (lib/leases/shared_leases)
+- 4e9 + page: the delivery belongs to a query (lib/query)
 ]]
 --- @needs prepare
-local DELIVERY_CYCLE = 2048 -- so many deliveries that follow each other differ in the fraction
+local DELIVERY_CYCLE = 2048 -- number of successive deliveries that differ in the fraction
 local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
-local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065, and numbers of leases
+local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065; largest number of a lease
 local FAR = 4000000000 -- the year 2096
--- '+' before `max_retries` of a slot: it was changed, so each delivery says how many retries
--- remain.
+-- + as a byte, before `max_retries` of a slot. That setting was changed, so replies say how many
+-- retries remain to each message.
 local RECOUNTED = 43
 
--- The receipt of a delivery, as text: Redis writes a number of Lua with fewer digits.
+-- Return the receipt of a delivery as text: Redis formats a number of Lua with fewer digits.
 --- @inline
 local function receipt_text(deadline, left, delivery)
   return string.format('%d.%011d',
     deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT)
 end
 
--- Return how many deliveries with a lease of their own have expired: a deadline is a whole second.
+-- Return how many deliveries with a lease of their own have expired. Deadlines are whole seconds.
 --- @inline
 local function count_expired(now)
   local past = string.format('(%d', now - now % 1000 + 1000)
   return redis.call('ZCOUNT', prepare, '-inf', past)
 end
 
--- Return receipts and ids in turn, as ZADD takes them, for deliveries numbered from `first` on.
+-- Return receipts and ids in turn, as ZADD takes them. `first`: number of the first delivery.
 -- `retries_left`: nil, or by position the retries that remain to messages that have failed before.
 --- @inline
 local function receipts_of(ids, n, deadline, first, max_retries, retries_left)
-  -- The receipt of a message that has not failed.
+  -- fresh: format of the receipt of a message that has not failed
   local receipts, fresh = {}, string.format('%d.%%011d', deadline * 1000 + max_retries)
   for i = 1, n do
     local left = retries_left and retries_left[i]

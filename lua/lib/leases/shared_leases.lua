@@ -1,13 +1,13 @@
 --[[
-Shared leases: one lease for all deliveries that a worker process has of a slot.
+Shared leases: one lease for all deliveries of a slot to a worker process.
 
-A lease has a number; `leases` has the end of each. The deadline in the receipts of its deliveries
-is SHARED + number, a time that never comes. So these deliveries are one range of the PrepareQueue,
-and renewing the lease changes none of them. An end of 0 says that the lease is being given back,
-and can no longer be renewed.
+A lease has a number, and `leases` has its end. The deadline in the receipts of its deliveries is
+SHARED + number, a time that never comes. So these deliveries are one range of the PrepareQueue, and
+a renewal of the lease changes none of them. An end of 0 says that the deliveries are being rolled
+back, and that the lease can no longer be renewed.
 
-`leases_until` of the slot is when the first query's or shared lease ends; never later. If it is
-earlier, the next rollback corrects it.
+`leases_until` of the slot is the end of the first lease of a query, or shared lease. It is never
+too late. If it is too early, the next rollback corrects it.
 ]]
 --- @needs slot queries leases
 --- @include "lib/check"
@@ -19,8 +19,8 @@ local function range_of(number)
   return string.format('%.0f', first), string.format('(%.0f', first + 1000)
 end
 
--- Return the end of the shared lease of a receipt, epoch ms; '' if the delivery has a deadline of
--- its own or a query holds it.
+-- Return the end of the shared lease of a receipt, epoch ms; '' if the delivery has a lease of its
+-- own, or belongs to a query.
 local function shared_end(receipt)
   local number = math.floor(receipt / 1000) - SHARED
   if number < 1 or number > SHARED_MOST then
@@ -29,7 +29,7 @@ local function shared_end(receipt)
   return math.floor(tonumber(redis.call('ZSCORE', leases, string.format('%d', number)) or 0))
 end
 
--- Note when the first query's or shared lease ends.
+-- Write when the first lease of a query, or shared lease, ends.
 local function note_first_end()
   local first_query = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
   local first_shared = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
@@ -42,13 +42,14 @@ local function note_first_end()
   end
 end
 
--- Return the number and the end of the shared lease of a take: the named lease, or a new one if it
--- is gone or 0 is given. The worker renews its lease, so less than half of it is left only after a
--- pause; then the take renews it.
+-- Return the number and the end of the shared lease of a take: the named lease. If it is gone, or
+-- `number` is 0, create a lease. A worker renews its lease, so less than half of it is left only
+-- after a pause. Then the take renews it. `until_ms`: `leases_until` of the slot.
 local function lease_for_take(number, lease_end, lease, now, until_ms)
   if number == 0 or lease_end <= 0 then
-    -- By the clock, not by a counter: if a slot lost its last second or was created again, a
-    -- counter would repeat numbers that workers still have. These numbers repeat after ten days.
+    -- The number comes from the clock. If Redis lost its last second, or the slot was created
+    -- again, a counter would repeat numbers that workers still use. These numbers repeat after ten
+    -- days.
     number, lease_end = now % SHARED_MOST + 1, 0
     while redis.call('ZSCORE', leases, string.format('%d', number)) do
       number = number % SHARED_MOST + 1

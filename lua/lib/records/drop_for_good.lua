@@ -3,10 +3,11 @@
 --- @include "lib/records/envelope"
 --- @include "lib/records/large_bodies"
 
--- Delete everything that belongs to messages which are in no queue any more. The first write needs
+-- Delete everything that belongs to messages which are no longer in a queue. The first write needs
 -- no memory.
---   audited: the field of the slot; page: number of records that are read at once for that
---   moved: true if the messages are stored in another slot
+-- - audited: the field of the slot
+-- - page: how many records are read at once, if the slot is audited
+-- - moved: true if the messages are stored in another slot
 local function drop_for_good(audited, page, ids, now, moved)
   if audited then
     --- @include "lib/audit"

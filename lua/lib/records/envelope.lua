@@ -1,8 +1,9 @@
--- Reading the envelope of a record: its flags, and the parts that have no fixed place.
--- lib/records/record describes them.
+-- Reading the envelope of a record: the parts without a fixed position. lib/records/record
+-- describes them.
 --- @include "lib/records/record_bytes"
 
--- Return where the headers of a record begin, with their size; nil if it has no headers.
+-- Return the position of the headers of a record, which begin with their size; nil if it has no
+-- headers.
 --- @inline
 local function headers_at(record)
   local head = #record > FIXED and string.byte(record, 1) or 0

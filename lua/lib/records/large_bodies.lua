@@ -1,32 +1,33 @@
 --[[
-Large bodies are in a hash of their own, next to the records, so that no script carries them. The
-client writes a body just before the script that stores its record, in one transaction. It reads
-the body with a plain command. The Python twin is rmq/kernel/core/record.py.
+Large bodies are in a hash of their own, so that they need not pass through scripts. The client
+writes a body just before the script that stores its record, in one transaction. It reads the body
+with a plain command. The Python twin is rmq/kernel/core/record.py.
 
 The record of a large body has the flag 8 without the flag 4. It ends with a reference instead of a
 body: the size (4 bytes), and 8 random bytes of its sender. The name of the body is the member and
 these 8 bytes, so two senders of one id never write the same field. The field `large` of the slot
 counts the bodies.
 
-An offloaded body is in a store outside of Redis. Its record has a reference to it: codec 3, and a
-first byte of its own. The script that removes the record for good leaves the reference in `bodies`,
-as `gone:<number>`: a tombstone. A process that has access to the store removes the object and then
-the tombstone. The field `offloaded` of the slot is the number of the newest tombstone, 0 before the
-first. A slot without that field has never had an offloaded body, and its scripts read no records
-for this. The field `released` is the number up to which the objects are removed.
+An offloaded body is an object in a store outside of Redis. Its record has a reference to it: a body
+of codec 3 that begins with the byte OFFLOADED. The script that removes the record for good leaves
+the reference in `bodies`, as `gone:<number>`: a tombstone. A process that has access to the store
+removes the object and then the tombstone. The field `offloaded` of the slot is the number of the
+newest tombstone, 0 before the first. A slot without that field has never had an offloaded body, and
+its scripts read no records for this. The field `released` is the number up to which the objects are
+removed.
 ]]
 --- @needs slot records bodies
 --- @include "lib/records/record"
 local REFERENCE = 12 -- bytes: size and name
 
--- Return whether a record refers to a large body. The head of the record is enough; '' does not.
+-- Return whether a record refers to a large body. `record`: a record, its head, or ''.
 --- @inline
 local function is_large(record)
   local flags = (string.byte(record, 1) or 0) % 16
   return flags >= COLLECTS and flags < COLLECTS + MERGES
 end
 
--- Return the name of the large body of a record. The end of the record is enough.
+-- Return the name of the large body of a record. `record`: a record, or its end.
 --- @inline
 local function body_name(member, record)
   return member .. string.sub(record, -8)
@@ -49,15 +50,15 @@ local function offloaded_reference(record)
   end
   if first > CODED then -- it has a time or headers
     at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
-    if first % 32 >= HEADERS and #record > at then
+    if first % (2 * HEADERS) >= HEADERS and #record > at then
       at = at + 2 + struct.unpack('>I2', record, at)
     end
   end
   return string.byte(record, at) == OFFLOADED and string.sub(record, at + 1) or nil
 end
 
--- Note in the slot that it has offloaded bodies, if one of these new records has. Return whether
--- one has. `new_records`: ids and records in turn.
+-- Note in the slot that it has offloaded bodies, if one of these new records has an offloaded body.
+-- Return whether one has. `new_records`: ids and records in turn.
 local function note_offloaded(new_records)
   for i = 2, #new_records, 2 do
     local reference = offloaded_reference(new_records[i])
@@ -92,7 +93,7 @@ local function find_bodies(ids, page)
   return own, references
 end
 
--- Remove large bodies. `keeps_hash`: whether the hash may have other fields when none is left.
+-- Remove large bodies. `keeps_hash`: whether the hash may have other fields after the last body.
 --- @inline
 local function drop_bodies(names, keeps_hash)
   redis.call('HDEL', bodies, unpack(names))
@@ -101,7 +102,7 @@ local function drop_bodies(names, keeps_hash)
   end
   redis.call('HDEL', slot, 'large')
   if not keeps_hash then
-    redis.call('UNLINK', bodies) -- with what is left of a send that failed after its bodies
+    redis.call('UNLINK', bodies) -- a send may have failed after it had written its bodies
   end
 end
 
@@ -109,7 +110,7 @@ end
 --- @inline
 local function leave_tombstones(references, released)
   local first = redis.call('HINCRBY', slot, 'offloaded', #references) - #references
-  if tonumber(released or 0) > first then -- a late process wrote it for a slot that was deleted
+  if tonumber(released or 0) > first then -- written late, for a slot that had been deleted
     redis.call('HSET', slot, 'released', first)
   end
   for i = 1, #references do
@@ -136,8 +137,8 @@ local function drop_records(ids, moved)
   end
 end
 
--- Return the names of the large bodies that come with a send, by position, with false for a message
--- that has none. Return false if no message has one. `given`: as in send.lua, from at + 1 on.
+-- Return the names of the large bodies of a send, by position; false for a message without a large
+-- body. Return false if no message has a large body. `given`: as in send.lua, from at + 1 on.
 local function sent_names(given, at, count, head, members)
   local names, any = {}, false
   for i = 1, count do
@@ -154,8 +155,7 @@ local function sent_names(given, at, count, head, members)
   return any and names
 end
 
--- Remove those of these bodies that no record refers to: their messages were not stored, or are
--- settled.
+-- Remove the bodies that no record refers to: their messages were not stored, or are settled.
 local function drop_unused(names)
   for i = 1, names and #names or 0 do
     local name = names[i]

@@ -2,8 +2,8 @@
 --- @include "lib/records/record_bytes"
 --- @include "lib/scores/score_ranges"
 
--- Return the place that a record says: the priority of its message, or when the message was due if
--- it has none. Return nil if there is no record, or it is cut short or damaged.
+-- Return the priority of a message, or when it was due if it has no priority. Return nil if there
+-- is no record, or it is cut short or damaged.
 --- @inline
 local function place_in_record(record)
   if not record or #record < FIXED then

@@ -1,14 +1,14 @@
 --[[
 The counters that order the messages of a slot: `order` grows with each arrival, `front` falls with
-each message that is handed back. A counter that has gone far restarts if no message is left that it
-has ordered.
+each message that is handed back. A large counter restarts if no message with a score from it is
+left.
 ]]
 --- @needs store
 --- @include "lib/scores/score_ranges"
 local RESTART = 1073741824 -- a quarter of ORDER_END
 
--- Return the counter of arrivals to continue from. It restarts if no priority message waits; with
--- messages that are due in a month it would never restart.
+-- Return the counter of arrivals to continue from. It restarts if no priority message waits.
+-- Messages that are due later do not count: with them, it might never restart.
 --- @inline
 local function restarted_order(order)
   if order > RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then

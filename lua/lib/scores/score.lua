@@ -31,8 +31,8 @@ local function ordered_text(integer, order)
   return text
 end
 
--- Return a score at the front of a priority, or of all due messages if `place` is a time. `order`
--- falls with every message that is handed back.
+-- Return a score at the front of a priority, or of all due messages if `place` is a time. `order`:
+-- a counter that falls with every message that is handed back.
 local function front_score(place, order)
   return place < PRIORITY_END and ordered_score(place, order) or HANDED_BACK + order
 end

@@ -8,7 +8,7 @@ lib/scores/score and lib/scores/timed_score make the scores.
   >= 1e12             a timed message: when it is due, epoch ms; the earlier goes first
 ]]
 local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
-local HANDED_BACK = 500000000000 -- the middle of its range
+local HANDED_BACK = 500000000000 -- the middle of the range of messages that were handed back
 local BELOW_PRIORITY_MIN, BELOW_PRIORITY_END = '(17', '(1048576' -- as the end of a range
--- Number of arrivals, or of messages handed back, that scores of the largest priorities can order.
+-- How many arrivals, or messages handed back, scores of the largest priorities can order.
 local ORDER_END = 4294967296

@@ -19,7 +19,8 @@ local function timed_fraction(score)
   return math.floor(bits / 2), bits % 2
 end
 
--- The last place of each ms is remembered: a batch is written only when all its scores are known.
+-- The last place of each ms, and a later ms with room for each full ms. They are kept in memory,
+-- because a batch is written only after all its scores are computed.
 local last_places, ms_with_room
 
 -- Return the last place that is taken in a ms; -1 if none is.
@@ -34,9 +35,9 @@ local function last_place(ms)
   return place
 end
 
--- Return a ms after `due`, which is full, that has room; or the last ms that is looked at. The
--- search looks 1, 3, 7, ... ms later and then halves, so that it reads about 20 ms at most. As more
--- of them fill, it never ends at an earlier ms than before.
+-- Return a ms with room after `due`, which is full; or the last ms of the search. The search looks
+-- 1, 3, 7, ... ms later and then halves, so it reads at most about 20 ms. A later search never ends
+-- at an earlier ms.
 local function find_room(due)
   local full, ms, ahead, ends = due, due + 1, 1, due + MS_LOOKED_AT
   while ms < ends and last_place(ms) >= PLACES - 1 do
@@ -54,9 +55,10 @@ local function find_room(due)
   return ms
 end
 
--- Return the score behind all messages that are due in the same ms: equal times go in the order of
--- arrival, whatever the ids. If that ms is full, the message gets a place in a later ms that has
--- room. After 1000 full ms, a million messages, it shares the last place; these messages go by id.
+-- Return the score behind all messages that are due in the same ms. So messages with equal times go
+-- in the order of arrival, whatever their ids. If that ms is full, the message gets a place in a
+-- later ms with room. After 1000 full ms (a million messages) it shares the last place, and ids
+-- decide.
 local function next_timed_score(due, has_priority)
   last_places, ms_with_room = last_places or {}, ms_with_room or {}
   local ms = ms_with_room[due] or due

@@ -4,7 +4,7 @@
 --- @include "lib/scores/score"
 
 -- Return enter_all and entering_groups (lib/groups/enter_groups). A script creates the functions of
--- an included library at each run. A slot without groups needs none of these.
+-- an included library at each run, and a slot without groups needs none of these functions.
 local function group_entrances()
   --- @include "lib/groups/enter_groups"
   return enter_all, entering_groups

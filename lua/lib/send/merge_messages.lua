@@ -1,5 +1,5 @@
--- Range-merge: for merge and publish. A window is the time in which messages with one merge key
--- merge into the first of them, which waits.
+-- Range-merge, for merge and publish. A window begins with a message that is stored. Until that
+-- message is taken, messages with the same merge key merge into it.
 --- @needs slot store records merge
 --- @include "lib/add"
 --- @include "lib/check"
@@ -9,7 +9,7 @@
 --- @include "lib/records/record_bytes"
 --- @include "lib/slot_fields"
 local MERGED_MOST = 16777216 -- bytes of a merged body
-local OF_EACH = 3 -- arguments of a message: options, envelope, body
+local OF_EACH = 3 -- arguments of each message: options, envelope, body
 local READ_MOST = 131072 -- bytes of waiting records, after which no other record is read
 
 -- Return a body as an element of a collected list.
@@ -18,7 +18,8 @@ local function element(body)
   return struct.pack('>I4', #body) .. body
 end
 
--- Return the options of a message, which most messages of a call share, and its member.
+-- Parse the options of a message. Return them, and the member of the message. Most messages of a
+-- call have the same options.
 --- @inline
 local function read_options(text)
   local head = string.sub(text, 1, HEAD)
@@ -27,7 +28,7 @@ local function read_options(text)
   if not mode then
     fail('ARG', 'options')
   end
-  local first, priority = split_head(head)
+  local first_byte, priority = split_head(head)
   max_wait, max_bytes = tonumber(max_wait), tonumber(max_bytes)
   if priority > 0 and (priority < PRIORITY_MIN or priority >= PRIORITY_END) then
     fail('ARG', 'priority')
@@ -38,13 +39,14 @@ local function read_options(text)
   if max_bytes < 1 or max_bytes > MERGED_MOST then
     fail('ARG', 'max_bytes')
   end
-  local options = { head = head, codec = math.floor(first / 32), expires = first % 4 >= EXPIRES,
+  local options = { head = head, codec = math.floor(first_byte / CODEC_STEP),
+    expires = first_byte % (2 * EXPIRES) >= EXPIRES,
     has_priority = priority > 0 and 1 or 0, mode = mode, max_wait = max_wait,
     max_bytes = max_bytes }
   return options, member
 end
 
--- Return the merge key of a message. `rest`: its envelope, from byte 9 of the record on.
+-- Return the merge key of a message. `rest`: its envelope, which is the record from byte 9 on.
 --- @inline
 local function read_key(rest, expires)
   local key_at = expires and 13 or 7
@@ -56,12 +58,13 @@ local function read_key(rest, expires)
   return string.sub(rest, key_at + 2, last)
 end
 
--- Read the messages of a call. `given` has, from at + 1 on, options, envelope and body of each of
--- `count` messages. `is_known`: whether the slot knows the session of the call.
---   options, ids, key_places: by message; the place of its key among the keys
---   keys: the merge keys, each once
---   looked_up: how many messages may be duplicates. Ids that follow each other
---              (lib/send/run_members) were made for this call: they are new in a known session
+-- Parse the messages of a call. `given` has, from at + 1 on, options, envelope and body of each of
+-- `count` messages. `is_known`: whether the slot knows the session of the call. Return a table:
+-- - given, at, count: the parameters
+-- - options, ids, key_places: lists by message; a key place is the place of its key in `keys`
+-- - keys: the merge keys, each once
+-- - looked_up: how many messages may be duplicates. The ids of a run (lib/send/run_members) were
+--   made for this call, so they are new if the slot knows the session
 --- @inline
 local function read_messages(given, at, count, is_known)
   local each_options, ids, key_places, keys, options, places, is_run
@@ -95,8 +98,8 @@ local function read_messages(given, at, count, is_known)
     key_places = key_places, keys = keys, looked_up = is_run and is_known and 1 or count }
 end
 
--- Find the windows that are open. Return two lists by the place of their key: the entry of the
--- merge index or false, and the score of the member in it or false. The second list is nil if there
+-- Find the open windows. Return two lists by the place of their key: the entry of the merge index,
+-- and the score of the member in the entry; false if there is none. The second list is nil if there
 -- is no entry.
 --- @inline
 local function find_targets(keys)
@@ -115,15 +118,15 @@ local function find_targets(keys)
   return opened, redis.call('ZMSCORE', store, unpack(members))
 end
 
--- Return the expiry of a merging record, or nil, and where its body begins, or nil if that cannot
--- be read.
+-- Return the expiry of a merging record, or nil; and where its body begins. The second is nil if
+-- the record cannot be read.
 --- @inline
 local function body_in(record)
-  local first, key_at, expiry = string.byte(record, 1), 15, nil
-  if not first or first % 2 < TIMED or first % 8 < MERGES then
+  local first_byte, key_at, expiry = string.byte(record, 1), 15, nil
+  if not first_byte or first_byte % (2 * TIMED) < TIMED or first_byte % (2 * MERGES) < MERGES then
     return nil, nil
   end
-  if first % 4 >= EXPIRES then
+  if first_byte % (2 * EXPIRES) >= EXPIRES then
     expiry, key_at = #record > 20 and read48(record, 15), 21
   end
   local a, b = string.byte(record, key_at, key_at + 1)
@@ -131,19 +134,20 @@ local function body_in(record)
     return expiry, nil
   end
   local body_at = key_at + 2 + a * 256 + b
-  if first % 32 >= HEADERS then
+  if first_byte % (2 * HEADERS) >= HEADERS then
     body_at = #record > body_at and body_at + 2 + struct.unpack('>I2', record, body_at)
   end
   return expiry, body_at
 end
 
--- Return a window, or nil if the record cannot be read: then the message is stored instead of
+-- Return a window. Return nil if the record cannot be read: then the new message is stored, not
 -- merged.
---   record: of the message that waits; score: its score
---   opened: when the window was opened, epoch ms
---   new: place of the message among those that this call stores, or nil
---   next: the window that was read before
--- A window gets `changed` if its record is to be written, and `moved` if its score is.
+-- - id, record, score: of the waiting message
+-- - opened: when the window was opened, epoch ms
+-- - new: nil, or the place of the waiting message among the messages that this call stores
+-- - next: the window that was read before, for the list of all windows
+--
+-- Other functions set `changed` if the record must be written, and `moved` if the score must.
 --- @inline
 local function read_window(id, record, score, opened, new, next)
   local expiry, body_at = body_in(record)
@@ -154,22 +158,21 @@ local function read_window(id, record, score, opened, new, next)
     parts = { record }, size = #record, new = new, next = next }
 end
 
--- Return whether a body fits into the list of a window. It does not if the list is full or has
--- another codec.
+-- Return whether a body fits into the list of a window: the list has room and the same codec.
 --- @inline
 local function has_room(window, options, body)
-  local first = string.byte(window.parts[1], 1)
-  local size = window.size + (first % 16 >= COLLECTS and 4 or 8) + #body
-  return size <= options.max_bytes and math.floor(first / 32) == options.codec
+  local first_byte = string.byte(window.parts[1], 1)
+  local size = window.size + (first_byte % (2 * COLLECTS) >= COLLECTS and 4 or 8) + #body
+  return size <= options.max_bytes and math.floor(first_byte / CODEC_STEP) == options.codec
 end
 
--- Add a body to a window. The envelope in front of the body does not change. A list stays a list,
--- so producers of different modes leave a body that can be read.
+-- Add a body to a window. The envelope before the body does not change. A list stays a list, so
+-- producers of different modes leave a readable body.
 --- @inline
 local function add_body(window, options, body)
   local parts, body_at = window.parts, window.body_at
-  local first = string.byte(parts[1], 1)
-  local is_list = first % 16 >= COLLECTS
+  local first_byte = string.byte(parts[1], 1)
+  local is_list = first_byte % (2 * COLLECTS) >= COLLECTS
   local added = body
   if is_list or options.mode ~= 'last' then
     added = element(body)
@@ -182,18 +185,19 @@ local function add_body(window, options, body)
   end
   local before = string.sub(parts[1], 2, body_at - 1)
   if options.mode == 'last' then
-    window.parts = { string.char(options.codec * 32 + first % 32) .. before, added }
+    local new_byte = options.codec * CODEC_STEP + first_byte % CODEC_STEP
+    window.parts = { string.char(new_byte) .. before, added }
     window.size = body_at - 1 + #added
   else
     local old_body = string.sub(table.concat(parts), body_at)
     local old = element(old_body)
-    window.parts = { string.char(first + COLLECTS) .. before, old, added }
+    window.parts = { string.char(first_byte + COLLECTS) .. before, old, added }
     window.size = window.size + 4 + #added
   end
 end
 
--- Move the consume time of a window on to `due`, but at most to max_wait after the window was
--- opened. An earlier time changes nothing.
+-- Move the consume time of a window to `due`, at most until max_wait after the window was opened.
+-- An earlier time changes nothing.
 --- @inline
 local function put_off(window, due, max_wait)
   local score = tonumber(window.score)
@@ -208,7 +212,7 @@ local function put_off(window, due, max_wait)
   window.changed, window.moved = true, true
 end
 
--- Return the record of a window as it is now.
+-- Return the changed record of a window.
 --- @inline
 local function record_of(window)
   local parts = window.parts
@@ -220,8 +224,8 @@ local function record_of(window)
   return table.concat(parts)
 end
 
--- Return a list of pairs with one more pair: at a place, or at the end. A list is made with its
--- first pair, which costs less.
+-- Put a pair into a list of pairs: at a place, or at the end. Return the list. A new list is
+-- created with its first pair, which costs less.
 --- @inline
 local function with_pair(pairs, place, a, b)
   if not pairs then
@@ -255,7 +259,7 @@ local function write_windows(plan)
 end
 
 -- Return the window at a place, or nil; and whether READ_MOST is reached, so that no other record
--- is read. `opened`, `score`: of the window that was open before the call, or false.
+-- is read. `opened`, `score`: from find_targets.
 --- @inline
 local function window_at(plan, place, options, opened, score, now)
   local window = plan.windows[place]
@@ -283,14 +287,14 @@ local function window_at(plan, place, options, opened, score, now)
   window = read_window(id, record, score, tonumber(since), nil, plan.window)
   plan.window, plan.read = window or plan.window, plan.read + #record
   if window and window.expiry and window.expiry <= now then
-    return nil, false -- it will be a dead letter, and a message that merged into it would be lost
+    return nil, false -- it will be a dead letter; a message that merged into it would be lost
   end
   plan.windows[place] = window
   return window, false
 end
 
--- Note in a plan that a message merges into another message, whose member is `target`. `remembers`:
--- whether ids that their sender keeps are remembered as settled.
+-- Note in a plan that a message merges into the message `target`. `remembers`: whether an id that
+-- its sender keeps is remembered as settled.
 --- @inline
 local function note_merged(plan, target, id, remembers)
   local into = plan.into
@@ -305,7 +309,7 @@ local function note_merged(plan, target, id, remembers)
   end
 end
 
--- Change a window as a message that merges into it says. `rest`, `body`: of that message.
+-- Change a window for a message that merges into it. `rest`, `body`: of the merging message.
 --- @inline
 local function change_window(window, options, rest, body, now)
   if options.mode ~= 'first' then
@@ -317,7 +321,6 @@ local function change_window(window, options, rest, body, now)
 end
 
 -- Note in a plan when a new message is due. Most messages of a call have the same time range.
--- `rest`: of the message.
 --- @inline
 local function note_range(plan, rest, now)
   local range = string.sub(rest, 1, 6)
@@ -356,14 +359,15 @@ local function open_window(plan, options, id, key, rest, body)
   plan.count = n
 end
 
--- Return a plan, what the messages change, and a letter for each message. There are fewer letters
--- than messages if READ_MOST was reached. All is computed in memory.
---   into: members that messages merged into, or nil; kept: merged ids to be remembered, or nil
---   count, records, scores, entries: of the new messages; lists of pairs, or nil
---   windows: by the place of their key; a number is the place of a new message, whose window was
---            not read
---   window: the last window that was read; earliest: when the first new message is due
--- `opened`, `scores`: of find_targets; `settled`: 1 for each id that was settled, or nil.
+-- Plan all changes in memory. Return the plan, and a letter for each message. There are fewer
+-- letters than messages if READ_MOST was reached. The plan has:
+-- - into: members that messages merged into, or nil; kept: merged ids to be remembered, or nil
+-- - count, records, scores, entries: number of new messages, and lists of pairs, or nil
+-- - windows: by the place of their key. A number is the place of a new message whose window was not
+--   read
+-- - window: the last window that was read; earliest: when the first new message is due
+--
+-- `opened`, `scores`: from find_targets. `settled`: 1 for each settled id, or nil.
 --- @inline
 local function plan_merges(messages, opened, scores, settled, fields, now)
   local letters, windows, looked_up = { '' }, { false }, messages.looked_up
@@ -411,8 +415,7 @@ local function plan_merges(messages, opened, scores, settled, fields, now)
   return plan, letters
 end
 
--- Return whether consumers that sleep are to be woken: the first new message is due before all
--- others.
+-- Return whether to wake sleeping consumers: the first new message is due before all others.
 --- @inline
 local function is_first_due(plan, fields, now)
   if plan.count == 0 or not fields[WAITING] or tonumber(fields[WAITING]) <= now then
@@ -434,11 +437,12 @@ local function any_expires(messages)
 end
 
 -- Store messages, or merge each into the waiting message with the same merge key. Return the answer
--- of merge.lua, whether anything was written, and whether a message was stored: then the caller
--- writes the first element of the answer to the slot's `accepted`. All reads come first, and
--- windows change in memory, so a refused call changes nothing and a record is written once.
---   messages: of read_messages
---   fields: of read_store_fields
+-- of merge.lua, whether anything was written, and whether a message was stored. In the last case
+-- the caller writes the first element of the answer to `accepted` of the slot. All reads are before
+-- the first write, and windows change in memory. So a refused call changes nothing, and a record is
+-- written once.
+-- - messages: from read_messages
+-- - fields: from read_store_fields
 --- @inline
 local function merge_messages(messages, fields, now, channel, index)
   local dedup_ms, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])

@@ -5,10 +5,12 @@
 --- @include "lib/scores/score_ranges"
 
 -- Return a function that drops waiting messages of the lowest priorities, all below the priorities
--- of the new messages; nil if that does not make enough room. Everything is read and checked here,
--- and the function only writes. If a slot holds more than its share, because leases came back or
--- the topic has another max_length, it shrinks by 1000 at a time. `added`: ids and records, or
--- their heads, in turn.
+-- of the new messages. Return nil if that does not make enough room. Everything is read and checked
+-- here; the function only writes. A slot may have more messages than its capacity, because leases
+-- expired or the topic got another max_length. Such a slot shrinks by 1000 messages at a time.
+--
+-- - excess: number of messages above the capacity, with the new messages
+-- - added: ids and records (or their heads) of the new messages in turn
 local function plan_drop_lowest(excess, added, now)
   local least = PRIORITY_END
   local timed_priority = tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)

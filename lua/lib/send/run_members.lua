@@ -1,11 +1,11 @@
--- Members whose stamps follow each other.
+-- A run: members whose stamps follow each other. A caller names the first member and the count.
 --- @include "lib/check"
 --- @include "lib/member"
 
-local byte_strings -- one table for all that join
+local byte_strings -- the table of ready_bytes, which several functions use
 
--- Return a table with the last byte of each of `count` numbers from `first` on, as a string under
--- the value of the byte. Joining such strings costs half as much as packing each number.
+-- Return a table that has, by value, the last byte of each number of a run as a string. Joining
+-- such strings costs half as much as packing each number. `first`: the first number.
 local function ready_bytes(first, count)
   byte_strings = byte_strings or {}
   for number = first, first + math.min(count, 256) - 1 do
@@ -15,7 +15,7 @@ local function ready_bytes(first, count)
   return byte_strings
 end
 
--- Return the members of a run: the first one, and the members with the next count - 1 stamps.
+-- Return the members of a run: `first`, and the members with the next count - 1 stamps.
 local function run_members(first, count)
   if #first ~= MEMBER then
     fail('ARG', 'member')

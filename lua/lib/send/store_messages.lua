@@ -9,8 +9,8 @@
 --- @include "lib/scores/score"
 --- @include "lib/slot_fields"
 
--- Return two lists by position: the record if the message is in the slot already, and 1 if it was
--- settled within the dedup window. The second list is nil if no message was.
+-- Return two lists by position: the record if the message is already in the slot, and 1 if the
+-- message was settled within the dedup window. The second list is nil if no message was settled.
 --- @inline
 local function find_stored(batch, fields, now)
   local given, first, last = batch.given, batch.at + 1, batch.at + batch.count
@@ -46,7 +46,7 @@ local function find_duplicates(batch, fields, now)
     end
     local is_duplicate = stored[i] or settled and settled[i] == 1
     if seen or id <= last_id then
-      -- Ids of one producer grow, so none comes twice. All other ids are compared.
+      -- Ids of one producer grow, so each is new. All other ids are compared.
       if not seen then
         seen = ids_before(batch, i)
       end
@@ -62,14 +62,14 @@ local function find_duplicates(batch, fields, now)
   return duplicates
 end
 
--- Read the head of a record. Note in a plan what the call needs because of messages with this head.
+-- Parse the head of a record. Note in the plan what messages with this head need.
 --- @inline
 local function read_head(head, plan, large)
   if #head ~= HEAD then
     fail('ARG', 'head')
   end
-  local first, priority = split_head(head)
-  local flags = first % 32
+  local first_byte, priority = split_head(head)
+  local flags = first_byte % CODEC_STEP
   if flags >= COLLECTS and not large then
     --- @include "lib/records/large_bodies"
     local needs_body = is_large(head)
@@ -83,7 +83,7 @@ local function read_head(head, plan, large)
     fail('ARG', 'priority')
   end
   plan.expires = plan.expires or expires
-  plan.coded = plan.coded or first >= CODED and first < CODED_END
+  plan.coded = plan.coded or first_byte >= CODED and first_byte < CODED_END
   plan.at_once = plan.at_once or not timed
   if timed and not plan.score_of_time then
     --- @include "lib/scores/timed_score"
@@ -92,14 +92,15 @@ local function read_head(head, plan, large)
   return { priority = priority, timed = timed, expires = expires }
 end
 
--- Return when a timed message is due. `rest`: of its record, where a small number is a delay.
+-- Return when a timed message is due. `rest`: its record from byte 9 on. A small number there is a
+-- delay.
 --- @inline
 local function due_of(rest, now)
   local due = read48(rest, 1)
   return due < TIMED_MIN and now + due or due
 end
 
--- Return the rest of a record with times instead of delays. `due`: nil if the message has no time.
+-- Return the rest of a record, with times instead of delays. `due`: nil if the message has no time.
 --- @inline
 local function rest_with_times(rest, due, expires, now)
   if due and expires then
@@ -112,12 +113,17 @@ local function rest_with_times(rest, due, expires, now)
   return rest
 end
 
--- Return a plan: what is to be written for messages that are not duplicates. `enter`: nil, or the
--- function that lets a message without a time into its group. It chooses the score of that message.
---   count, accepted, order: messages, and the slot's counters after them
---   scores, records: scores and ids in turn; ids and records in turn
---   earliest: when the first timed message is due, or nil; at_once: whether there are others
---   expires, coded: whether a message expires, or may have an offloaded body
+-- Plan the writes for all messages that are not duplicates. Return the plan:
+-- - count: number of messages
+-- - accepted, order: the slot's counters after these messages
+-- - scores: scores and ids in turn
+-- - records: ids and records in turn
+-- - earliest: when the first timed message is due, or nil
+-- - at_once: whether some messages have no time
+-- - expires, coded: whether a message expires, or may have an offloaded body
+--
+-- `enter`: nil, or a function that lets a message without a time into its group, and chooses its
+-- score.
 --- @inline
 local function plan_entries(batch, fields, duplicates, now, enter)
   local plan, kinds, count = {}, {}, 0
@@ -170,8 +176,8 @@ local function letters_of(count, duplicates)
   return table.concat(letters)
 end
 
--- Return whether a plan fits into the slot, and a function that makes room for it, or nil.
--- `excess`: by how many messages the slot is over its capacity without the plan.
+-- Return whether a plan fits into the slot; and nil, or a function that first makes room for it.
+-- `excess`: number of messages above the capacity before the plan; negative: room.
 --- @inline
 local function plan_room(plan, excess, fields, now)
   if excess + plan.count <= 0 then
@@ -185,12 +191,13 @@ local function plan_room(plan, excess, fields, now)
   return drop_lowest ~= nil, drop_lowest
 end
 
--- Store new messages in a slot. Return the reply of send, and whether the caller must serve sleeping
--- consumers (serve_sleepers of lib/wake/hand_over). All reads and checks are before the first write,
--- which Redis refuses at maxmemory. A message whose time has passed is due at once.
---   batch: `given` has, from at + 1 on, `count` ids and then head and rest of each message. `large`
---          says whether messages with large bodies may be among them
---   fields: of read_store_fields
+-- Store new messages in a slot. Return the reply of send, and whether the caller must serve
+-- sleeping consumers (serve_sleepers of lib/wake/hand_over). All reads and checks are before the
+-- first write, which Redis refuses at maxmemory. A message whose time has passed is due at once.
+--
+-- - batch: `given` has, from at + 1 on, `count` ids, and then head and rest of each message.
+--   `large`: whether messages may have large bodies
+-- - fields: from read_store_fields
 local function store_messages(batch, fields, now)
   local capacity, front = tonumber(fields[CAPACITY]), tonumber(fields[FRONT] or 0)
   local new_front = restarted_front(front)
@@ -216,9 +223,9 @@ local function store_messages(batch, fields, now)
   end
   local consumer_sleeps, first_due = fields[WAITING] and tonumber(fields[WAITING]) > now, nil
   if plan.earliest and consumer_sleeps then
-    local first =
+    local first_timed =
       redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    first_due = first[2]
+    first_due = first_timed[2]
   end
 
   -- The sorted set first: a wrong type there shows before anything is written.

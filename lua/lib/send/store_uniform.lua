@@ -8,13 +8,13 @@
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
 --- @include "lib/slot_fields"
-local FEW_SCORES = 40 -- for fewer scores, the list of digits costs more than it saves
-local LAST_SIX = 1000000 -- remainder that is the last six digits
-local BLOCK = 100 -- bodies that are written at a time: as many as fit the processor's cache
+local FEW_SCORES = 40 -- a list of digits costs more than it saves for fewer scores
+local LAST_SIX = 1000000 -- a number modulo this is its last six digits
+local BLOCK = 100 -- bodies that are written at once; they fit into the processor's cache
 
--- Return scores and ids in turn, as ZADD takes them, of messages that arrived one after another:
--- the ordered_text of each. Leading digits that all have in common are formatted once. The last six
--- digits come from a list, two at a time.
+-- Return scores and ids in turn, as ZADD takes them, of messages that arrive one after another. The
+-- scores are those of ordered_text. The digits that all scores begin with are formatted once. The
+-- last six digits are taken from a list, two at a time.
 local function ordered_scores(integer, order, ids, count)
   local scores, two = {}, {}
   if count < FEW_SCORES then
@@ -46,7 +46,7 @@ local function ordered_scores(integer, order, ids, count)
   return scores
 end
 
--- Write the records of a batch. `accepted`: the slot's counter before these messages.
+-- Write the records of a batch. `accepted`: the slot's counter before the batch.
 --- @inline
 local function write_records(batch, accepted)
   local head, members, count = batch.head, batch.members, #batch.members
@@ -77,16 +77,18 @@ end
 -- consumers. Return nil if nothing was stored: the slot has a capacity, or the first or the last
 -- message is in the slot. Then the caller looks up each message. The sender made the ids for this
 -- call, so only an earlier copy of the call can have stored them.
---   batch: head, members; rests_of: a function (from, to) of positions. It returns a list of what
---          follows the acceptance number of each record, and the place before the first of them
---   fields: of read_store_fields
+--
+-- - batch: head, members, and rests_of, a function that gets the first and the last position. It
+--   returns a list with the rest of each record (from byte 9 on), and the place in the list before
+--   the first rest
+-- - fields: from read_store_fields
 local function store_uniform(batch, fields, now)
   local head, members, count = batch.head, batch.members, #batch.members
   if #head ~= HEAD then
     fail('ARG', 'head')
   end
-  local flags, priority = split_head(head)
-  if priority < PRIORITY_MIN or priority >= PRIORITY_END or flags % COLLECTS > 0 then
+  local first_byte, priority = split_head(head)
+  if priority < PRIORITY_MIN or priority >= PRIORITY_END or first_byte % COLLECTS > 0 then
     fail('ARG', 'priority')
   end
   local stored = redis.call('HMGET', records, members[1], members[count])

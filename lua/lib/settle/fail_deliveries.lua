@@ -21,10 +21,10 @@ end
 --- @inline
 local function with_another(died, id, made, text)
   if not died then
-    died = { ids = {}, mades = {}, details = {} }
+    died = { ids = {}, delivery_counts = {}, details = {} }
   end
   local n = #died.ids + 1
-  died.ids[n], died.mades[n], died.details[n] = id, made, text
+  died.ids[n], died.delivery_counts[n], died.details[n] = id, made, text
   return died
 end
 

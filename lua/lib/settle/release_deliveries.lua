@@ -24,7 +24,7 @@ local function release_deliveries(released, fields, wait, now)
     if in_order then
       local record = in_order.mixed and redis.call('HGET', records, ids[m])
       score = old_score(in_order, place, receipts[m], record)
-      hold_for(in_order, ids[m], wait > 0 and now + wait or 0)
+      wait_for(in_order, ids[m], wait > 0 and now + wait or 0)
     elseif wait > 0 then
       score = next_timed_score(now + wait, 1)
     elseif left <= max_retries

@@ -1,6 +1,6 @@
--- The answer of a session to a take or a hand-over. `first_reply` of prepare reads it.
+-- The answer that a session keeps of a take or a hand-over. `repeated_reply` of prepare reads it.
 
--- Return an answer: the deadline of deliveries, the number of the first, and their members.
+-- Return the answer: the deadline of deliveries, the number of the first delivery, and the members.
 --- @inline
 local function delivery_answer(deadline, first, members)
   return string.format('%d:%d:', deadline, first) .. members

@@ -1,8 +1,8 @@
--- The functions by which a take lets due messages into their groups, and expired ones out.
+-- The functions by which due messages enter their groups, and expired messages leave them.
 
--- Return returning_groups (lib/groups/enter_groups) and leaving_groups (lib/groups/leave_groups).
--- They are made when a take needs them: a script makes the functions of a library that it includes
--- at each run, and most takes of a slot with groups need none of these.
+-- Return returning_groups (lib/groups/enter_groups) and leaving_groups (lib/groups/leave_groups). A
+-- script creates the functions of an included library at each run, and most takes of a slot with
+-- groups need none of these functions.
 local function group_functions()
   --- @include "lib/groups/enter_groups"
   --- @include "lib/groups/leave_groups"

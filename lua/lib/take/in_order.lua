@@ -3,45 +3,45 @@ Slots in order: their hash has the field `ordered`. The section "Slots in order"
 describes them.
 
 A delivery that is given back takes its old place: before all waiting messages of its priority, or
-before all due messages if it has no priority. Deliveries of one batch are there by delivery number,
-whichever came back first. No message waits for its retry; the slot waits, until its hold.
+before all due messages if it has no priority. Deliveries of one batch are ordered there by delivery
+number, whichever came back first. No message waits for its retry. Instead, the whole slot waits.
 
 Front places of a batch are counted back from `front`. `span` is the number of places that are used,
-and the next take moves `front` past them. `release` uses both in a slot that is not in order, too.
+and the next take moves `front` past them. `release` also uses both in a slot that is not in order.
 
 Deliveries from before the slot was in order (`mixed`) may be more than the 2048 that receipts can
-tell apart. Messages with a priority then go by the acceptance number in the record.
+distinguish. Then messages with a priority go by the acceptance number in the record.
 ]]
 --- @needs slot store prepare records
 --- @include "lib/leases/receipt"
 --- @include "lib/records/place_in_record"
 --- @include "lib/scores/score"
 
--- Return the time, epoch ms, before which no message may be taken; 1 if the slot does not wait, nil
--- if it is not in order. A hold ends early if the message that failed or was snoozed is cancelled
--- or purged. `ordered`: the field of the slot.
-local function hold_until(ordered, now)
-  local hold = ordered and tonumber(ordered) or nil
-  if not hold or hold <= now then
-    return hold
+-- Return the time, epoch ms, before which the slot gives no messages. Return 1 if the slot does not
+-- wait, nil if it is not in order. The wait ends early if the message that failed or was snoozed is
+-- cancelled or purged: the field `holder` names this message. `ordered`: the field of the slot.
+local function end_of_wait(ordered, now)
+  local ends = ordered and tonumber(ordered) or nil
+  if not ends or ends <= now then
+    return ends
   end
   local holder = redis.call('HGET', slot, 'holder') or ''
-  return redis.call('ZSCORE', store, holder) and hold or 1
+  return redis.call('ZSCORE', store, holder) and ends or 1
 end
 
--- Read the counters from which scores of old places are made.
+-- Read the counters from which the scores of old places are computed.
 local function read_places(ordered)
   local front, delivered, span, mixed, accepted, timed_priority = unpack(redis.call('HMGET', slot,
     'front', 'delivered', 'span', 'mixed', 'accepted', 'timed_priority'))
   return {
     front = tonumber(front or 0), delivered = tonumber(delivered or 0), span = tonumber(span or 0),
-    hold = tonumber(ordered) or 1, mixed = mixed, accepted = tonumber(accepted or 0),
+    ordered_until = tonumber(ordered) or 1, mixed = mixed, accepted = tonumber(accepted or 0),
     timed_priority = tonumber(timed_priority or nil),
   }
 end
 
--- Return the score of the old place of a delivery. `place`: the priority of its message, or when it
--- was due. The record is needed only if the slot is `mixed`.
+-- Return the score of the old place of a delivery. `place`: the priority of its message, or when
+-- the message was due. The record is needed only if the slot is `mixed`.
 local function old_score(places, place, receipt, record)
   place = place >= PRIORITY_END and places.timed_priority or place
   local behind = (places.delivered - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE
@@ -52,36 +52,36 @@ local function old_score(places, place, receipt, record)
   return front_score(place, places.front - behind)
 end
 
--- Hold the slot for a message until `wait_until`, unless it is already held for longer.
-local function hold_for(places, id, wait_until)
-  if wait_until > places.hold then
-    places.hold, places.holder = wait_until, id
+-- Let the slot wait for a message until `wait_until`, unless it already waits longer.
+local function wait_for(places, id, wait_until)
+  if wait_until > places.ordered_until then
+    places.ordered_until, places.holder = wait_until, id
   end
 end
 
--- Return the score of the old place of a failed delivery, and hold the slot until `wait_until` for
--- its retry. Return nil if the record does not say the place.
+-- Return the score of the old place of a failed delivery, and let the slot wait until `wait_until`
+-- for the retry. Return nil if the record does not say the place.
 local function retry_score(places, id, receipt, wait_until)
   local record = redis.call('HGET', records, id)
   local place = place_in_record(record)
   if not place then
     return nil
   end
-  hold_for(places, id, wait_until)
+  wait_for(places, id, wait_until)
   return old_score(places, place, receipt, record)
 end
 
--- Write the counters and the hold of the slot.
+-- Write the counters of the slot, and until when it waits.
 local function write_places(places)
-  redis.call('HSET', slot, 'span', places.span, 'ordered', places.hold)
+  redis.call('HSET', slot, 'span', places.span, 'ordered', places.ordered_until)
   if places.holder then
     redis.call('HSET', slot, 'holder', places.holder)
   end
 end
 
--- Return whether consumers must be woken that wait until other consumers settle; the caller wakes
--- them next. In a slot in order, they wait until nothing is in flight; in another slot, for room
--- within its limit. `blocked`: the field of the slot, until when they may be asleep; it is removed.
+-- Return whether the caller must wake consumers that wait until others settle. In a slot in order,
+-- they wait until nothing is in flight; in another slot, for room within its limit. `blocked`: the
+-- field of the slot, until when these consumers may be asleep. It is removed if they must be woken.
 local function unblock(blocked, now)
   if not blocked or tonumber(blocked) <= now then
     return false

@@ -3,28 +3,32 @@ The limits of a slot for each key, that is each value of one header. They are th
 `limit`, after what lib/take/room_in reads, as `rmq/kernel/core/limits.py` writes it:
 `:<rate>:<per>:<burst>:<most>:<header>`. A message without that header has none of these limits.
 
-What a key has in flight is counted where it stands: in the records of the members of the
-PrepareQueue, at each take. So nothing can drift, and no other script knows of keys. The price is
-that a slot with a concurrency for each key has at most IN_FLIGHT_MOST messages in flight.
+At each take, the messages in flight of a key are counted in the records of the PrepareQueue's
+members. So the count cannot drift, and no other script has to know keys. The price: a slot with a
+concurrency for each key has at most IN_FLIGHT_MOST messages in flight.
 
-A rate is a token bucket, kept as the time at which it will be full, epoch ms: in the zset `rates`,
-for each key whose bucket is not full; takes and tidy forget the others, some at a time. The time of
-a token is rounded up to 1 / 1024 ms, so that sums are exact and the rate is never exceeded. While
-KEYS_MOST buckets are not full, other keys wait.
+A rate is a token bucket. It is stored as the time at which it will be full, epoch ms: in the zset
+`rates`, for each key whose bucket is not full. Takes and tidy remove full buckets, some at a time.
+The time of a token is rounded up to 1 / 1024 ms, so that sums are exact and the rate is never
+exceeded. While KEYS_MOST buckets are not full, other keys wait.
 
-A take that finds messages of held keys alone notes that in the field `held` of the slot, for a
-second at most: `<until>:<quiet>:<accepted>:<in flight>:<frees>`. Until then there is nothing to
-take; but only until `quiet` if a message was accepted or the number in flight has changed, and not
-at all if it has changed and `frees` is 1: what is settled frees a key then. Quiet is in proportion
-to how many records the take has read, and sends wake nobody before it: so sends to a held key cost
-Redis a few percent of its time, whatever waits there.
+A take may find only messages whose keys are at their limit. It writes a note into the field `held`
+of the slot, for at most a second: `<until>:<quiet>:<accepted>:<in flight>:<frees>`. Takes then
+return without a search:
+- before `quiet`, always, unless the next rule says otherwise
+- if `frees` is 1 and the number in flight has changed, never: a settled message frees its key
+- before `until`, if no message was accepted since then and the number in flight is the same
+
+The quiet time is in proportion to the records that the take has read, and sends wake no consumer
+before it ends. So sends to a key at its limit cost Redis a few percent of its time, whatever waits
+there.
 ]]
 --- @needs store prepare records rates
 --- @include "lib/check"
 --- @include "lib/records/envelope"
 local KEYS_MOST, IN_FLIGHT_MOST = 100000, 1000
 
--- The limits for each key; nil where the slot has none. `interval`: ms for one token, or false.
+-- Parse the limits for each key; nil if the slot has none. `interval`: ms for one token, or false.
 local function key_limit_in(limit)
   local rate, per, burst, most, header =
     string.match(limit, '^%d+:%d+:%d+:%d+:(%d+):(%d+):(%d+):(%d+):(.+)$')
@@ -39,7 +43,7 @@ local function key_limit_in(limit)
   return { interval = interval, burst = tonumber(burst), most = tonumber(most), header = header }
 end
 
--- The key of a message; nil where it has none.
+-- Return the key of a message, or nil.
 local function key_of(record, header)
   local at = headers_at(record)
   local a, b = string.byte(record, at or 1, at and at + 1 or 0)
@@ -51,8 +55,8 @@ local function key_of(record, header)
   return type(key) == 'string' and key or nil
 end
 
--- Call `visit` with the key of each message, or nil, while less than READ_BYTES of records are
--- read; return whether these are all. `chunk`: how many records are read at once.
+-- Call `visit` with the key of each message, or nil, until READ_BYTES of records are read. Return
+-- whether all messages were visited. `chunk`: how many records are read at once.
 local function read_keys(ids, chunk, header, visit)
   local bytes = 0
   for from = 1, #ids, chunk do
@@ -68,9 +72,14 @@ local function read_keys(ids, chunk, header, visit)
   return true
 end
 
--- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot
--- has so much in flight that it gives nothing; `room`: how many messages it gives; `read`: how many
--- records were read; `set_back`: buckets that a take has to note, as ZADD takes them.
+-- Return the state of the keys of a slot, for `admit`:
+-- - in_flight: number of messages in flight by key
+-- - since, taken: by key, when its bucket is full, and how many messages this take has admitted
+-- - full: whether too many messages are in flight, so that the slot gives none
+-- - room: how many messages the slot gives
+-- - read: how many records were read
+-- - new: how many further keys may get a bucket
+-- - set_back: buckets that the take has to write, as ZADD takes them
 local function open_keys(key_limit, chunk, now)
   local keys = {
     limit = key_limit, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
@@ -90,8 +99,8 @@ local function open_keys(key_limit, chunk, now)
   return keys
 end
 
--- Whether a message of this key may go now; then it counts. `next_at` of the keys is when the first
--- token comes that was missing.
+-- Return whether a message of this key may be taken now, and count it if so. Sets `next_at` of the
+-- keys: when the first missing token arrives.
 local function admit(keys, key)
   local limit, taken = keys.limit, keys.taken[key] or 0
   if keys.full or limit.most > 0 and (keys.in_flight[key] or 0) + taken >= limit.most then
@@ -124,7 +133,7 @@ local function admit(keys, key)
   return true
 end
 
--- Forget up to `limit` buckets that are full again; return whether more may be.
+-- Remove up to `limit` full buckets. Return whether there may be more.
 local function forget_full_buckets(now, limit)
   local full = redis.call('ZRANGEBYSCORE', rates, '-inf', now, 'LIMIT', 0, limit)
   if #full > 0 then
@@ -133,7 +142,7 @@ local function forget_full_buckets(now, limit)
   return #full == limit
 end
 
--- Take the tokens of these messages, which were admitted.
+-- Take the tokens of messages that were admitted. `taken`: their records.
 local function take_key_tokens(keys, taken)
   local limit, full_at, written, names = keys.limit, {}, {}, {}
   for i = 1, #taken do
@@ -152,8 +161,8 @@ local function take_key_tokens(keys, taken)
   end
 end
 
--- The note that nothing waits but messages of held keys.
-local function held_note(keys, accepted, in_flight)
+-- Return the text of the note that all waiting messages have keys at their limit.
+local function limits_note(keys, accepted, in_flight)
   local from = string.format('%.0f', keys.now + 1)
   local later = redis.call('ZRANGEBYSCORE', store, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   local due = later[2] and math.floor(tonumber(later[2])) or math.huge
@@ -162,9 +171,9 @@ local function held_note(keys, accepted, in_flight)
   return string.format('%.0f:%.0f:%s:%d:%d', till, quiet, accepted or '0', in_flight, frees)
 end
 
--- The gate, as next_ready_in takes it, while the note holds; else nil. Those who wait hear of what
--- is settled, and, if it is not quiet, of sends.
-local function held_gate(note, now, accepted, in_flight)
+-- Return the gate of a note, as next_ready_in takes it; nil if the note is no longer valid.
+-- Consumers that wait are woken when a message is settled and, after the quiet time, by sends.
+local function gate_of_note(note, now, accepted, in_flight)
   local till, quiet, was_accepted, was_in_flight, frees =
     string.match(note or '', '^(%d+):(%d+):(%d+):(%d+):(%d)$')
   local moved = tonumber(was_in_flight) ~= in_flight

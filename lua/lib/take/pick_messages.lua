@@ -1,4 +1,4 @@
--- Picking the messages for a take. Nothing is removed here.
+-- Picking the messages for a take. These functions remove no message.
 --- @needs slot store records failures
 --- @include "lib/bounds"
 --- @include "lib/scores/counters"
@@ -8,10 +8,11 @@
 --- @include "lib/take/turns"
 
 -- Return due messages to take, and how many due messages joined their priority. A due message with
--- a priority does not go at once: it joins its priority as the newest there. A due message without
--- a priority joins the topic's `timed_priority`, if it has one. In a slot with groups, all due
--- messages join. At most MOST messages join in one call, or GROUPED_MOST. `page`: the first due
--- messages with their scores; `past`: the end of their range.
+-- a priority is not taken at once: it joins its priority as the newest message there. A due message
+-- without a priority joins the topic's `timed_priority`, if the topic has it. In a slot with
+-- groups, all due messages join. At most MOST messages (with groups GROUPED_MOST) join in one call.
+-- - page: first due messages with their scores
+-- - past: end of the range of due messages
 --- @inline
 local function due_messages(take, page, past, limit)
   --- @include "lib/records/record_bytes"
@@ -19,9 +20,10 @@ local function due_messages(take, page, past, limit)
   --- @include "lib/scores/timed_score"
   --- @include "lib/writes"
   local fields = take.fields
-  local DUE_PAGE = 100 -- of further pages: if many join, a page of the missing ones would be tiny
+  -- Size of further pages. If many messages join, a page for the missing number would be tiny.
+  local DUE_PAGE = 100
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
-  local most = fields[GROUPED] and GROUPED_MOST or MOST -- that join
+  local most_joining = fields[GROUPED] and GROUPED_MOST or MOST
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
   local enter, write_heads, last_priority, step
@@ -53,7 +55,7 @@ local function due_messages(take, page, past, limit)
         local new_score = score_at(priority, step, order)
         joining[#joining + 1], joining[#joining + 2] = new_score, id
       end
-      full = #ids >= limit or #joining >= 2 * most or bytes >= READ_BYTES
+      full = #ids >= limit or #joining >= 2 * most_joining or bytes >= READ_BYTES
       if full then
         break
       end
@@ -76,15 +78,15 @@ local function due_messages(take, page, past, limit)
   return ids, #joining / 2
 end
 
--- Return messages of priorities from a slot whose counters have passed what a score can order.
--- Messages that came after that share the lowest score of their priority, and messages that were
--- handed back the highest. Redis lists equal scores from above with the largest id first; here the
--- smallest id comes first, which is the oldest if producers make the ids.
+-- Return messages of priorities from a slot whose counters are larger than a score can order. Later
+-- messages share the lowest score of their priority, and messages that were handed back the
+-- highest. Redis lists equal scores from above with the largest id first. Here the smallest id is
+-- first: it is the oldest message if producers make the ids.
 --- @inline
 local function tied_messages(limit)
   local TIES_PAGE = 20
   local ids, bound, room = {}, BELOW_PRIORITY_END, limit
-  while room > 0 do -- each turn finds at least one message
+  while room > 0 do -- each round finds at least one message
     local page = redis.call('ZREVRANGEBYSCORE', store, bound, PRIORITY_MIN, 'WITHSCORES',
       'LIMIT', 0, math.min(room, TIES_PAGE))
     if #page == 0 then
@@ -123,9 +125,9 @@ local function priority_messages(fields, limit)
   return tied_ids, false
 end
 
--- Return retries, with their scores in turn, that have the fewest deliveries left. They are behind
--- all messages that failed for the first time, and a steady stream of those would starve them.
--- Among retries with equally many deliveries left, the oldest comes first.
+-- Return the retries that have the fewest deliveries left, ids and scores in turn. They sort behind
+-- all messages that failed for the first time, and a steady stream of such messages would starve
+-- them. Of retries with the same number of deliveries left, the oldest is first.
 --- @inline
 local function fewest_retries(limit)
   local page = {}
@@ -143,7 +145,7 @@ local function fewest_retries(limit)
   return page
 end
 
--- Add the first `room` of these messages to a batch, with the retries that remain to them.
+-- Add the first `room` of these messages to a batch, with their remaining retries.
 --- @inline
 local function add_picked(batch, picked, room)
   local before, max_retries = #batch.ids, batch.max_retries
@@ -165,7 +167,8 @@ local function add_picked(batch, picked, room)
   end
 end
 
--- Add retries to a batch: those with the most deliveries left or, in some takes, with the fewest.
+-- Add retries to a batch: first retries with the most deliveries left or, with `fewest`, with the
+-- fewest.
 local function pick_retries(batch, limit, fewest)
   local before, max_retries = #batch.ids, batch.max_retries
   if before >= limit then
@@ -187,20 +190,22 @@ local function pick_retries(batch, limit, fewest)
   end
 end
 
--- Pick the messages that go next: due messages, the earliest first; then priorities, the larger
--- first; then retries, the larger first. lib/take/turns says which takes begin with retries or
--- priorities. A take that begins with priorities looks for due messages first: some may have to
--- join a priority.
+-- Pick the next messages: due messages, the earliest first; then priorities, the larger first; then
+-- retries, the larger first. lib/take/turns says which takes begin with retries or priorities. A
+-- take that begins with priorities still looks for due messages first: some may have to join a
+-- priority.
 --
--- Returns a batch for take_messages. `on_top`: how many of its first messages are the highest below
--- the due and timed messages; `promoted`: how many due messages joined their priority.
+-- Returns a batch for take_messages. It has also
+-- - on_top: how many of its first messages have the highest scores below due and timed messages
+-- - promoted: how many due messages joined their priority
 --- @inline
 local function pick_messages(take, limit, any_failed)
   local fields, ordered, turn = take.fields, take.ordered, take.number % TURNS
   local retries_first = ordered or turn == 0
   local batch = {
-    ids = {}, records = false, count = 0, retries_left = false, any_large = false, hold = false,
-    gate = false, more = false, on_top = 0, promoted = 0, to_inspect = false, key_state = false,
+    ids = {}, records = false, count = 0, retries_left = false, any_large = false,
+    ordered_until = false, gate = false, more = false, on_top = 0, promoted = 0,
+    to_inspect = false, key_state = false,
     any_failed = any_failed, max_retries = tonumber(fields[MAX_RETRIES]),
   }
   if retries_first then

@@ -1,26 +1,27 @@
 --[[
-The limit of a slot: its share of the topic's limit. `rmq/kernel/core/limits.py` writes it to the
-slot's hash as `<rate>:<per>:<burst>:<most>`: `rate` messages in `per` ms, `burst` of them at once,
-and `most` in flight; a rate or a most of 0 is no limit. lib/take/key_limits reads what follows.
+The limit of a slot: its part of the topic's limit. `rmq/kernel/core/limits.py` writes it to the
+slot's hash as `<rate>:<per>:<burst>:<most>`. It means `rate` messages in `per` ms, `burst` messages
+at once, and `most` messages in flight. 0 as rate or most is no limit. lib/take/key_limits reads the
+rest of the field.
 
-The rate is a token bucket. A token is 1 / rate of `per`, and the field `bucket` of the slot is
-`<since>:<taken>`: the tokens that were taken since that ms, when the bucket was full. Both are
-whole numbers, so no fraction is lost. Messages in flight are counted in the PrepareQueue: the share
-of a consumer that died comes back with its leases.
+The rate is a token bucket. A new token arrives after `per` / `rate`. The field `bucket` of the slot
+is `<since>:<taken>`: how many tokens were taken since that ms, when the bucket was full. Both are
+whole numbers, so no fraction is lost. Messages in flight are counted in the PrepareQueue: after a
+consumer died, they are free again when its leases end.
 ]]
 --- @include "lib/check"
 
--- Return how many messages may be taken now; nil, or when this changes if none may be taken, as
--- next_ready_in takes it; and the bucket as {since, taken}, or false without a rate. A bucket that
--- lacks more than it holds is from before the clock was set back: its tokens are unknown, so it is
--- empty from now on, and `set_back` says that a take has to write it.
+-- Return how many messages may be taken now; nil, or a gate if none may be taken (next_ready_in
+-- describes it); and the bucket as {since, taken}, or false without a rate. If more tokens are
+-- missing than the bucket can have, the clock was set back. The tokens are then unknown, so the
+-- bucket is empty from now on, and `set_back` says that a take has to write it.
 local function room_in(limit, bucket, in_flight, now)
   local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)')
   if not rate then
     fail('ARG', 'limit')
   end
   rate, per, burst, most = tonumber(rate), tonumber(per), tonumber(burst), tonumber(most)
-  local room, gate = 1000, nil
+  local room, gate = MOST, nil
   local since, taken, set_back = now, 0, false
   if rate > 0 then
     if bucket then

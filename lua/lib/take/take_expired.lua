@@ -4,7 +4,8 @@
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/slot_fields"
 
--- Drop the expired messages of a batch, or add them to the DeadQueue, as the topic says.
+-- Drop the expired messages of a batch, or add them to the DeadQueue: the topic's `on_expire`
+-- decides.
 local function end_expired(take, gone)
   local fields, now, ids = take.fields, take.now, gone.ids
   local on_expire, retention = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
@@ -28,18 +29,18 @@ local function end_expired(take, gone)
   end
 end
 
--- Keep the live messages of a batch in `ids`, `records` and `retries_left`; return the others, with
--- how often each was delivered.
+-- Keep the live messages of a batch in `ids`, `records` and `retries_left`. Return the expired
+-- messages, as add_dead takes them.
 local function split_expired(batch, expired, max_retries)
   local ids, read, retries_left = batch.ids, batch.records, batch.retries_left
   local count, live = 0, {}
-  local gone = { ids = {}, records = {}, mades = {}, reason = 'x', details = '' }
+  local gone = { ids = {}, records = {}, delivery_counts = {}, reason = 'x', details = '' }
   for i = 1, #read do
     local left = retries_left and retries_left[i]
     if expired[i] then
       local n = #gone.ids + 1
       gone.ids[n], gone.records[n] = ids[i], read[i]
-      gone.mades[n] = max_retries - (left or max_retries)
+      gone.delivery_counts[n] = max_retries - (left or max_retries)
     else
       count = count + 1
       ids[count], read[count], live[count] = ids[i], read[i], left or nil

@@ -1,11 +1,11 @@
--- Taking messages of which some may have expired or may be in the merge index.
+-- Taking messages that may have expired or may be in the merge index.
 --- @needs store dead merge bodies
 --- @include "lib/records/envelope"
 --- @include "lib/member"
 --- @include "lib/slot_fields"
 
--- Return nil, or by position which messages to inspect have expired; and the merge keys under which
--- messages of the batch are found.
+-- Return nil, or by position which messages have expired; and the merge keys whose entry names a
+-- message of the batch.
 --- @inline
 local function inspect(batch, now)
   local merge_keys, expired = {}, nil
@@ -24,8 +24,9 @@ local function inspect(batch, now)
   return expired, merge_keys
 end
 
--- Remove the messages of a batch from the StoreQueue and the merge index; drop the expired
--- messages. Sets `count` of the batch: how many are live; these come first in it.
+-- Remove the messages of a batch from the StoreQueue and the merge index. Drop the expired
+-- messages. Sets `count` of the batch: how many messages are live. These are the first of the
+-- batch.
 --- @inline
 local function take_inspected(take, batch)
   local expired, merge_keys = inspect(batch, take.now)

@@ -5,8 +5,9 @@
 --- @include "lib/slot_fields"
 --- @include "lib/writes"
 
--- Return nil, or when messages may be taken again, as next_ready_in takes it: nothing is taken
--- then. Lowers `limit` of the take to what the limits allow; sets its `bucket` and `key_limit`.
+-- Return nil, or a gate that says when messages may be taken again (next_ready_in describes it).
+-- With a gate, no message may be taken. Lowers `limit` of the take to the number that the limits
+-- allow. Sets `bucket` and `key_limit` of the take.
 local function open_limits(take)
   local fields = take.fields
   local lacking, held = unpack(redis.call('HMGET', slot, 'bucket', 'held'))
@@ -21,11 +22,11 @@ local function open_limits(take)
   if gate or not take.key_limit then
     return gate
   end
-  return held_gate(held, take.now, fields[ACCEPTED], in_flight)
+  return gate_of_note(held, take.now, fields[ACCEPTED], in_flight)
 end
 
--- Take the tokens of the messages of a batch; return nil, or when the next ones may be taken, as
--- next_ready_in takes it.
+-- Take the tokens of the messages of a batch. Return nil, or a gate that says when the next
+-- messages may be taken.
 local function take_tokens(take, batch)
   local fields, now, bucket, keys = take.fields, take.now, take.bucket, batch.key_state
   local in_flight = redis.call('ZCARD', prepare) + batch.count
@@ -38,11 +39,11 @@ local function take_tokens(take, batch)
     return gate
   end
   take_key_tokens(keys, batch.records)
-  if not keys.held then
+  if not keys.are_limited then
     redis.call('HDEL', slot, 'held')
     return gate
   end
-  local note = held_note(keys, fields[ACCEPTED], in_flight)
+  local note = limits_note(keys, fields[ACCEPTED], in_flight)
   redis.call('HSET', slot, 'held', note)
-  return gate or held_gate(note, now, fields[ACCEPTED], in_flight)
+  return gate or gate_of_note(note, now, fields[ACCEPTED], in_flight)
 end

@@ -1,5 +1,6 @@
--- Taking messages from the StoreQueue, for prepare and query_take. A part that few takes need is a
--- library of its own, included where it is needed: a script makes its functions at each run.
+-- Taking messages from the StoreQueue, for prepare and query_take. Parts that few takes need are
+-- libraries of their own, included where they are needed: a script creates its functions at each
+-- run.
 --- @needs slot store prepare records merge audit
 --- @include "lib/bounds"
 --- @include "lib/settle/count_failed"
@@ -7,27 +8,27 @@
 --- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
 
--- Return whether nothing may be taken now, and the hold, in a slot in order or for a caller that
--- asks for order. Nothing is taken while a delivery is in flight, nor before the hold: one batch of
--- the slot is in flight at a time, and its consumer owns the slot until the batch is settled or its
--- lease expires.
+-- Return whether no message may be taken now, and until when the slot waits. For a slot in order,
+-- or a caller that asks for order. One batch of such a slot is in flight at a time. Its consumer
+-- owns the slot until the batch is settled or its lease expires. After a failure, the slot waits.
 --- @inline
 local function state_of_order(take)
   --- @include "lib/take/in_order"
   local since = take.fields[ORDERED]
-  local hold, in_flight = hold_until(since, take.now) or 1, redis.call('ZCARD', prepare) > 0
+  local ordered_until = end_of_wait(since, take.now) or 1
+  local in_flight = redis.call('ZCARD', prepare) > 0
   if in_flight and take.ordered and not since then
     -- Deliveries from before the slot was in order go to the front when they come back.
     --- @include "lib/writes"
     allow_oom(store)
     redis.call('HSET', slot, 'ordered', 1, 'mixed', 1)
   end
-  return in_flight or hold > take.now, hold
+  return in_flight or ordered_until > take.now, ordered_until
 end
 
 -- Move `front` past the places of the deliveries that came back since the last take:
--- lib/take/in_order counts from there. A caller that does not ask for order ends the slot's order:
--- nothing is in flight or held.
+-- lib/take/in_order counts from there. A caller that does not ask for order ends the order of the
+-- slot, because nothing is in flight and the slot does not wait.
 --- @inline
 local function note_order(ordered)
   local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
@@ -39,8 +40,8 @@ local function note_order(ordered)
   end
 end
 
--- Return whether a take that does not return records can leave them unread: no message of the slot
--- expires, is in the merge index or takes a token of its key.
+-- Return whether a take that returns no records need not read them: no message of the slot expires,
+-- is in the merge index, or takes a token of its key.
 --- @inline
 local function needs_no_records(take)
   local fields = take.fields
@@ -49,8 +50,9 @@ local function needs_no_records(take)
   return unread
 end
 
--- Keep the messages before the first one that has failed since it was sent or redriven, or that one
--- alone: it may kill its consumer, and the messages behind it must not lose retries for that.
+-- Keep the messages before the first message that has failed since it was sent or redriven. If it
+-- is the first of all, keep it alone: it may kill its consumer, and the messages behind it must not
+-- lose retries for that.
 --- @inline
 local function stop_before_failed(take, batch)
   local ids, retries_left, max_retries = batch.ids, batch.retries_left, batch.max_retries
@@ -63,8 +65,8 @@ local function stop_before_failed(take, batch)
   end
 end
 
--- Keep the records of the first messages that have together at most `most_bytes`, with their large
--- bodies; at least one.
+-- Keep the records of the first messages, at least one, up to `most_bytes` of records and large
+-- bodies.
 --- @inline
 local function keep_within(batch, most_bytes)
   --- @include "lib/records/large_bodies"
@@ -85,11 +87,11 @@ local function keep_within(batch, most_bytes)
   batch.records = kept
 end
 
--- Read the records of the first messages of a batch, up to READ_BYTES; a large body counts a
--- quarter, since it does not pass through here. A record that is missing or shorter than FIXED
--- becomes '': the caller makes its message a dead letter. Sets `records` of the batch, `any_large`,
--- and `to_inspect`: nil, or the positions of messages that may have expired or may be in the merge
--- index.
+-- Read the records of the first messages of a batch, up to READ_BYTES. A large body counts a
+-- quarter of its size, because it does not pass through the script. A record that is missing or
+-- shorter than FIXED becomes '': the caller makes its message a dead letter. Sets `records`,
+-- `any_large` and `to_inspect` of the batch. `to_inspect`: nil, or the positions of messages that
+-- may have expired or may be in the merge index.
 --- @inline
 local function read_records(batch, chunk)
   local ids, read, to_inspect, bytes, from, page = batch.ids, {}, nil, 0, 1, chunk
@@ -132,21 +134,22 @@ local function read_records(batch, chunk)
 end
 
 -- Remove the first `count` messages of a batch from the StoreQueue. A range of ranks costs a third
--- of their names. `above`: nil, or how many messages are due or timed.
+-- of a list of members. `above`: nil, or the number of due and timed messages, which rank above.
 --- @inline
 local function remove_picked(batch, count, above)
   if batch.on_top >= count then
     local higher = above or redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
     redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)
   else
-    -- This removes nothing. But the user of a producer may not call the command, so it cannot take.
+    -- This removes nothing. But a user of Redis that may only produce may not call the command, so
+    -- such a user cannot take messages.
     redis.call('ZREMRANGEBYRANK', store, 1, 0)
     redis.call('ZREM', store, unpack(batch.ids, 1, count))
   end
 end
 
--- Remove the first `removed` messages of a batch from the StoreQueue, write all that a take writes,
--- and set `count` and `more` of the batch.
+-- Remove the first `removed` messages of a batch from the StoreQueue, and make all other writes of
+-- a take. Sets `count`, `more` and `gate` of the batch.
 --- @inline
 local function finish_take(take, batch, removed, above)
   local fields, ids, picked = take.fields, batch.ids, #batch.ids
@@ -167,7 +170,7 @@ local function finish_take(take, batch, removed, above)
     --- @include "lib/groups/group_entries"
     note_taken(tonumber(last_score))
   end
-  if batch.hold then
+  if batch.ordered_until then
     note_order(take.ordered)
   end
   if picked > batch.count then
@@ -184,26 +187,28 @@ end
 -- and writes the number of the take.
 --
 -- Fields of `take`:
---   fields      of read_take_fields
---   number      of this take
---   limit       how many messages to take
---   ordered     whether the caller asks for order
---   now         epoch ms
---   none_due    whether the caller knows that nothing is due
---   most_bytes  nil if the caller returns the records; else how many bytes of them it takes, 0: any
---   no_expiry   with most_bytes: whether no message of the slot expires
+-- - fields: from read_take_fields
+-- - number: number of this take
+-- - limit: how many messages to take
+-- - ordered: whether the caller asks for order
+-- - now: epoch ms
+-- - none_due: whether the caller knows that no message is due
+-- - most_bytes: nil if the caller returns the records. Else how many bytes of records it takes, 0:
+--   any number
+-- - no_expiry: with most_bytes: whether no message of the slot expires
+--
 -- take_messages sets further fields, for the functions that it calls.
 --
 -- Returns a batch:
---   count         how many messages were taken
---   gate          when messages may be taken again, as next_ready_in takes it; nil or false: now
---   hold          the hold of a slot in order; nil or false if there is none
---   more          whether there may be more now
---   ids, records  of the messages; records are missing if they were not read
---   retries_left  false, or by position the retries that remain to messages that have failed before
---   any_large     whether a message has a large body
+-- - count: how many messages were taken
+-- - gate: when the slot gives messages again (next_ready_in describes it); nil or false: now
+-- - ordered_until: until when a slot in order waits; nil or false if the slot is not in order
+-- - more: whether there may be more messages now
+-- - ids, records: lists; records are missing if they were not read
+-- - retries_left: false, or by position the retries that remain to messages that have failed before
+-- - any_large: whether a message has a large body
 local function take_messages(take)
-  local fields, hold = take.fields, nil
+  local fields, ordered_until = take.fields, nil
   if fields[AUDITED] then
     redis.call('ZCARD', audit)
   end
@@ -217,8 +222,8 @@ local function take_messages(take)
   end
   if fields[LIMIT] then
     --- @include "lib/take/take_limits"
-    --- @include "lib/take/skip_held"
-    take.skip_held, take.take_tokens = skip_held, take_tokens
+    --- @include "lib/take/skip_limited"
+    take.skip_limited, take.take_tokens = skip_limited, take_tokens
     local gate = open_limits(take)
     if gate then
       return { count = 0, gate = gate }
@@ -226,13 +231,13 @@ local function take_messages(take)
   end
   if take.ordered or fields[ORDERED] then
     local is_busy
-    is_busy, hold = state_of_order(take)
-    take.hold = hold
+    is_busy, ordered_until = state_of_order(take)
+    take.ordered_until = ordered_until
     if is_busy then
-      return { count = 0, hold = hold }
+      return { count = 0, ordered_until = ordered_until }
     end
   end
-  local unread, above = false, nil -- above: how many messages are due or timed
+  local unread, above = false, nil -- above: number of due and timed messages
   if take.most_bytes == 0 then
     unread = needs_no_records(take)
     above = unread and redis.call('ZCOUNT', store, PRIORITY_END, '+inf') or nil
@@ -241,11 +246,11 @@ local function take_messages(take)
   if not unread then
     take.limit = math.min(take.limit, MOST)
   end
-  -- With limits for each key, a take looks past messages of held keys.
+  -- With limits for each key, a take looks past messages whose key is at its limit.
   local batch = pick_messages(take, take.key_limit and MOST or take.limit, failed > 0)
-  batch.hold = hold
+  batch.ordered_until = ordered_until
   if take.key_limit and #batch.ids > 0 then
-    take.skip_held(take, batch)
+    take.skip_limited(take, batch)
   end
   if take.ordered and batch.retries_left then
     stop_before_failed(take, batch)

@@ -1,8 +1,11 @@
 --[[
-What a take begins with, so that a flood of some messages cannot starve others: usually due
-messages; one take in five begins with retries, and one with priorities. A take in order always
-begins with retries: these failed before the slot was in order, and are older than all that waits.
+The order in which a take looks at due messages, priorities and retries. A flood of some messages
+must not starve others. So most takes begin with due messages, one take in five with retries, and
+one in five with priorities. A take in order always begins with retries: they failed before the slot
+was in order, and are older than all waiting messages.
 ]]
-local TURNS = 5 -- a take whose number is a multiple of this begins with retries
-local PRIORITIES_TURN = 3 -- a take whose number modulo TURNS is this begins with priorities
-local FEWEST_EVERY = 10 -- such a take begins with the retries that have the fewest deliveries left
+local TURNS = 5 -- a take begins with retries if its number is a multiple of this
+local PRIORITIES_TURN = 3 -- a take begins with priorities if its number modulo TURNS is this
+-- A take whose number is a multiple of this begins with the retries that have the fewest deliveries
+-- left.
+local FEWEST_EVERY = 10

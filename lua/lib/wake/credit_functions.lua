@@ -1,7 +1,7 @@
--- The functions of credits, for a script of which several branches seldom need them.
+-- The functions of credits, for a script with several branches that seldom need them.
 
--- Return keep_credit, remove_credit and renew_credit (lib/wake/credits). They are made when a branch
--- needs them: a script makes the functions of a library that it includes at each run.
+-- Return keep_credit, remove_credit and renew_credit (lib/wake/credits). A script creates the
+-- functions of an included library at each run, and most runs need none of these functions.
 local function credit_functions()
   --- @include "lib/wake/credits"
   return keep_credit, remove_credit, renew_credit

@@ -1,51 +1,54 @@
 --[[
 Credits: hand-overs that sleeping consumers are ready for.
 
-A consumer that sleeps leaves a credit in the slot: one or more hand-overs (lib/wake/hand_over) of
-some messages each, on a channel of its own. The field `credits` of the slot has all credits in the
-order in which they are served, each as
+A consumer that sleeps leaves a credit in the slot. The credit is good for one or more hand-overs
+(lib/wake/hand_over) of some messages each, on a channel of its own. The field `credits` of the slot
+has all credits, in the order in which they are served:
 
   <channel> <number> <until, epoch ms> <limit> <lease> <session> <sequence number> ...;
 
-- `number` is that of the next hand-over. A credit that was served and is good for more goes behind
-  the others, and its number grows by 1.
+- `number` is the number of the next hand-over. After each hand-over, the credit moves behind the
+  others, and its number grows by 1.
 - `until` is when the credit ends, unless it is renewed.
+- `limit` is the number of messages in a hand-over.
 - `lease` is a number of ms, or s and the number of a shared lease (lib/leases/shared_leases).
 - There is a call, ` <session> <sequence number>`, for each hand-over that is left. The calls are
-  prepares that found nothing. What is handed over is kept as the answer to the first of them: a
-  consumer that did not hear it repeats that call and gets it.
+  prepares that found nothing. A hand-over is kept as the answer to the first of these calls. If the
+  consumer did not receive it, the consumer repeats that call and gets it.
 
-A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call
-besides its own; with * instead of + if its subscription has heard such a number. While the caller
-sleeps, it says `=<channel>` each second: that reads, and renews a credit that would end soon.
+A caller offers a credit as `+<number> <channel>`, and ` <session> <sequence number>` for each
+further call. If its subscription has already received a number, it writes * instead of +. While the
+caller sleeps, it sends `=<channel>` each second. This reads the credit, and renews it if it would
+end soon.
 
-A subscription has its channel to itself, with a random end, so nothing is handed over to another
-subscription. On a Cluster it is a shard channel, with `}:wake:s:` in its name and the hash tag of
-the slot: only the master of the slot publishes there.
+The name of a channel has a random end, so each subscription has its own channel, and no hand-over
+reaches another subscription. On a Cluster it is a shard channel: its name has `}:wake:s:` and the
+hash tag of the slot. Only the master of the slot publishes there.
 ]]
 --- @needs slot store
 --- @include "lib/check"
 --- @include "lib/leases/shared_leases"
 --- @include "lib/wake/wake"
 --- @include "lib/writes"
-local CREDITS_MAX = 64 -- of a slot; more consumers are woken by a signal
+local CREDITS_MAX = 64 -- credits of a slot; further consumers are woken by a signal
 -- How long a credit lasts, and when it is renewed: a sleeping consumer, which looks at its credit
 -- once a second, writes once in 15 s.
 local CREDIT_MS, CREDIT_LEFT_MS = 20000, 5000
-local RENEWS = 61 -- =, which begins an offer that renews a credit
+local RENEWS = 61 -- = as a byte: the offer renews a credit
 local CREDIT_LEAST_MS = 3000 -- no credit is kept under a shared lease that ends sooner
-local CALLS_MAX = 16 -- of a credit
+local CALLS_MAX = 16 -- calls of a credit, so hand-overs
 -- Messages, and bytes of their records, in one hand-over.
 local HAND_OVER_MOST, HAND_OVER_BYTES = 100, 16384
-local HAND_OVER_LARGEST = 33792 -- a single record; bodies of 32 KiB or more are not in the record
-local UNDER_SHARED = 115 -- s, which begins the lease of a credit under a shared lease
+-- Bytes of a single record that is handed over alone. Larger bodies are not in the record.
+local HAND_OVER_LARGEST = 33792
+local UNDER_SHARED = 115 -- s as a byte: the lease of the credit is a shared lease
 
--- A credit in front of others: channel, number, until, limit, lease, session and sequence number of
--- its first call, the other calls.
+-- The first credit of a text: channel, number, until, limit, lease, session and sequence number of
+-- its first call, and the other calls.
 local FIRST_CREDIT = '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);'
 
--- Publish on the channel of a subscription; return to how many connections of this server it was
--- sent. A refusal does not stop the script: the user may lack the right, or another node serve the
+-- Publish on the channel of a subscription. Return how many connections of this server receive it.
+-- A refusal does not stop the script: the user may lack the right, or another node may serve the
 -- slot.
 --- @inline
 local function publish_own(channel, text)
@@ -59,7 +62,7 @@ local function publish_own(channel, text)
 end
 
 -- Return how many connections of this server listen on the channel of a subscription; 0 if the
--- server does not say.
+-- command is refused.
 --- @inline
 local function count_listeners(channel)
   local count
@@ -71,8 +74,8 @@ local function count_listeners(channel)
   return count[2] or 0
 end
 
--- Return the way of an offer (its first character), number, channel, and further calls as text; nil
--- if it is no offer. An offer that renews has no number and no calls.
+-- Parse an offer. Return its way (the first character), number, channel, and further calls as text;
+-- nil if it is no offer. An offer that renews has no number and no calls.
 --- @inline
 local function parse_offer(waits)
   local way, number, channel, calls = string.match(waits, '^([+*])(%d+) ([^ ;]+)(.*)$')
@@ -86,7 +89,7 @@ local function parse_offer(waits)
   return way, number, channel, calls
 end
 
--- Return the channel of an offer, which is checked.
+-- Check an offer, and return its channel.
 --- @inline
 local function offered_channel(waits)
   local way, _, channel = parse_offer(waits)
@@ -96,23 +99,24 @@ local function offered_channel(waits)
   return channel
 end
 
--- Return when a credit ends that is kept or renewed now, epoch ms; nil if that would be too soon.
--- `lease_end`: of its shared lease, or nil for a lease of its own. The owner of a shared lease
--- withdraws the credit before it releases the lease.
+-- Return when a new or renewed credit ends, epoch ms; nil if that would be too soon. A credit ends
+-- with its shared lease: the owner of the lease withdraws the credit before it releases the lease.
+-- `lease_end`: end of the shared lease; nil without a shared lease.
 --- @inline
 local function credit_end(lease_end, now)
   local ends = math.min(now + CREDIT_MS, lease_end or math.huge)
   return ends >= now + CREDIT_LEAST_MS and ends or nil
 end
 
--- Return where the credit of a channel begins and ends in a text; nil if it has none.
+-- Return where the credit of a channel begins and ends in the field `credits`; nil if there is
+-- none.
 --- @inline
 local function find_credit(credits, channel)
   local from = string.find(credits, channel .. ' ', 1, true)
   return from, from and string.find(credits, ';', from, true)
 end
 
--- Return the deadline, epoch s, of a delivery that is handed over now.
+-- Return the deadline, epoch s, of a delivery that is handed over now. `lease`: from a credit.
 --- @inline
 local function deadline_of(lease, now)
   if string.byte(lease, 1) == UNDER_SHARED then
@@ -121,10 +125,10 @@ local function deadline_of(lease, now)
   return math.ceil((now + lease) / 1000)
 end
 
--- Publish deliveries to the connection that left a credit; return whether it was sent them. Nothing
--- is published unless this server counts the listener: a replica repeats what its master publishes,
--- and a Cluster node what others publish. After a failover, the consumer's connection may be one of
--- the old master, and must not hear of deliveries that this server did not make.
+-- Publish deliveries to the connection that left a credit. Return whether a connection receives
+-- them. First the listeners of this server are counted. A replica repeats the publications of its
+-- master, and a Cluster node those of other nodes. After a failover, the consumer may still listen
+-- at the old master. It must not receive deliveries that this server does not count.
 --- @inline
 local function publish_deliveries(channel, deliveries)
   local listeners, heard = nil, 0
@@ -135,7 +139,8 @@ local function publish_deliveries(channel, deliveries)
   return heard > 0
 end
 
--- Return the first of some credits, with the `others` behind it; nil if there is none.
+-- Parse the first credit of a text. Return its parts, and the text of the `others`; nil if there is
+-- no credit.
 local function first_credit(credits)
   local _, last, channel, number, till, limit, lease, session, call_number, calls =
     string.find(credits, FIRST_CREDIT)
@@ -146,8 +151,8 @@ local function first_credit(credits)
   }
 end
 
--- Return the credits of a slot after its first one was served: it goes behind the others with the
--- calls that are left, and is gone if none is left.
+-- Return the text of a slot's credits after `credit`, the first, was served. It moves behind the
+-- others with its remaining calls. Without a remaining call, it is removed.
 local function credits_after(credit)
   if credit.calls == '' then
     return credit.others
@@ -166,8 +171,8 @@ local function write_credits(credits, now)
   end
 end
 
--- Return credits, without ended ones if there are CREDITS_MAX; and whether there is room for one
--- more.
+-- Make room for another credit: if there are CREDITS_MAX, leave out ended credits. Return the text
+-- of the credits, and whether there is room.
 local function make_room(credits, now)
   local _, count = string.gsub(credits, ';', '')
   if count < CREDITS_MAX then
@@ -182,18 +187,20 @@ local function make_room(credits, now)
   return credits, count < CREDITS_MAX
 end
 
--- Return how many calls a text names.
+-- Count the calls that a text names.
 local function count_calls(calls)
   local _, count = string.gsub(calls, ' %S+ %d+', '')
   return count
 end
 
--- Keep a credit until `ends` if its channel has exactly one subscriber: then this server serves the
--- subscription, and no other client listens. To find out, a number is published, the probe. If the
--- subscription has heard a probe, the subscribers are counted instead: a probe would wake the
--- consumer once more for each message. `limit` messages are divided among the calls; `call` is the
--- first. Return for how many hand-overs the credit is good, 0: it is not kept. `waits`: an offer
--- that was checked.
+-- Keep a credit if its channel has exactly one subscriber: then this server serves the
+-- subscription, and no other client listens. To test this, a number is published: the probe. If the
+-- subscription has already received a probe, the subscribers are counted instead, because a probe
+-- wakes the consumer. Return for how many hand-overs the credit is good; 0: it is not kept.
+-- - waits: an offer that was checked
+-- - ends: end of the credit, epoch ms
+-- - limit: number of messages, which is divided among the hand-overs
+-- - call: first call of the credit
 local function keep_credit(waits, ends, limit, lease, call, now)
   local way, number, channel, calls = parse_offer(waits)
   local listeners
@@ -223,13 +230,13 @@ local function keep_credit(waits, ends, limit, lease, call, now)
   return good
 end
 
--- Return the hand-overs for which a credit is still good.
+-- Return the number of hand-overs for which a credit is still good.
 local function hand_overs_of(entry)
   return count_calls(string.match(entry, '^%S+ %S+ %S+ %S+ %S+(.*);'))
 end
 
--- Remove the credit of a channel, also while Redis is at maxmemory; return the hand-overs for which
--- it was still good.
+-- Remove the credit of a channel, also while Redis is at maxmemory. Return the number of hand-overs
+-- for which it was still good.
 local function remove_credit(channel)
   local credits = redis.call('HGET', slot, 'credits') or ''
   local from, to = find_credit(credits, channel)
@@ -244,17 +251,17 @@ local function remove_credit(channel)
   return hand_overs_of(string.sub(credits, from, to))
 end
 
--- Return whether to renew a credit: it ends within CREDIT_LEFT_MS and may now last longer, or the
--- clock was set back.
+-- Return whether to renew a credit: it ends within CREDIT_LEFT_MS and would last longer, or the
+-- clock was set back. `till`: its present end; `ends`: its new end.
 --- @inline
 local function is_to_renew(till, ends, now)
   return till < now + CREDIT_LEFT_MS and till < ends or till > now + CREDIT_MS
 end
 
--- Look at the credit that a consumer believes to have; return the hand-overs for which it is still
--- good, 0: it is gone. `credits`: the field of the slot. Only a credit that is to be renewed is
--- written. If `listeners` says that this server no longer serves the subscription, the credit is
--- removed. A missing credit was used; a new one would be one more than its consumer knows of.
+-- Renew the credit of a channel if it ends soon. Return the number of hand-overs for which it is
+-- still good; 0: there is none. If the server no longer serves the subscription (`listeners`), the
+-- credit is removed. A missing credit was used, and is not created again: its consumer would not
+-- expect it. `credits`: the field of the slot.
 local function renew_credit(credits, channel, listeners, ends, now)
   local from, to = find_credit(credits, channel)
   if not from then
@@ -274,9 +281,9 @@ local function renew_credit(credits, channel, listeners, ends, now)
   return hand_overs_of(entry)
 end
 
--- Return whether the credits of a channel, one for each slot, need no look at each slot: the credit
--- of the first slot is there and not to be renewed, and no slot has a message that waits or is in
--- flight. The credits of a channel are left and renewed together.
+-- Return whether next_ready need not look at each slot for the credits of a channel. This is so if
+-- the credit of the first slot exists and is not to be renewed, and no slot has a message that
+-- waits or is in flight. The credits of a channel are left and renewed together, one for each slot.
 local function are_untouched(keys, credits, channel, ends, now)
   local from, to = find_credit(credits, channel)
   local till = from and string.match(string.sub(credits, from, to), '^%S+ %d+ (%d+)')

@@ -1,18 +1,22 @@
 --[[
-The hand-over: a script that makes messages available moves them to the PrepareQueue for consumers
-that have left credits (lib/wake/credits), and publishes deliveries with their records on the
-channels of these consumers. So a message that comes alone needs one script and wakes one consumer.
+The hand-over. A script that makes messages available serves consumers that have left credits
+(lib/wake/credits): it moves messages to the PrepareQueue, and publishes deliveries with their
+records on the channels of these consumers. So a single message needs one script and wakes one
+consumer.
 
-A hand-over takes what a prepare would take now, or nothing: then consumers are woken, and take the
-messages themselves. It takes only plain messages: a priority or a retry that has not expired,
-without a merge key or large body, in a slot that is not in order, not paused and without a limit;
-and at most 16 KiB of records for each credit, or one larger record. Two things are left to prepare:
-a due message joins its priority first, and one take in five begins with retries. One script hands
-over so much that it takes about 3 ms, and wakes the consumers whose credits are left.
+A hand-over takes the messages that a prepare would take now, or none. If messages are left,
+consumers are woken, and take them with prepare.
+- It takes only plain messages: a priority or a retry that has not expired, without a merge key or
+  large body.
+- The slot is not in order and not paused, and has no groups and no limit.
+- Each credit gets at most 16 KiB of records, or one larger record.
+- Due messages are left to prepare, because they first join their priority. So is one take in five,
+  if retries wait, because it begins with retries.
+- One script hands over messages for about 3 ms. Then it wakes the consumers whose credits are left.
 
-The published text is msgpack: number of the hand-over, index of the slot, deadline s, number of the
-first delivery, acceptance number of the newest message, retries remaining of each as one byte (''
-when none has failed), members, records.
+The published text is msgpack of: number of the hand-over, index of the slot, deadline s, number of
+the first delivery, acceptance number of the newest message, retries remaining of each message as
+one byte ('' when none has failed), members, records.
 ]]
 --- @needs slot store prepare records failures
 --- @include "lib/wake/credits"
@@ -25,8 +29,8 @@ when none has failed), members, records.
 --- @include "lib/scores/score_ranges"
 --- @include "lib/wake/wake"
 
--- Most that the hand-overs of one script cost together, in bytes of records. A message costs
--- HAND_OVER_MESSAGE more, and a hand-over at least HAND_OVER_LEAST.
+-- Largest cost of all hand-overs of one script, in bytes of records. A message costs
+-- HAND_OVER_MESSAGE in addition, and a hand-over at least HAND_OVER_LEAST.
 local HAND_OVERS_COST, HAND_OVER_LEAST, HAND_OVER_MESSAGE = 262144, 8192, 400
 
 -- Return whether a key is of this type, or missing.
@@ -35,14 +39,14 @@ local function is_kind(key, kind)
   return found == kind or found == 'none'
 end
 
--- Return whether a message may be handed over by its record, behind `bytes` of other records.
+-- Return whether a message may be handed over. `bytes`: of the records before it in this hand-over.
 local function is_plain(record, bytes, now)
   local flags = string.byte(record or '', 1) or MERGES
   if flags % HEADERS >= MERGES or #record < FIXED then
     return false
   end
   if flags % MERGES >= EXPIRES then
-    local expiry = flags % EXPIRES == TIMED and 15 or 9 -- its place in the record
+    local expiry = flags % EXPIRES == TIMED and 15 or 9 -- position in the record
     if #record < expiry + 5 or read48(record, expiry) <= now then
       return false
     end
@@ -50,11 +54,11 @@ local function is_plain(record, bytes, now)
   return bytes + #record <= (bytes == 0 and HAND_OVER_LARGEST or HAND_OVER_BYTES)
 end
 
--- Return the first messages of a page (members and scores in turn) that may be handed over together
--- as `ids`, `records`, `marks` (the retries remaining of each as a byte), `bytes` of the records
--- and `any_failed`. `any_entries`: whether the slot has failure entries.
+-- Return the first messages of a page (members and scores in turn) that may be handed over
+-- together: `ids`, `records`, `retries` (the retries remaining of each as a byte), `bytes` of the
+-- records, and `any_failed`. `any_entries`: whether the slot has failure entries.
 local function plain_messages(page, max_retries, any_entries, now)
-  local ids, taken, marks, bytes, any_failed = {}, {}, {}, 0, false
+  local ids, taken, retries, bytes, any_failed = {}, {}, {}, 0, false
   for i = 1, #page, 2 do
     local record = redis.call('HGET', records, page[i])
     if not is_plain(record, bytes, now) then
@@ -69,16 +73,16 @@ local function plain_messages(page, max_retries, any_entries, now)
       left = entry and retries_in(entry, max_retries) or left
     end
     any_failed = any_failed or left < max_retries
-    ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record
+    ids[n], taken[n], retries[n], bytes = page[i], record, string.char(left), bytes + #record
   end
-  return { ids = ids, records = taken, marks = marks, bytes = bytes, any_failed = any_failed }
+  return { ids = ids, records = taken, retries = retries, bytes = bytes, any_failed = any_failed }
 end
 
--- Move messages to the PrepareQueue. `delivered`: the number of the last delivery before theirs.
+-- Move messages to the PrepareQueue. `delivered`: number of the last delivery before these.
 local function lease_messages(batch, deadline, delivered)
   local receipts, ids = {}, batch.ids
   for n = 1, #ids do
-    local left = string.byte(batch.marks[n])
+    local left = string.byte(batch.retries[n])
     local receipt = receipt_text(deadline, left, delivered + n)
     receipts[2 * n - 1], receipts[2 * n] = receipt, ids[n]
   end
@@ -86,8 +90,8 @@ local function lease_messages(batch, deadline, delivered)
   redis.call('ZADD', prepare, unpack(receipts))
 end
 
--- Return the messages that go to the owner of a credit, as plain_messages does; nil if there are
--- none or prepare has to take them. Sets `left_over`: whether messages wait.
+-- Return the messages for the owner of a credit, as plain_messages does; nil if no message waits,
+-- or prepare has to take the messages. Sets `left_over` of the state: whether messages wait.
 local function messages_for(credit, state)
   local limit = math.min(credit.limit, HAND_OVER_MOST)
   local page = redis.call('ZREVRANGEBYSCORE', store, state.past, 0, 'WITHSCORES', 'LIMIT', 0, limit)
@@ -103,21 +107,21 @@ local function messages_for(credit, state)
   return #batch.ids > 0 and batch or nil
 end
 
--- Hand messages over to the owner of a credit; return whether this was done. If no connection is
--- counted, nothing moves.
+-- Hand messages over to the owner of a credit. Return whether this was done. If no connection
+-- receives them, the messages stay in the StoreQueue.
 local function hand_over(batch, credit, state)
-  local first, marks = state.delivered + 1, ''
+  local first_delivery, retries = state.delivered + 1, ''
   if batch.any_failed or state.is_recounted then
-    marks = table.concat(batch.marks)
+    retries = table.concat(batch.retries)
   end
   local deadline = deadline_of(credit.lease, state.now)
-  local sent = publish_deliveries(credit.channel, { credit.number, state.index, deadline, first,
-    state.accepted, marks, batch.ids, batch.records })
+  local sent = publish_deliveries(credit.channel, { credit.number, state.index, deadline,
+    first_delivery, state.accepted, retries, batch.ids, batch.records })
   if not sent then
     return false
   end
   lease_messages(batch, deadline, state.delivered)
-  local deliveries = delivery_answer(deadline, first, table.concat(batch.ids))
+  local deliveries = delivery_answer(deadline, first_delivery, table.concat(batch.ids))
   local answer = session_answer(credit.call_number, state.seconds, deliveries)
   redis.call('HSET', slot, credit.session, answer)
   local count = #batch.ids
@@ -126,7 +130,7 @@ local function hand_over(batch, credit, state)
   return true
 end
 
--- Hand over messages that wait to consumers, in the order of their credits; return whether messages
+-- Hand waiting messages over to consumers, in the order of their credits. Return whether messages
 -- may be left.
 local function hand_over_waiting(credits, state)
   local steps, takes = 0, state.takes
@@ -164,8 +168,8 @@ local function hand_over_waiting(credits, state)
   return state.left_over and redis.call('ZCOUNT', store, '-inf', state.past) > 0
 end
 
--- Hand over messages that wait, then wake the sleeping consumers if some are left. Everything is
--- stored by then, so a key of a wrong type is no error here.
+-- Hand waiting messages over to sleeping consumers. If some are left, wake the consumers. The
+-- caller has stored everything, so a key of a wrong type is no error here.
 local function serve_sleepers(channel, index, now)
   local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit,
     grouped = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes',

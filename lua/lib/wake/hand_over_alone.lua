@@ -9,14 +9,16 @@
 
 -- Hand a message over to a sleeping consumer, and write what send writes. The message never enters
 -- the StoreQueue. Return whether the message was handed over, and if not, whether the long form has
--- to do it: another message waits, or this message is large or a duplicate.
+-- to do it: another message waits, this message is large or a duplicate, or delivery numbers are
+-- times.
 --
--- If its id has a record, nothing is done. The record is written first: at maxmemory Redis refuses
--- that before any consumer has received the message. Then the receipt is written, where a key of a
--- wrong type shows. If no credit is usable, the only change is that the credits are removed.
+-- The record is written first: at maxmemory, Redis refuses this write before any consumer receives
+-- the message. Then the receipt is written, which fails if the key has a wrong type. If no credit
+-- is usable, both writes are undone, and the only change is that the credits are removed.
 --
---   message: member, record, accepted, order; `session` and `answer`: the field of the caller's
---            session and its value; `seconds`: time of the call, epoch s in 10 digits
+-- - message: member, record, accepted, order; `session` and `answer`: field of the caller's session
+--   and its value; `seconds`: time of the call, epoch s in 10 digits
+-- - index: index of the slot
 local function hand_over_alone(message, index, now)
   local credits, max_retries, delivered, takes, ordered, paused, limit =
     unpack(redis.call('HMGET', slot,
@@ -32,9 +34,9 @@ local function hand_over_alone(message, index, now)
     return false, true
   end
   local delivery = delivered + 1
-  local marks = '' -- retries remaining, as a byte
+  local retries = '' -- retries remaining, as a byte
   if string.byte(max_retries, 1) == RECOUNTED then
-    marks = string.char(tonumber(max_retries))
+    retries = string.char(tonumber(max_retries))
   end
   redis.call('HSET', records, member, record)
   for _ = 1, CREDITS_MAX do
@@ -50,14 +52,14 @@ local function hand_over_alone(message, index, now)
         break
       end
       local sent = publish_deliveries(credit.channel,
-        { credit.number, index, deadline, delivery, accepted, marks, { member }, { record } })
+        { credit.number, index, deadline, delivery, accepted, retries, { member }, { record } })
       if sent then
         local deliveries = delivery_answer(deadline, delivery, member)
-        local taken_answer = session_answer(credit.call_number, message.seconds, deliveries)
+        local consumer_answer = session_answer(credit.call_number, message.seconds, deliveries)
         redis.call('HSET', slot, 'accepted', accepted, 'order', message.order,
           message.session, message.answer, 'delivered', delivery,
           'takes', tonumber(takes or 0) + 1, 'credits', credits_after(credit),
-          credit.session, taken_answer)
+          credit.session, consumer_answer)
         return true, false
       end
       redis.call('ZREM', prepare, member)

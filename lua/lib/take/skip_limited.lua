@@ -5,12 +5,12 @@
 --- @include "lib/slot_fields"
 --- @include "lib/writes"
 
--- Choose the messages of a batch that the limits for each key allow, at most `most`. A message of a
--- held key is passed over; in order, the messages behind it wait too. At most READ_BYTES of records
--- are read. Returns positions, and whether a message was passed over.
+-- Choose the messages of a batch that the limits for each key allow, at most `most`. A message
+-- whose key is at its limit is skipped; in order, the messages behind it also wait. At most
+-- READ_BYTES of records are read. Returns positions, and whether a message was skipped.
 local function choose_free(take, ids, keys, most)
   local KEY_PAGE = 100
-  local ordered = take.hold
+  local ordered = take.ordered_until
   local chunk, header = math.min(tonumber(take.fields[CHUNK]), KEY_PAGE), take.key_limit.header
   local chosen, skipped, bytes, at = {}, keys.full, 0, 1
   while at <= #ids and #chosen < most and bytes < READ_BYTES and not (ordered and skipped) do
@@ -35,9 +35,9 @@ local function choose_free(take, ids, keys, most)
 end
 
 -- Keep the messages of a batch that the limits for each key allow. Sets `key_state` of the batch
--- for take_tokens: that of open_keys, with `held`: whether only messages of held keys wait behind
--- these. Sets its `gate` if no message may go.
-local function skip_held(take, batch)
+-- for take_tokens: the state of open_keys, and `are_limited`: whether all other waiting messages
+-- have keys at their limit. Sets `gate` of the batch if no message may be taken.
+local function skip_limited(take, batch)
   local fields, now = take.fields, take.now
   local keys = open_keys(take.key_limit, tonumber(fields[CHUNK]), now)
   local most = math.min(take.limit, keys.room)
@@ -55,11 +55,11 @@ local function skip_held(take, batch)
     allow_oom(store)
     redis.call('ZADD', rates, unpack(keys.set_back))
   end
-  keys.held = skipped and #ids < take.limit
-  if keys.held and #ids == 0 then
+  keys.are_limited = skipped and #ids < take.limit
+  if keys.are_limited and #ids == 0 then
     local in_flight = redis.call('ZCARD', prepare)
-    local note = held_note(keys, fields[ACCEPTED], in_flight)
-    batch.gate = held_gate(note, now, fields[ACCEPTED], in_flight)
+    local note = limits_note(keys, fields[ACCEPTED], in_flight)
+    batch.gate = gate_of_note(note, now, fields[ACCEPTED], in_flight)
     allow_oom(store)
     redis.call('HSET', slot, 'held', note)
   end
