@@ -28,8 +28,15 @@ def as_kept(api: Any, topic: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("slots", [4, 300])
-@pytest.mark.parametrize("expires", [0, 60])
+@pytest.mark.parametrize(
+    ("slots", "expires"),
+    [
+        (4, 0),
+        (80, 60),  # more slots than bases
+        pytest.param(4, 60, marks=pytest.mark.slow),
+        pytest.param(300, 0, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kinds", [1, 3, 400])
 def test_columns_are_the_messages_that_a_push_would_make_of_them(
     api: Any, name: str, slots: int, expires: int, kinds: int

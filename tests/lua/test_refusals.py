@@ -405,8 +405,21 @@ BY_TENANT = Limits(key_concurrency=Concurrency(100, key="tenant"))
 NEEDS_RECORD = ("reschedule", "set_priority")  # what they would change is in the record
 
 
-@pytest.mark.parametrize("settings", [{}, {"groups": Groups()}, {"limit": BY_TENANT}])
-@pytest.mark.parametrize("kept", [None, 7, 12])
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, 7),
+        ({"groups": Groups()}, 12),
+        ({"limit": BY_TENANT}, None),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in (
+                ({}, None), ({}, 12), ({"groups": Groups()}, None), ({"groups": Groups()}, 7),
+                ({"limit": BY_TENANT}, 7), ({"limit": BY_TENANT}, 12),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_no_script_stops_if_records_are_missing_or_cut_short(raw, name, clock, settings, kept):
     start = clock.now_us
     for number, script in enumerate(set(CALLS) - set(NEEDS_RECORD)):

@@ -40,8 +40,13 @@ def test_the_committed_files_are_what_their_sources_give(copy: Path) -> None:
 
 @pytest.mark.parametrize("changed", ["admin.py", "admin_blocking.py"])
 def test_a_stale_file_is_found_and_written_anew(
-    copy: Path, changed: str, capsys: pytest.CaptureFixture[str]
+    copy: Path,
+    changed: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    sources = ("rmq.features.workers.admin", "rmq.features.tokens.admin")  # all take 10 s
+    monkeypatch.setattr(blocking, "SOURCES", sources)
     folder = copy / "rmq/features/workers"
     path = folder / changed
     path.write_text(path.read_text().replace("self._prefix", "self._other"))
