@@ -1,7 +1,8 @@
 """A worker process whose messages may kill it: `python -m tests.faults.poison <task>`.
 
 The task is JSON: url, topics, concurrency, and a mutant, by which it is broken. A message is
-[number, what]: "exit" ends the process after a moment, "hold" works for longer than that.
+[number, what]: "hold" works for a while, "exit" ends the process as soon as a "hold" runs with it,
+or after two seconds if none does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed
 from rmq.worker.running.poison import PoisonSuspects
 
-DIES_S, HOLDS_S = 0.2, 0.6
+DIES_S, HOLDS_S = 2.0, 0.6
 
 _found = TopicFeed._with_expired_leases
 
@@ -43,11 +44,18 @@ def main(text: str) -> int:
     _break(task["mutant"])
     client = rmq.Client(task["url"])
 
+    holding: set[int] = set()
+
     def handle(body: list) -> None:  # type: ignore[type-arg]
-        if body[1] == "exit":
-            time.sleep(DIES_S)
+        number, what = body
+        if what == "exit":
+            until = time.monotonic() + (DIES_S if task["concurrency"] > 1 else 0.2)
+            while not holding and time.monotonic() < until:
+                time.sleep(0.01)
             os._exit(9)
+        holding.add(number)
         time.sleep(HOLDS_S)
+        holding.discard(number)
 
     for name in task["topics"]:
         client.topic(name).handler(concurrency=task["concurrency"], prefetch=8)(handle)
