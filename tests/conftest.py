@@ -149,6 +149,7 @@ def _drawn(files: set[Path]) -> set[Path]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.getoption("processes", 0):  # which share it
+        parallel.OUTPUT.mkdir(parents=True, exist_ok=True)
         with (parallel.OUTPUT / "forkserver.txt").open("w") as output:
             forkserver.start(output)
 

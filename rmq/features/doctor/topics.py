@@ -125,7 +125,7 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
         counts = topic.slots[index]
         if sum(counts[name] for name in _QUEUED) > counts["records"]:
             continue  # the check below reports them
-        ids = yield from _without_record(topic, index, "dead")
+        ids = yield from _without_record(topic, index, "dead", reading.FIRST_CALL)
         if ids:
             text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
             text += f"too short, so they cannot be redriven: {some(ids)}"
@@ -154,10 +154,12 @@ def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
     return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 
-def _without_record(topic: TopicOverview, index: int, queue: QueueName) -> Flow[list[str]]:
-    """Return messages of a queue whose record is missing or too short, from the first page."""
+def _without_record(
+    topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
+) -> Flow[list[str]]:
+    """Return messages of a queue whose record is missing or too short, among its newest `most`."""
     keys = topic.context.slots[index]
-    page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, reading.CALL_MAX, True)
+    page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
 
 

@@ -153,6 +153,7 @@ def overview(
 ) -> Iterator[Server]:
     # What took long is kept for longer, which would make the rate of a busy machine a lower one.
     monkeypatch.setattr("rmq.http_framework.readings.SHARE", 0)
+    monkeypatch.setattr("rmq.server.console.STREAMS_EACH", WINDOWS)
     for n in range(TOPICS):
         client.topic(f"t{n:02}").send(n)
     with serving(server.url, prefix) as running:
