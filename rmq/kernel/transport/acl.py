@@ -1,11 +1,11 @@
 """Redis ACL rules for the roles of RMQ, generated from the scripts.
 
-A role is what a program does with RMQ: it has the verbs (scripts) and the plain commands that
-such a program sends. Redis checks the commands inside a script against the user that calls it, so
-a role needs every command of its scripts. The rules name no password and no user's state.
+A role is the work of a program: the verbs (scripts) and plain commands that it sends. Redis checks
+the commands inside a script against the rights of the calling user, so a role needs each command of
+its scripts. The rules contain no password, and do not enable or disable a user.
 
-What rules cannot do: they bound commands, keys and channels, not the protocol. Roles whose scripts
-share commands can imitate each other (docs/security.md says how far).
+The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
+the same commands, one role can imitate the other (docs/security.md has the details).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _OPERATOR = (
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
 )  # fmt: skip
 
-# The scripts of each role. A viewer's are called on what exists, where they write nothing.
+# The scripts of each role. The scripts of a viewer do not write if the topic exists.
 SCRIPTS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_OPEN, *_SCHEDULES, "send", "merge", "stage_push", "stage_keep", "publish", "sink_begin",
         "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "audit_report",
-        "topic_resize", "slot_delete",  # to count what waits, and divide max_length anew
+        "topic_resize", "slot_delete",  # to count waiting messages, and divide max_length again
     )),
     "consumer": frozenset(_CONSUMER),
     "worker": frozenset((
@@ -105,11 +105,11 @@ COMMANDS: dict[Role, frozenset[str]] = {
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
-    # The last three: tokens and sessions of those who ask over HTTP.
+    # The last three: tokens and sessions of HTTP users.
     "server": frozenset((
         *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "hgetall", "set", "pexpire",
     )),
-    # Who creates tokens may do over HTTP whatever a server can.
+    # With a new token, an admin can do over HTTP all that a server can do.
     "admin": frozenset((
         *_CONNECTION, "hlen", "hsetnx", "hget", "hgetall", "hdel", "time", "zadd",
         "zremrangebyrank",
@@ -120,7 +120,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     )),
 }  # fmt: skip
 
-# Keys beside those of topics: the key, and the roles that write or only read it.
+# Keys that belong to no topic: the key, the roles that write it, and the roles that only read it.
 _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("topics", ("producer", "consumer", "worker", "operator", "server"), ("viewer",)),
     ("scheduled", ("producer", "worker", "operator", "server"), ("viewer",)),
@@ -135,8 +135,8 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("server_secret", ("server",), ()),
 )
 
-# What roles that only add to a list of all topics may do with that list, from Redis 7.0 on.
-# Redis 6.2 knows no selectors: its users may do with these keys all that their commands do.
+# Commands on lists of all topics, for roles that only add to the list, since Redis 7.0.
+# Redis 6.2 has no selectors: its users may use all their commands on these keys.
 _ONLY: dict[str, dict[Role, frozenset[str]]] = {
     "topics": dict.fromkeys(
         ("producer", "consumer", "worker"), frozenset(("sadd", "smismember"))
@@ -148,22 +148,22 @@ _ONLY: dict[str, dict[Role, frozenset[str]]] = {
     "worker:*": {"worker": frozenset(("set", "unlink"))},
 }  # fmt: skip
 
-# Commands in scripts of a role that it never gets to: they belong to calls of other roles.
+# Commands in scripts of a role that its calls never execute, but calls of other roles do.
 _NOT_REACHED: dict[Role, frozenset[str]] = {
-    "producer": frozenset(("zrange",)),  # schedules, all of them: it asks for one by name
+    "producer": frozenset(("zrange",)),  # `schedules` without a name: a producer gives a name
     **dict.fromkeys(("operator", "server"), frozenset((
-        "zrevrangebylex",  # audit_report, of numbers sent: it reports numbers that are missing
-        "persist",  # lib/query, where the query holds more
+        "zrevrangebylex",  # `audit_report` of sent numbers: these roles report missing numbers
+        "persist",  # lib/query, if the query holds more
     ))),
 }  # fmt: skip
 
-# Commands that an earlier server does not know: naming one refuses all of the rules.
+# Versions that introduced a command: an older server refuses all rules if they name it.
 _SINCE: dict[str, ServerVersion] = {
     "waitaof": "7.2", **dict.fromkeys(SHARDED, "7.0"),
 }  # fmt: skip
-# 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
+# Redis 6.2 accepts any subcommand; 7.0 checks it, and 7.2 introduced this subcommand.
 _UNKNOWN_TO = {"client|setinfo": ("7.0",)}
-# The numbers of slots, 0 to 1023.
+# Patterns for the numbers of slots, 0 to 1023.
 _SLOTS = ("[0-9]", "[1-9][0-9]", "[1-9][0-9][0-9]", "10[01][0-9]", "102[0-3]")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,128}")
 
@@ -192,14 +192,14 @@ class AclRules(NamedTuple):
     selectors: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
-        """Return the rules for `ACL SETUSER`. They replace all rights, and no password."""
+        """Return the rules for `ACL SETUSER`. They replace all rights, but keep passwords."""
         selectors = [] if self.server_version == "6.2" else ["clearselectors"]
         return [*selectors, "resetkeys", "-@all", *self.file_words()]
 
     def file_words(self) -> list[str]:
         """Return the rules for a line of an ACL file, where a user begins without rights."""
         return [
-            "resetchannels",  # without it a user has all channels on 6.2
+            "resetchannels",  # a new user has all channels on Redis 6.2
             *(f"~{key}" for key in self.keys),
             *(f"%R~{key}" for key in self.read_keys),
             *(f"&{channel}" for channel in self.channels),
@@ -251,11 +251,11 @@ def acl_rules(
     channels = []
     if commands & {"publish", "subscribe"}:
         channels = [f"{stem}:{{{pattern}}}:wake*" for pattern in patterns]
-        if version != "6.2":  # shard channels; a pattern with * at its end has those, too
+        if version != "6.2":  # shard channels; a pattern that ends with * includes them
             named = [pattern for pattern in patterns if not pattern.endswith("*")]
             channels += [f"{stem}:{{{pattern}_0}}:wake:s:*" for pattern in named]
         if "*" not in patterns:
-            channels.append(f"{stem}:{{ping}}:wake")  # Client.can_wake asks there
+            channels.append(f"{stem}:{{ping}}:wake")  # Client.can_wake uses it
     return AclRules(
         chosen, tuple(written), tuple(read), tuple(channels),
         tuple(sorted(command for command in commands if _is_known(command, version))),
@@ -265,7 +265,7 @@ def acl_rules(
 
 @functools.cache
 def commands_of(role: Role) -> frozenset[str]:
-    """Return the commands of a role: of its scripts, and those that its clients send."""
+    """Return the commands of a role: in its scripts, and sent by its clients."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
@@ -277,8 +277,8 @@ def commands_of(role: Role) -> frozenset[str]:
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
     """Return the patterns for the keys of topics, `{topic}` and `{topic_slot}`."""
     if pattern.endswith("*"):
-        return [f"{prefix}:{{{pattern}}}:*"]  # which is true of its slots, too
-    # Not `{orders_*}`, which is true of the slots of a topic `orders_eu`.
+        return [f"{prefix}:{{{pattern}}}:*"]  # it also matches the slots
+    # Not `{orders_*}`, which would match the slots of a topic `orders_eu`.
     tags = (pattern, *(f"{pattern}_{slot}" for slot in _SLOTS))
     return [f"{prefix}:{{{tag}}}:*" for tag in tags]
 

@@ -1,16 +1,15 @@
 """Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
 
-An error is known by the code that begins the reply, never by words in its text: RMQ's own errors
-name a key, and so a topic, which may be called "uploading" or "readonly-orders". redis-py takes
-some codes off the text; then the name of its exception class stands for the code.
+The code at the beginning of a reply identifies the error. Words in its text do not: RMQ's own
+errors name a key with a topic, which may be called "uploading" or "readonly-orders". redis-py
+removes some codes from the text; the name of the exception class then replaces the code.
 Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
 
-Explain what the ACL of a Redis user refused: the command, key or channel, and the rule to add.
+`denied` explains a refusal by the ACL: the command, key or channel, and the rule to add. Redis 6.2
+and 7.0 do not name a command that they refuse inside a script. The line number in the error shows
+the command.
 
-Servers say it in different words. Redis 6.2 and 7.0 do not name a command that they refuse inside
-a script; the line that they name shows which it is.
-
-Say what to correct where TLS fails: OpenSSL's words name the check that failed, not its cause.
+`advice` explains TLS errors. The text of OpenSSL names the failed check, but not the cause.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
     """Return the error for a refusal.
 
     Args:
-        what: the verb that was called.
-        text: what Redis answered.
-        keys: the keys of the call, or the channel.
+        what: Name of the verb.
+        text: Reply of Redis.
+        keys: Keys of the call, or the channel.
     """
     found = _USER.search(text)
-    user = found[1] if found else "<user>"  # Redis 6.2 names none
+    user = found[1] if found else "<user>"  # Redis 6.2 names no user
     whose = f"Redis user {user}" if found else "this Redis user"
     if "channel" in text:
         stem = keys[0].split("{")[0] if keys else "rmq:"
@@ -76,7 +75,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the command that was refused; several where the line of the script has more."""
+    """Return the refused command, or all commands in the line of the script."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]
@@ -94,7 +93,7 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for the keys of the same slot."""
+    """Return a pattern for all keys of the key's slot."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -103,11 +102,11 @@ def _quoted(rule: str) -> str:
     return rule if rule.startswith("+") else f"'{rule}'"
 
 
-REDIS_ERRORS = (redis.RedisError, OSError)  # everything that a connection of redis-py raises
+REDIS_ERRORS = (redis.RedisError, OSError)  # all errors that connections of redis-py raise
 
 
 class Kind(Enum):
-    """The way to go on after an error."""
+    """The next step after an error."""
 
     RELOAD = "the script is not in this server's cache: load it and repeat"
     AGAIN = "not executed; the server will be ready in a while"
@@ -115,7 +114,7 @@ class Kind(Enum):
     REFUSED = "not executed, and repeating changes nothing"
 
 
-# redis-py has a class for some codes and takes them off the text; which ones varies by version.
+# Codes that redis-py replaces by a class and removes from the text; they vary by version.
 _CLASSES = {
     "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN", "MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN",
@@ -124,7 +123,7 @@ _CLASSES = {
     "AuthenticationWrongNumberOfArgsError": "NOAUTH", "AuthorizationError": "NOAUTH",
 }  # fmt: skip
 _CODE = re.compile(r"([A-Z][A-Z0-9_]+)(?: |$)")
-# Redis 6.2 begins with the place where a script failed; the error follows.
+# Redis 6.2 writes the place of a script's failure before the error.
 _SCRIPT_LINE = re.compile(
     r"Error running script \(call to f_[0-9a-f]{40}\): (?:@\w+:[\d?]+: )?(?:@?\w+: ?\d+: )?-?"
 )
@@ -132,23 +131,23 @@ _NOT_YET = {
     "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS", "MISCONF",
 }  # fmt: skip
 _ACCESS = {"NOAUTH", "WRONGPASS", "NOPERM"}
-# Replies that have no code of their own, by how they begin.
+# Beginnings of replies without a code.
 _SCRIPT_ACCESS = ("The user executing the script can't", "ACL failure in script")
-# EXEC was refused; the code of its error follows.
+# Prefix of the error of a refused EXEC.
 _DISCARDED = "Transaction discarded because of: "
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
 _UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](\w+)")
 _OF_SCRIPTS = "RMQ loads and calls its scripts by EVALSHA and SCRIPT LOAD. Allow both"
-# What to do without a command that a server does not have, or that its operator has renamed.
+# Advice for commands that a server does not have, or that its operator has renamed.
 _WITHOUT = {
     "EVALSHA": _OF_SCRIPTS, "SCRIPT": _OF_SCRIPTS,
     "HELLO": "it speaks RESP2 only. Leave protocol=3 out of the URL",
     "PUBLISH": "nothing is lost, but sleeping consumers notice new messages up to 1 s late",
 }  # fmt: skip
-# What Lua 5.4 says of functions that 5.1 has.
+# Error of Lua 5.4 for functions of Lua 5.1.
 _OF_LUA_5_1 = re.compile(r"(?:global|field|variable) '(unpack|frexp|ldexp)'")
-# Errors of RMQ's pools: there was no connection to send anything on.
+# Errors of RMQ's pools before a command was sent.
 _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
 
@@ -189,7 +188,7 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def forbids(error: BaseException) -> bool:
-    """Whether a server lacks the command, or does not let this user run it."""
+    """Return whether the server lacks the command, or the user has no right to it."""
     code, text = _read(error)
     return code == "NOPERM" or bool(_UNKNOWN.match(text))
 
@@ -198,10 +197,10 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
     """Return the RMQ error for a command that Redis refused.
 
     Args:
-        error: the exception of redis-py.
-        script: the verb.
-        keys: the keys of the command, for the message.
-        wrong_key: the key that holds a value of the wrong type, if that was the error.
+        error: The exception of redis-py.
+        script: Name of the verb.
+        keys: Keys of the command, for the message.
+        wrong_key: The key with a value of the wrong type, if this was the error.
     """
     code, rest = _read(error)
     text = with_places(str(error), script)
@@ -231,7 +230,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"{script}: the Lua of this server has no {function[1]}. RMQ's "
             "scripts need Lua 5.1, which Redis and Valkey have. Use one of them"
         )
-    if isinstance(error, AskError):  # MOVED, too
+    if isinstance(error, AskError):  # MovedError is a subclass
         node = f"{error.host}:{error.port}"
         return ConfigurationError(
             f"{script}: this server is a node of a Redis Cluster, and {node} has the key. Use the "
@@ -249,12 +248,12 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
 
 def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
-    """Return the RMQ error for MISCONF: the server answers, and takes no writes.
+    """Return the RMQ error for MISCONF: the server answers, but refuses writes.
 
     Args:
-        name: the command.
-        server: the one that refuses.
-        text: of its reply, which says what could not be written.
+        name: Name of the command.
+        server: Description of the server.
+        text: Text of the reply, with the reason.
     """
     refused = Unavailable(
         f"{name}: {server} refuses all writes, because it cannot write to its own disk "
@@ -266,7 +265,7 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for one that a script of RMQ raised; `detail`: the key or argument."""
+    """Return the RMQ error for an error code of RMQ's scripts; `detail`: the key or argument."""
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
@@ -313,7 +312,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
 
 
 def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for a user or password that Redis refused."""
+    """Return the RMQ error for a user, password or right that Redis refused."""
     if rest.startswith(_PASSWORD_MISSING):
         return ConfigurationError(
             f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
@@ -326,7 +325,7 @@ def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) ->
     )
 
 
-# Parts of the errors of Python's ssl, in the order in which they are looked for, and the advice.
+# Parts of the errors of Python's ssl module, and the advice. The first match counts.
 _ADVICE = (
     (("Hostname mismatch", "IP address mismatch"),
      "The server's certificate is for another name: connect by a name that is in it, or have one "
@@ -344,8 +343,8 @@ _ADVICE = (
 )  # fmt: skip
 
 
-# How a server refuses a client. By TLS 1.3 it does so after the handshake, so the client may find
-# the alert, or that the connection has ended.
+# Errors of a refused client. With TLS 1.3 the server refuses after the handshake, so the client
+# gets an alert, or a closed connection.
 _REFUSED = (
     "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "HANDSHAKE_FAILURE",
     "EOF occurred", "reset by peer", "Broken pipe", "closed by server",
@@ -353,11 +352,11 @@ _REFUSED = (
 
 
 def advice(text: str, has_certificate: bool) -> str | None:
-    """Return what to do about an error of a TLS connection; None if it is of another kind.
+    """Return advice about an error of a TLS connection, or None for other errors.
 
     Args:
-        text: of the error.
-        has_certificate: whether the client has a certificate.
+        text: Text of the error.
+        has_certificate: Whether the client has a certificate.
     """
     for parts, remedy in _ADVICE:
         if any(part in text for part in parts):

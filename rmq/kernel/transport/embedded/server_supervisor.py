@@ -1,14 +1,14 @@
 """The small process between an owner and its embedded Redis: the server dies with the owner.
 
-`embedded.py` runs this file as a script, by path, so that nothing of RMQ is imported here; it
-needs the standard library only. The supervisor takes the directory's lock, starts the server, tells
-its owner so in one line of JSON on stdout, and then sleeps until one of these happens:
+`embedded.py` runs this file as a script, by its path, so it uses the standard library only. The
+supervisor locks the directory, starts the server, and writes one line of JSON to stdout for its
+owner. It then sleeps until one of these events:
 
-* stdin is at its end, the owner's pid is gone, or SIGTERM comes: it stops the server;
-* the server is gone: it goes too.
+* stdin ends, the owner's process ends, or SIGTERM arrives: it stops the server and ends.
+* The server ends: it ends as well.
 
-The server inherits the lock, so the lock is held as long as either process runs. The
-functions without an underscore define the directory's layout; `embedded.py` calls them too.
+The server inherits the lock, so the directory is locked while one of the two processes runs.
+Functions without an underscore define the layout of the directory; `embedded.py` also calls them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from typing import Any, NamedTuple
 LOCK = "rmq.lock"
 LOG = "redis.log"
 SOCKET = "redis.sock"
-VERSION = "redis.version"  # of the server that last wrote the directory: "Redis 7.0.15"
+VERSION = "redis.version"  # the server that last wrote the directory, for example "Redis 7.0.15"
 
-_GRACE = 10.0  # seconds the server has to flush its AOF before SIGKILL
-_LOG_LIMIT = 1 << 20  # a longer log is begun anew at the next start
-_PATH_LIMIT = 100  # bytes of a unix socket's path that every system takes
+_GRACE = 10.0  # seconds that the server gets to write its AOF before SIGKILL
+_LOG_LIMIT = 1 << 20  # size in bytes above which the next start truncates the log
+_PATH_LIMIT = 100  # longest path of a unix socket on all systems, bytes
 _PR_SET_PDEATHSIG = 1
 
 
 class Refusal(Exception):
-    """The server cannot be started or shared; the text is for the owner's user."""
+    """The server cannot be started or used; the text is for the user."""
 
 
 def socket_path(directory: str) -> str:
-    """Return where the socket goes: in the directory, or in a private one under TMPDIR."""
+    """Return the path of the socket: in the directory, or in a private directory under TMPDIR."""
     path = os.path.join(directory, SOCKET)
     if len(os.fsencode(path)) <= _PATH_LIMIT:
         return path
@@ -82,7 +82,7 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Read what the last supervisor wrote into its lock; empty when it left, or is unreadable."""
+    """Return the record of the supervisor in its lock file; empty: it ended, or is unreadable."""
     try:
         with open(os.path.join(directory, LOCK), "rb") as file:
             state = json.loads(file.read(65536))
@@ -102,7 +102,7 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Say why a directory outside the data directory may not hold our socket; None when it may."""
+    """Return why a directory outside of the data may not have the socket, or None."""
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a directory"
@@ -114,7 +114,7 @@ def private_fault(directory: str) -> str | None:
 
 
 def server_arguments(directory: str, address: str) -> list[str]:
-    """Return the server's configuration as command line words."""
+    """Return the configuration of the server as command line arguments."""
     return [
         *("--port", "0"),
         *("--unixsocket", address, "--unixsocketperm", "700"),
@@ -125,14 +125,14 @@ def server_arguments(directory: str, address: str) -> list[str]:
 
 
 class Version(NamedTuple):
-    """Which server, and its version."""
+    """Name and version of a server."""
 
     name: str  # "Redis" or "Valkey"
     numbers: tuple[int, ...]
 
     @property
     def short(self) -> str:
-        """The version without its patch number: "7.0"."""
+        """The version without the patch number, for example "7.0"."""
         return ".".join(map(str, self.numbers[:2]))
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Version(NamedTuple):
 
 
 def version_of(binary: str) -> Version | None:
-    """Ask a server for its version; return None if the answer has none."""
+    """Return the version that a server's program prints, or None."""
     try:
         output = subprocess.run(
             [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
@@ -152,7 +152,7 @@ def version_of(binary: str) -> Version | None:
 
 
 def written_by(directory: str) -> Version | None:
-    """Read which server last wrote a directory; return None if that was not noted."""
+    """Return the server that last wrote a directory; None: not recorded."""
     try:
         with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
             match = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
@@ -164,7 +164,7 @@ def written_by(directory: str) -> Version | None:
 def reads(version: Version, wrote: Version) -> bool:
     """Return whether a server reads the files that another server wrote.
 
-    Redis 7.4 and Valkey 9 each changed the format of RDB files, so that neither reads the other's.
+    Redis 7.4 and Valkey 9 changed the format of RDB files. Neither reads files of the other.
     """
     if version.name == wrote.name:
         return version.numbers[:2] >= wrote.numbers[:2]
@@ -172,13 +172,13 @@ def reads(version: Version, wrote: Version) -> bool:
         return wrote.numbers[:2] <= (7, 2)
     if (version.name, wrote.name) == ("Redis", "Valkey"):
         return version.numbers[:2] >= (7, 2) and wrote.numbers[0] < 9
-    return True  # a server that we do not know; it says so itself when it cannot
+    return True  # an unknown server reports unreadable files itself
 
 
 def _refuse_unreadable(directory: str, binary: str) -> None:
-    """Refuse a server that cannot read the directory: it would stop, or start empty.
+    """Refuse a server that cannot read the directory, because it would stop or start empty.
 
-    Redis 7 moved the AOF into a folder that older versions do not read.
+    Redis 7 moved the AOF to a folder that older versions do not read.
     """
     version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
@@ -204,7 +204,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
 
 
 def _note(directory: str, binary: str) -> None:
-    """Note which server writes the directory from now on."""
+    """Record the server that writes the directory from now on."""
     version = version_of(binary)
     if version is not None and version != written_by(directory):
         path = os.path.join(directory, VERSION)
@@ -227,7 +227,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
     def bind() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before `prctl`
             os._exit(1)
 
     return bind
@@ -243,12 +243,12 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
         if fault := private_fault(home):
             raise Refusal(f"its socket would be in {home}, but {fault}: remove it")
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(address)  # we have the lock: it is a dead server's
+        os.unlink(address)  # a dead server left it, because this process has the lock
     path = os.path.join(directory, LOG)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     if os.fstat(log).st_size > _LOG_LIMIT:
         os.ftruncate(log, 0)
-    os.dup2(log, 2)  # a traceback of the supervisor, too
+    os.dup2(log, 2)  # for tracebacks of the supervisor
     return subprocess.Popen(
         [binary, *server_arguments(directory, address)],
         stdin=subprocess.DEVNULL,
@@ -261,7 +261,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Write the line that the owner waits for, then close its pipe."""
+    """Write the line for which the owner waits, and close its pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)
@@ -270,7 +270,7 @@ def _tell(**fact: object) -> None:
 
 
 def _watch(server: subprocess.Popen[bytes], owner: int, pidfd: int | None, wakeup: int) -> None:
-    """Return when the server is gone or has to go."""
+    """Wait until the server has ended or must be stopped."""
     poll = select.poll()
     for fd in (0, wakeup, pidfd):
         if fd is not None:
@@ -305,7 +305,7 @@ def main(directory: str, address: str, binary: str, owner: int) -> int:
         signal.signal(number, lambda *_: None)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner's thread may have blocked some
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner's thread may have blocked signals
     pidfd: int | None = None
     with contextlib.suppress(AttributeError, OSError):
         pidfd = os.pidfd_open(owner)

@@ -1,8 +1,7 @@
-"""Names the source file and line in the error of a script.
+"""Add source file and line to the error of a script.
 
-Redis names a line of the composed text. The script is composed once more, with each source line
-marked, and only if an error names a line. The names are used only if that text is the one that
-Redis has.
+Redis names a line of the composed text. After such an error, the script is composed again with a
+mark in each source line. The marks are used only if the text is the text that Redis has.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _FIRST = ord(PLACES[0])
 def with_places(text: str, name: str) -> str:
     """Return the text of an error with source files and lines: `lua/lib/records/record.lua:42`.
 
-    The text stays as it is if it names no line, or the sources are not those of the script.
+    The text is unchanged if it names no line, or if the sources have changed.
 
     Args:
-        text: the error of Redis.
-        name: the script.
+        text: The error of Redis.
+        name: Name of the script.
     """
     if not _LINE.search(text) or name not in script_loader.names():
         return text
@@ -46,7 +45,7 @@ def with_places(text: str, name: str) -> str:
 
 @functools.cache
 def _places_of(name: str, text: str) -> list[str]:
-    """Return the place of each line of a composed script; none if its sources differ or lack."""
+    """Return the place of each line of a composed script; empty if its sources do not match."""
     marks = _Marks()
     try:
         marked = script_loader.final_text(name, marks.mark)
@@ -56,13 +55,13 @@ def _places_of(name: str, text: str) -> list[str]:
 
 
 class _Marks:
-    """Ends each line of the sources with a character of its own."""
+    """Ends each line of the sources with a different character."""
 
     def __init__(self) -> None:
-        self._places: list[str] = []  # by the number of the character
+        self._places: list[str] = []  # by the index of the character
 
     def mark(self, name: str, body: str) -> str:
-        """Return the text of a file without its header, its lines marked."""
+        """Return the text of a file without its header, with marked lines."""
         first = script_loader.source(name).count("\n") - body.count("\n") + 1
         return "".join(
             self._marked(line, f"lua/{script_loader.path_of(name)}.lua:{number}")

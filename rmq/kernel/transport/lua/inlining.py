@@ -1,18 +1,18 @@
-"""Puts constants and inline functions of the Lua scripts in the places where they are used.
+"""Replace constants and calls of inline functions in the Lua scripts.
 
-A script makes its locals and functions anew at every run: a constant costs an instruction, a
-function a tenth of a call of Redis. So a library of `lua/lib/` gives each of them a name and a
-comment, and the text that Redis keeps has neither.
+Each execution of a script creates its locals and functions again. A constant costs an instruction,
+and a function a tenth of a call of Redis. A library of `lua/lib/` can name its constants and
+functions without this cost, because the text for Redis contains only their values and statements.
 
 - A constant is a local in capitals whose value is a number or a string.
 - An inline function has the line `--- @inline` above it. Each call of it is a statement: `f(x)`,
   `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. It may return early, by guard clauses: its
-  lines then stand in `repeat ... until true`, which a `break` leaves. So a return inside of a loop
-  of the function is refused, unless all calls are of the last form.
+  lines are then inside `repeat ... until true`, which a `break` leaves. A return inside a loop of
+  the function is therefore refused, unless all calls have the last form.
 
-The text that is put in place does what the call would do: arguments are evaluated first, once each,
-and names of the function do not meet those of its caller. A call that these rules do not cover is
-an error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
+The replacement does the same as the call: arguments are evaluated first, once each, and names of
+the function do not conflict with names of its caller. A call that these rules do not cover is an
+error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
 
 A line may end with a character of `PLACES`, which stands for its file and line (`places.py`). The
 character moves with its line; without such characters the text is the same.
@@ -24,8 +24,8 @@ import functools
 import re
 from typing import NamedTuple
 
-PLACES = "\U000f0000-\U0010fffd"  # two planes of Unicode that are for private use
-END = rf"[{PLACES}]?\n"  # of a line
+PLACES = "\U000f0000-\U0010fffd"  # two planes of Unicode for private use
+END = rf"[{PLACES}]?\n"  # end of a line
 STRING = r"'(?:\\.|[^'\\\n])*'"
 _LITERAL = rf"-?\d[\d.e]*|{STRING}"
 _CONSTANTS = re.compile(
@@ -102,7 +102,7 @@ def inlined(text: str) -> str:
     Raises:
         ValueError: a function, or a call of one, cannot be put in place.
     """
-    # From the last one: a function inside of another is in place before that one is.
+    # Begin with the last function, so that a nested function is replaced before its outer function.
     for mark in reversed([match.start() for match in _MARK.finditer(text)]):
         definition = _INLINE.match(text, mark)
         if not definition:
@@ -121,12 +121,12 @@ def inlined(text: str) -> str:
 
 @functools.cache
 def outside_of(indent: str) -> re.Pattern[str]:
-    """A line that is indented less."""
+    """Return the pattern of a line with less indentation."""
     return re.compile(rf"^(?!{indent}).", re.MULTILINE)
 
 
 def is_used(name: str, text: str, start: int, end: int) -> bool:
-    """Whether a name stands in a part of a text, as a whole word."""
+    """Return whether a part of a text contains a name as a whole word."""
     while (start := text.find(name, start, end)) >= 0:
         after = start + len(name)
         if not (_IN_WORD(text[start - 1 : start]) or _IN_WORD(text[after : after + 1])):
@@ -155,20 +155,20 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 
 
 def _without_inner_functions(text: str) -> str:
-    """The lines of a function, each up to the word `function`; empty inside of inner ones."""
+    """Return the lines of a function up to the word `function`, without inner functions."""
     return _INNER_FUNCTION.sub(
         lambda match: match[1] + match[2] + "\n" * match.group().count("\n"), text
     )
 
 
 def _without_calls(text: str, function: _Function) -> str:
-    """The text in which a function is known, with its lines in the place of its calls."""
+    """Return the scope of a function with its calls replaced by its lines."""
     called = f"{function.name}("
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
         start = text.rfind("\n", 0, bracket) + 1
         if _OPEN_ASSIGNMENT.search(text, max(position, start - 4), start):
-            start = text.rfind("\n", 0, start - 1) + 1  # the targets stand in a line of their own
+            start = text.rfind("\n", 0, start - 1) + 1  # the targets are on a line of their own
         found = _CALL.match(text, start)
         if not found or found.end() != bracket + len(called) or found[5] != function.name:
             if _IN_NAME.match(text, bracket - 1):
@@ -251,7 +251,7 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
     code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
     depths = [len(line) - len(line.lstrip(" ")) for line in lines]
     placed: list[str] = []
-    loops: list[int] = []  # how far the loops around a line are indented
+    loops: list[int] = []  # indentation of the loops around a line
     number = 0
     while number < len(lines):
         line, depth, first = lines[number], depths[number], number
@@ -267,7 +267,7 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
         if loops:
             raise ValueError(f"{name} returns inside of a loop")
         while number < len(lines) and depths[number] >= depth:
-            number += 1  # the statement goes on: a return is the last one of its block
+            number += 1  # the statement continues: a return is the last statement of its block
         statement = "\n".join(lines[first:number])
         place = statement[-1] if _PLACE.match(statement[-1]) else ""
         placed += [*_assignment(targets, statement), f"{' ' * depth}break{place}"]

@@ -1,13 +1,13 @@
-"""Finds `lua/`, composes each script, and gives it its text and SHA-1.
+"""Find `lua/`, and compose each script with its text and SHA-1.
 
-An installed RMQ carries the scripts as `rmq/lua/`, be it a directory or inside a zip that is on
-`sys.path`, as `spark-submit --py-files` puts it there. A checkout and an editable install have them
-next to `pyproject.toml`. Both are looked for, in that order.
+An installed RMQ has the scripts in `rmq/lua/`. This folder may be in a zip on `sys.path`, as with
+`spark-submit --py-files`. A checkout and an editable install have them next to `pyproject.toml`.
+The first folder that exists is used.
 
-Composing a script takes up to 0.1 s. A wheel therefore has the composed texts, made by
-`tools/compose_scripts.py`. In a checkout they are kept in `.rmq/scripts`, under a hash of all that
-they are made of, so an edit is seen at once. If that directory cannot be written, each process
-composes what it needs.
+Composing a script takes up to 0.1 s. A wheel therefore contains the composed texts of
+`tools/compose_scripts.py`. A checkout keeps them in `.rmq/scripts` with a hash of their sources, so
+an edit has an effect at once. If this directory cannot be written, each process composes its
+scripts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rmq.kernel.transport.lua.inlining import (
     without_comments,
 )
 
-# Commands of scripts that change nothing in Redis: what a viewer may call.
+# Commands of scripts that change nothing in Redis, so a viewer may call them.
 READS = frozenset((
     "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
     "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
@@ -45,7 +45,7 @@ READS = frozenset((
 ))  # fmt: skip
 
 _CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")
-_CONTAINERS = ("pubsub",)  # commands of scripts whose first argument is a command, too
+_CONTAINERS = ("pubsub",)  # commands whose first argument is a subcommand
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def commands_of_text(text: str) -> frozenset[str]:
     """Return the commands that a text in Lua calls, in lower case.
 
     Raises:
-        ValueError: it computes the name of one.
+        ValueError: The text computes the name of a command.
     """
     found = set()
     for call in _CALL.finditer(text):
@@ -78,18 +78,18 @@ _FUNCTION = re.compile(r"^ *local function (\w+)\(", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \n]+", re.MULTILINE)  # and empty lines
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
-# A function, or a table that is empty at first, and how far it is indented.
+# A function or an empty table, with its indentation.
 _DEFINITION = re.compile(
     rf"^( *)local (?:function (\w+)\(.*?^\1end{END}|(\w+) = \{{\}}{END})",
     re.MULTILINE | re.DOTALL,
 )
-# Gets the name of a file and its text without the header; returns the text with marked lines.
+# Takes the name of a file and its text without the header; returns the text with marked lines.
 Mark = Callable[[str, str], str]
-Sites = dict[str, list[str]]  # by library, the places of the lines that include it
+Sites = dict[str, list[str]]  # places of the lines that include a library, by library
 
 
 class Script:
-    """A Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
+    """A Lua script: its verb, the text for Redis, and the SHA-1 of this text."""
 
     __slots__ = ("name", "sha", "text")
 
@@ -104,9 +104,9 @@ class Script:
 
 @functools.cache
 def plain(name: str) -> Script:
-    """Return a plain command of Redis that reads, to be sent among calls of scripts.
+    """Return a plain command that reads, for a pipeline of script calls.
 
-    It has no SHA-1, since nothing is loaded.
+    It has no SHA-1, because there is no script to load.
     """
     command = Script(name, "")
     command.sha = ""
@@ -115,10 +115,10 @@ def plain(name: str) -> Script:
 
 @functools.cache
 def directory() -> Traversable:
-    """Where the scripts are; not always a place in the file system.
+    """Return the folder of the scripts, which may be inside a zip.
 
     Raises:
-        ConfigurationError: the installation is incomplete.
+        ConfigurationError: The installation is incomplete.
     """
     package = files("rmq")
     installed = package / "lua"
@@ -136,7 +136,7 @@ def directory() -> Traversable:
 
 @functools.cache
 def _body(name: str) -> str:
-    """A file without its header."""
+    """Return the text of a file without its header."""
     return _HEADER.sub("", source(name))
 
 
@@ -153,7 +153,7 @@ def path_of(name: str) -> str:
     """Return the path of a script or a library in `lua/`, without `.lua`.
 
     Args:
-        name: the verb of a script, which may be in any folder, or the path of a library.
+        name: The verb of a script, which may be in any folder, or the path of a library.
     """
     return name if "/" in name else _paths().get(name, name)
 
@@ -163,7 +163,7 @@ def _paths() -> dict[str, str]:
     """Return the path of each script, by its verb; libraries and composed texts are no scripts.
 
     Raises:
-        ValueError: two folders have a script of one name.
+        ValueError: Two folders have a script with the same name.
     """
     lua = directory()
     found: dict[str, str] = {}
@@ -191,17 +191,18 @@ def expanded(
     name: str = "",
     sites: Sites | None = None,
 ) -> str:
-    """A script with its includes in place, each indented like the line that asked for it.
+    """Return a script with its includes replaced, each indented like its include line.
 
-    At the left margin a library is put in once, for all that follows. Indented, it belongs to its
-    block and is made only when the block runs; what the script has by then is not made again.
+    An include at the left margin counts for the rest of the script. An indented include belongs to
+    its block, and is executed only with the block. A library is not repeated if the script already
+    has it there.
 
     Args:
-        text: a file without its header.
-        known: libraries that the text has already.
-        mark: as in `final_text`.
-        name: the script or library.
-        sites: gets the places of the lines that put each library in.
+        text: Text of a file without its header.
+        known: Libraries that the text already has.
+        mark: As in `final_text`.
+        name: Name of the script or library.
+        sites: Gets the places of the include lines of each library.
     """
     here = set() if known is None else known
     first = source(name).count("\n") - text.count("\n") + 1 if name else 1
@@ -232,12 +233,12 @@ def expanded(
 
 
 def pruned(text: str) -> str:
-    """A script without functions and tables that nothing uses.
+    """Return a script without unused functions and tables.
 
-    A script makes its functions anew at every run. So a library may have more functions than a
-    script needs: those it does not call are left out of the text that Redis keeps.
+    Each execution of a script creates its functions again. The text for Redis therefore contains
+    only the functions of a library that the script calls.
     """
-    plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # names in quotes use nothing
+    plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # strings use nothing
     for start in reversed([match.start() for match in _LOCAL.finditer(plain)]):
         definition = _DEFINITION.match(plain, start)
         if not definition:
@@ -251,7 +252,7 @@ def pruned(text: str) -> str:
 
 
 def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) -> str:
-    """A script with includes and constants in place, without header and comments."""
+    """Return a script with includes and constants replaced, without header and comments."""
     text = expanded(_part(name, mark), mark=mark, name=name, sites=sites)
     return folded(without_comments(text))
 
@@ -290,7 +291,7 @@ def keys_of(name: str) -> tuple[list[str], bool]:
     """Return the names that a script gives its keys, and whether they repeat.
 
     The line `--- @keys slot store` names KEYS[1] and KEYS[2]. With ` ...` at its end, a call has
-    these keys for each of many slots. The names are bound to the keys of the first slot; the
+    these keys for each of several slots. The names are bound to the keys of the first slot, and the
     script assigns them again for the next slot. `all_keys` is the list of all keys.
     """
     line = _KEYS.search(_body(name))
@@ -329,7 +330,7 @@ def _keys_read_by(part: str) -> list[str]:
 
 
 def _is_read(key: str, plain: str) -> bool:
-    """Whether a text without strings uses a key of which it has no local of its own."""
+    """Return whether a text without strings uses a key without a local of this name."""
     return bool(
         re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
         and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
@@ -342,7 +343,7 @@ def final_text(name: str, mark: Mark | None = None) -> str:
     Lines stay as they are, without their indentation; empty lines are left out.
 
     Args:
-        name: the verb.
+        name: The verb.
         mark: Ends each line of a file with a character of `PLACES`, for `error_places.py`.
     """
     sites: Sites = {}
@@ -354,7 +355,7 @@ def final_text(name: str, mark: Mark | None = None) -> str:
 
 @functools.cache
 def load(name: str) -> Script:
-    """Return a script by its verb, as it is sent."""
+    """Return a script by its verb, with the text for Redis."""
     built = directory() / COMPOSED / f"{name}.lua"
     if built.is_file():
         return Script(name, built.read_text(encoding="utf-8"))
@@ -371,8 +372,8 @@ COMPOSED = "composed"  # the folder of a wheel's lua/ with one text for each scr
 class _KeptTexts:
     """The composed scripts that a checkout keeps between processes.
 
-    A file has a hash on its first line, the names of the script's sources on the second, then the
-    text. It is used only if the hash fits the sources as they are now.
+    The first line of a file has a hash, and the second line the names of the script's sources. The
+    text follows. A file is used only if the hash matches the current sources.
     """
 
     def __init__(self, place: Path) -> None:
