@@ -227,7 +227,7 @@ def test_without_this_account_the_audit_would_report_it(
     if reason.mutant:
         monkeypatch.setattr(script_loader, "load", loader(reason.mutant))
     else:
-        monkeypatch.setattr(report, "settle", _all_stand)
+        monkeypatch.setattr(report, "record_numbers", _all_stand)
 
     found = _run("sync", server, client, name, reason)
 
