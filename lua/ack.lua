@@ -35,7 +35,7 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 --- @include "lib/records/envelope"
 --- @include "lib/replay"
 --- @include "lib/settle/count_failed"
---- @include "lib/settle/remove_held"
+--- @include "lib/settle/remove_deliveries"
 --- @include "lib/settle/settled"
 local STEP = 1 / DELIVERY_CYCLE -- between the receipts of a run
 local RANGES_MOST = 4 -- runs that are checked by range; if there are more, scores are read
@@ -182,7 +182,7 @@ if grouped then
   --- @include "lib/groups/leave_groups"
   let_next_out = leaving_groups(valid_ids)
 end
-local removed = remove_held(large or offloaded, valid_ids, failed, low, high)
+local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
 if kept then
   remember_settled(window, last_turn, now, kept)
 end

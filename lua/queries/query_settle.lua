@@ -36,7 +36,7 @@ Atomic    A message leaves the log in the step that settles it. It only leaves t
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
---- @include "lib/settle/remove_held"
+--- @include "lib/settle/remove_deliveries"
 --- @include "lib/settle/settled"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
@@ -237,7 +237,7 @@ if #ids > 0 then
     scores[i] = waiting_scores[ids[i]] or false
   end
   local let_next_out = leaving_groups(ids, nil, nil, scores)
-  local removed = remove_held(large or offloaded, ids, failed, low, high)
+  local removed = remove_deliveries(large or offloaded, ids, failed, low, high)
   if kept then
     remember_settled(window, last_turn, now, kept)
   end

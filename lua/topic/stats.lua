@@ -2,18 +2,19 @@
 stats: count the messages of a slot and read its counters. Changes nothing.
 
 ARGV[1]   now_us         ''    or a test's time
-Returns   A list, in this order: numbers of retries, messages with a priority, due messages, later
-          messages, messages in flight, dead letters, letters in the trash, records, merge windows
-          and remembered ids. Then the ms for which the oldest message has waited that may be
-          received, and the number of waiting messages that a pause, the limit or their groups hold
-          back. Then since when receives are paused and since when sends are paused (epoch ms, or
-          0), and the number of expired leases that were not given back: a shared lease and a query
-          count as one.
-          Then the counters accepted, merged, delivered, settled, returned (failed deliveries that
-          went back at once), rolled back, dead-lettered, redriven, cancelled, expired, dropped,
-          purged and dead letters dropped. Then the numbers of paused groups and of groups that a
-          dead letter holds, and the server's time, epoch ms. Last the counts of lateness_report, as
-          text.
+Returns   A list of numbers, and a text at its end:
+          1-4    retries, messages with a priority, due messages, later messages
+          5-7    messages in flight, dead letters, letters in the trash
+          8-10   records, merge windows, remembered ids
+          11     for how many ms the oldest message has waited that may be received
+          12     waiting messages that are held back by a pause, by the limit or by their groups
+          13-14  since when receives are paused, and since when sends are (epoch ms, or 0)
+          15     expired leases that were not given back; a shared lease and a query count as one
+          16-28  counters: accepted, merged, delivered, settled, returned (failed deliveries that
+                 went back at once), rolled back, dead-lettered, redriven, cancelled, expired,
+                 dropped, purged, dead letters dropped
+          29-31  paused groups, groups held by a dead letter, the server's time (epoch ms)
+          32     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
           has no time. The script reads the first due message, and the first messages of the 24

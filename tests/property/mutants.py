@@ -79,7 +79,7 @@ MUTANTS: dict[str, list[Change]] = {
         ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)"),
     ],
     "an ack forgets the record": [
-        ("ack", "redis.call('HDEL', records, unpack(held_ids))", ""),
+        ("ack", "redis.call('HDEL', records, unpack(ids))", ""),
         ("ack", "redis.call('HDEL', records, id)", ""),
     ],
     "a cancel takes what is in flight": [

@@ -67,7 +67,7 @@ end
 
 -- Split the value of the header into group, weight, and share or nil. rmq/kernel/core/groups.py
 -- writes it: a name, or \1, weight, \1, share, \1 and the name.
-local function read_mark(text)
+local function parse_group(text)
   local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
   return name, tonumber(weight), share ~= '' and share or nil
 end
@@ -99,7 +99,7 @@ local function group_at(text, at)
     name = string.sub(text, at + 1, at + kind - 160)
   end
   if string.byte(name, 1) == 1 then
-    return read_mark(name)
+    return parse_group(name)
   end
   return name, 1
 end

@@ -7,22 +7,22 @@
 --   failed: number of messages of the slot that have failed
 --   low, high: a range of receipts that has exactly these deliveries, or nil
 --- @inline
-local function remove_held(has_bodies, held_ids, failed, low, high)
+local function remove_deliveries(has_bodies, ids, failed, low, high)
   -- Removing the records also notices a wrong type there, before anything else is removed.
   if has_bodies then
     --- @include "lib/records/large_bodies"
-    drop_records(held_ids)
+    drop_records(ids)
   else
-    redis.call('HDEL', records, unpack(held_ids))
+    redis.call('HDEL', records, unpack(ids))
   end
   local removed
   if high then
     removed = redis.call('ZREMRANGEBYSCORE', prepare, low, high)
   else
-    removed = redis.call('ZREM', prepare, unpack(held_ids))
+    removed = redis.call('ZREM', prepare, unpack(ids))
   end
   if failed > 0 then
-    redis.call('HDEL', failures, unpack(held_ids))
+    redis.call('HDEL', failures, unpack(ids))
   end
   return removed
 end
