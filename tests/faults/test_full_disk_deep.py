@@ -16,7 +16,7 @@ import rmq
 from tests.faults.aof import end_of
 from tests.faults.deep import CALL, LONG, WAITING, Deep
 from tests.faults.test_full_disk import UNLIMITED, Disk
-from tests.faults.test_kill import written
+from tests.faults.test_kill import begin_no_fsync
 from tests.patience import wait_for
 
 ROOM = 300_000  # bytes that the file may still grow by
@@ -79,7 +79,7 @@ def test_a_full_disk_with_many_messages_stops_everything_and_loses_nothing(
         deep.wait_for_progress()
         deep.ack(held)  # their leases are still theirs
         deep.stop_producer()
-        written(server)
+        begin_no_fsync(server)
         server.kill()
         server.start()
         deep.drain()
