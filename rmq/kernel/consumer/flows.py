@@ -25,7 +25,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.kernel.consumer import claim_flows, offloading, receive, settle
-from rmq.kernel.consumer.claim_flows import ExtraCommands
+from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
 from rmq.kernel.consumer.scripts import Batch
@@ -45,9 +45,8 @@ from rmq.kernel.delivery.inner_delivery import (
     BatchOrigin,
     InnerDelivery,
     SharedLeases,
-    count_settling,
 )
-from rmq.kernel.topic import opening, reading
+from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
@@ -272,7 +271,8 @@ class ConsumerFlows:
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
         own_until = self.state.visited_at + (self.state.lease_ms or 0) / 1000
         until = own_until if batch.lease is None else batch.lease.safe_until()
-        self.state.count_lateness(batch, retries)
+        now_ms, by_test = clock.now_ms(), bool(clock.now_us)
+        self.state.lateness.count(ids, batch.records, lefts, retries, now_ms, by_test)
         origin = BatchOrigin(keys, batch.newest, retries, until, batch.lease)
         make, append = InnerDelivery, deliveries.append
         for position, entry in enumerate(batch.records):
@@ -413,7 +413,8 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         one, settles = deliveries[0], verb != "extend"
         if settles:
-            count_settling(deliveries, 1)  # the count of a settled delivery is not reduced
+            for delivery in deliveries:
+                delivery.settling_calls += 1  # not reduced for a settled delivery
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
             if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
@@ -422,7 +423,8 @@ class ConsumerFlows:
                 )
         except BaseException:
             if settles:
-                count_settling(deliveries, -1)
+                for delivery in deliveries:
+                    delivery.settling_calls -= 1
             if settling.unanswered:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
@@ -431,7 +433,8 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if settling.unanswered:
             if settles:
-                count_settling(deliveries, -1)
+                for delivery in deliveries:
+                    delivery.settling_calls -= 1
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error
@@ -444,10 +447,9 @@ class ConsumerFlows:
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        return settle.ack(self.context, leases, claim_flows.finish(self.context, deliveries))
-
-    def _unclaim(self, deliveries: list[InnerDelivery]) -> ExtraCommands | None:
-        return claim_flows.unclaim(self.context, deliveries)
+        has_claims = any(d.claim for d in deliveries)
+        extra = claim_flows.finish(self.context, deliveries) if has_claims else None
+        return settle.ack(self.context, leases, extra)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries for good. Like all verbs, it returns the deliveries that were lost."""
@@ -464,7 +466,7 @@ class ConsumerFlows:
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(error, failure.this_worker())] * len(given)
-            return settle.nack(self.context, leases, errors, wait_ms, self._unclaim(given))
+            return settle.nack(self.context, leases, errors, wait_ms, unclaim(self.context, given))
 
         return (yield from self._settle("nack", deliveries, build))
 
@@ -479,7 +481,7 @@ class ConsumerFlows:
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             worker = failure.this_worker()
             encoded = [failure.encode(errors[delivery], worker) for delivery in given]
-            return settle.nack(self.context, leases, encoded, wait_ms, self._unclaim(given))
+            return settle.nack(self.context, leases, encoded, wait_ms, unclaim(self.context, given))
 
         return (yield from self._settle("nack", deliveries, build))
 
@@ -493,7 +495,7 @@ class ConsumerFlows:
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
-            return settle.reject(self.context, leases, errors, kind, self._unclaim(given))
+            return settle.reject(self.context, leases, errors, kind, unclaim(self.context, given))
 
         return (yield from self._settle("reject", deliveries, build))
 
@@ -509,7 +511,7 @@ class ConsumerFlows:
         self, wait_ms: int, given: list[InnerDelivery], leases: Leases
     ) -> Settling[str]:
         places = [d.queue_position() for d in given]
-        return settle.release(self.context, leases, places, wait_ms, self._unclaim(given))
+        return settle.release(self.context, leases, places, wait_ms, unclaim(self.context, given))
 
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None

@@ -263,8 +263,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     has_credits = state.credits.standing and not keeps_credits
     if state.handing_back or state.is_to_hand_back or has_credits:
         yield from hand_back(state)
-    slots = state.current_slots()
-    state.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
+    state.current_slots()
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms
     if state.ordered and not context.settings.in_slot_order(True):

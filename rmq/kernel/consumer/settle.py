@@ -270,7 +270,8 @@ def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = Non
     ) -> Command[Any]:
         return scripts.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
 
-    most = SLOW_MAX if context.had_large else context.settings.call_max
+    is_small = len(leases.ids) <= SLOW_MAX
+    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
     return Settling(context, leases, build, _letters, extra, most=most)
 
 

@@ -15,12 +15,11 @@ from collections.abc import Iterable, Sequence
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
-from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.places import Places
 from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.delivery.inner_delivery import SharedLeases
-from rmq.kernel.topic import clock, tidy
+from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
     LOOKS,
@@ -197,6 +196,7 @@ class ReceiveState:
             self.ready_at = [0.0] * len(slots)
             self.busy_slots.clear()
             self.masterless.forget_from(len(slots))
+            self.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
         return slots
 
     @property
@@ -207,11 +207,6 @@ class ReceiveState:
     def may_hold_messages(self) -> bool:
         """Whether this consumer has, or may have, leased messages that were never delivered."""
         return self.is_to_hand_back or bool(self.credits.standing)
-
-    def count_lateness(self, batch: Batch, max_retries: int) -> None:
-        """Count how late the messages of a batch were taken; a new message has `max_retries`."""
-        now_ms, by_test = clock.now_ms(), bool(clock.now_us)
-        self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
 
     def is_signalled(self) -> bool:
         """Whether slots without work send a signal when they get work, except `busy_slots`.

@@ -1,12 +1,11 @@
 """Codecs: write bodies as JSON (the default), msgpack, bytes, compressed or encrypted; no pickle.
 
-Each record stores the number of its codec, so a consumer needs no configuration. Bytes that cannot
-be read raise DecodeError, and the consumer makes the message a dead letter with that reason. Custom
-codecs have the numbers 4 to 7; installed packages list their codecs as entry points (`GROUP`).
+Each record stores the number of its codec, so a consumer needs no configuration. A body that cannot
+be read raises DecodeError. Custom codecs have the numbers 4 to 7; installed packages list their
+codecs as entry points (`GROUP`).
 
-See `rmq.kernel.core.json_text` for JSON, `rmq.kernel.core.forms` for types that JSON lacks,
-`compression` and `encryption` for compressed and encrypted bytes, and `offloading` for bodies
-outside of Redis.
+See `json_text` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
+`object_store` for bodies outside of Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rmq.errors import (
     EncodeError,
     InvalidValue,
     PayloadTooLarge,
-)
+)  # fmt: skip
 from rmq.kernel.core import compression, encryption, object_store, packages
 from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.compression import CEILING, PLAIN, How
@@ -87,6 +86,10 @@ class JsonCodec:
     def decode(self, data: bytes) -> Any:
         """Return the body; raises DecodeError for bytes that are not JSON."""
         try:
+            return self._json.read_at_once(data)
+        except Exception:
+            pass  # `decode` reads more, and has the same errors with every JSON library
+        try:
             return self._json.decode(data)
         except (ValueError, RecursionError) as error:
             raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
@@ -125,8 +128,6 @@ def _no_extension(code: int, data: bytes) -> Any:
 
 # TypeError: a list as the key of a map.
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
-
-
 _packb = partial(msgpack.packb, use_bin_type=True)
 _unpack: Callable[[bytes], Any] = partial(
     msgpack.unpackb, raw=False, ext_hook=_no_extension, strict_map_key=False

@@ -34,13 +34,18 @@ def _writer(default: Callable[[Any], Any]) -> Callable[[Any], str]:
 
 
 class StdlibJson:
-    """Writes and reads JSON with the standard library."""
+    """Writes and reads JSON with the standard library.
+
+    Attributes:
+        read_at_once: Function that reads JSON; it may fail where `decode` does not.
+    """
 
     def __init__(self) -> None:
         # Ready-made objects are faster: json.dumps builds an encoder for each call with keywords.
         self.write_unchecked = _writer(to_builtins)
         self._write = _writer(self.plain)
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
+        self.read_at_once = self.decode
 
     def plain(self, value: Any) -> Any:
         """Return the JSON form of a value; raises TypeError or ValueError."""
@@ -65,7 +70,7 @@ class MsgspecJson:
 
     def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
         self._write = msgspec.json.Encoder().encode
-        self._read = msgspec.json.Decoder().decode
+        self.read_at_once = msgspec.json.Decoder().decode
         # Before msgspec 0.21 its own errors are not ValueErrors.
         self._left_to_stdlib = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
         self._stdlib = stdlib
@@ -96,7 +101,7 @@ class MsgspecJson:
     def decode(self, data: bytes) -> Any:
         """Read JSON; raises ValueError or RecursionError."""
         try:
-            return self._read(data)
+            return self.read_at_once(data)
         except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or invalid JSON
             return self._stdlib.decode(data)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -21,14 +22,12 @@ from rmq.kernel.delivery.dispositions import DISPOSITIONS
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeliveryData:
     """The data of a delivery; all but the body is decoded from the record at each access."""
 
-    __slots__ = ("_inner", "_settle_with")
-
-    def __init__(self, inner: InnerDelivery, settle_with: Any) -> None:
-        self._inner = inner
-        self._settle_with = settle_with
+    _inner: InnerDelivery
+    _settle_with: Any
 
     def __eq__(self, other: object) -> bool:
         """Return whether both objects are of the same delivery."""
@@ -177,8 +176,10 @@ class AsyncDelivery(DeliveryData):
     async def ack(self) -> None:
         """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         verbs, run = self._settle_with
-        raise_if_lost(await run(verbs.ack(self._inner)), "ack")
-        raise_if_claim_lost(self._inner)
+        lost = await run(verbs.ack(self._inner))
+        if lost or self._inner.claim is not None:
+            raise_if_lost(lost, "ack")
+            raise_if_claim_lost(self._inner)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

@@ -23,8 +23,10 @@ class Delivery(DeliveryData):
     def ack(self) -> None:
         """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.ack(self._inner)), "ack")
-        raise_if_claim_lost(self._inner)
+        lost = run(verbs.ack(self._inner))
+        if lost or self._inner.claim is not None:
+            raise_if_lost(lost, "ack")
+            raise_if_claim_lost(self._inner)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

@@ -118,12 +118,6 @@ class InnerDelivery:
         return record.place_of(self.record)
 
 
-def count_settling(deliveries: Iterable[InnerDelivery], change: int) -> None:
-    """Count a call that settles these deliveries: 1 when it begins, -1 if it failed."""
-    for delivery in deliveries:
-        delivery.settling_calls += change
-
-
 class SharedLease(Protocol):
     """The lease of all deliveries that this process took from a slot under one number."""
 

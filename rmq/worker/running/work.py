@@ -122,10 +122,7 @@ class HandlerWork:
         return True
 
     def _begin_run(
-        self,
-        batch: list[InnerDelivery],
-        margin_s: float = 0.0,
-        rest: Sequence[InnerDelivery] = (),
+        self, batch: list[InnerDelivery], margin_s: float = 0.0, rest: Sequence[InnerDelivery] = ()
     ) -> None:
         """Note that the handler begins.
 

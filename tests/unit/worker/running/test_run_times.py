@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.worker.receiving import trickle
-from rmq.worker.receiving.trickle import FEW, TrickleDetector
+from rmq.worker.receiving import feed
+from rmq.worker.receiving.feed import FEW, TrickleDetector
 from rmq.worker.running import run_times
 from rmq.worker.running.run_times import AHEAD_S, STALLED_S, RunTimes
 from tests.unit.monotonic import Clock
@@ -15,7 +15,7 @@ from tests.unit.monotonic import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(run_times, "time", made)
-    monkeypatch.setattr(trickle, "time", made)
+    monkeypatch.setattr(feed, "time", made)
     return made
 
 
