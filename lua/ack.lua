@@ -11,7 +11,7 @@ ARGV[6..] r times: number of deliveries (n in all, at most 1000), receipt of the
           delivery number (0: unknown). Then the n members (13 bytes each). Then nothing, or for
           each member its `<producer>.<number>`, '' if it has none
 Returns   a letter for each: 1 settled, 0 the receipt is no longer valid
-Cost      O(n log L), L = leases of the slot. In an audited slot the records are read, too, if the
+Cost      O(n log L), L = leases of the slot. In an audited slot the records are also read, if the
           numbers are not passed
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing.
           The first write frees memory. A call that is sent twice gets the first answer again. In a

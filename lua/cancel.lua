@@ -6,10 +6,10 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   member               13 bytes: the id without slot and check
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
-Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
+Returns   cancelled; in_flight: it is delivered; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
 Atomic    Only a waiting message is removed, with everything that belongs to it. If the sender keeps
-          the id, it is remembered as settled, so a late repetition of that send stays cancelled. A
+          the id, it is remembered as settled, so a late repetition of the send stores nothing. A
           dedup key may be used again. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies
@@ -63,8 +63,8 @@ if let_next_out and let_next_out() then
   wake_sleepers(now, ARGV[4], ARGV[5])
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
-local window, mark = tonumber(dedup_ms), string.byte(id, 1)
-if window > 0 and mark >= KEPT and mark < DERIVED then
+local window, first_byte = tonumber(dedup_ms), string.byte(id, 1)
+if window > 0 and first_byte >= KEPT and first_byte < DERIVED then
   remember_settled(window, tonumber(settled_turn), now, { id })
 end
 remember(ARGV[2], now, 'cancelled')

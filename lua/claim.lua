@@ -2,15 +2,15 @@
 claim: take claims before their work begins, each for an owner. Each claim has its own key.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   hold_ms              1 to 86 400 000: how long a claim is held without renewal
-ARGV[3..] the owner of each claim, text without spaces; n of them, at most 1000
+ARGV[2]   hold_ms              1 to 86 400 000: how long a claim lasts without renewal
+ARGV[3..] the owner of each claim, text without spaces; n owners, at most 1000
 Returns   {a letter for each claim, and for every b in their order: ms since it was claimed, ms it
           has left}. f first: the owner has it. d done: it is consumed. b busy: another owner has
           it. If a claim is given twice, the first owner takes it.
 Cost      O(n)
-Atomic    All claims are read before the first write, which needs no memory. A claim that its owner
-          already has is held again, so a copy of this command gives the same answer. A copy that
-          comes after the owner has removed the claim takes it again, for at most hold_ms.
+Atomic    All claims are read before the first write, which needs no memory. If the owner already
+          has a claim, it is renewed, so a copy of this command gives the same answer. A copy that
+          arrives after the owner has removed the claim takes it again, for at most hold_ms.
 ]]
 --- @keys claim ...
 --- @include "lib/check"

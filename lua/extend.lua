@@ -4,9 +4,9 @@ extend: change the deadlines of leases, counted from now. The receipts change wi
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
-ARGV[4..] n members (13 bytes each), then their n receipts
-Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the caller no longer
-          holds the lease. A new receipt is the old receipt with the new deadline.
+ARGV[4..] n members (13 bytes each) and their n receipts
+Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 the receipt is no
+          longer valid. A new receipt is the old receipt with the new deadline.
 Cost      O(n log L), L = leases of the slot; n is at most 1000
 Atomic    Only a member whose score equals the receipt changes. A call that is sent twice gets the
           first answer again.
@@ -26,16 +26,16 @@ local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local held_ids, letters, positions, scores = verify_receipts(4, (#ARGV - 3) / 2)
+local valid_ids, letters, positions, scores = verify_receipts(4, (#ARGV - 3) / 2)
 local deadline = math.ceil((now + lease) / 1000)
 local answer = string.format('%d ', deadline) .. letters
-if #held_ids == 0 then
+if #valid_ids == 0 then
   return answer
 end
 local change = {}
-for m = 1, #held_ids do
+for m = 1, #valid_ids do
   change[2 * m - 1] = deadline * 1000 + tonumber(scores[positions[m]]) % 1000
-  change[2 * m] = held_ids[m]
+  change[2 * m] = valid_ids[m]
 end
 allow_oom(prepare)
 redis.call('ZADD', prepare, unpack(change))

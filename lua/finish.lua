@@ -1,15 +1,15 @@
 --[[
-finish: mark claims as consumed. Only their owners can. Each claim has its own key.
+finish: change claims of their owners to consumed. Each claim has its own key.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2..] the owner of each claim; n of them, at most 1000. Then for each ttl_ms, how long it is
+ARGV[2..] the owner of each claim; n owners, at most 1000. Then for each ttl_ms, how long it is
           remembered: 1 to 315 619 200 000 (ten years)
 Returns   a letter for each: 1 consumed by this owner, now or before; 0 otherwise, also if the claim
           is missing
 Cost      O(n)
 Atomic    All claims are read before the first write, which needs no memory. A claim of another
           owner stays as it is. A second run gives the same answer, and keeps time and ttl of the
-          first.
+          first run.
 ]]
 --- @keys claim ...
 --- @include "lib/check"

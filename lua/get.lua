@@ -2,8 +2,8 @@
 get: read one message, whichever queue it is in. Changes nothing.
 
 ARGV[1]   member               13 bytes: the id without slot and check
-Returns   {store | prepare | dead | trash | gone, score as text, record or '', failure or '', acceptance number of the newest,
-          end of its shared lease in epoch ms or ''}
+Returns   {store | prepare | dead | trash | gone, score as text, record or '', failure entry or '',
+          acceptance number of the slot's newest message, end of its shared lease in epoch ms or ''}
 Cost      O(log L + size of the record)
 Atomic    Reads only.
 ]]
@@ -30,6 +30,7 @@ if not score then
   return { 'gone', '', '', '', 0, '' }
 end
 local record = redis.call('HGET', records, id) or ''
+local failure = redis.call('HGET', failures, id) or ''
+local exact_score = string.format('%.17g', tonumber(score))
 local lease_end = queue == 'prepare' and shared_end(tonumber(score)) or ''
-return { queue, string.format('%.17g', tonumber(score)), record, redis.call('HGET', failures, id) or '', tonumber(accepted or 0),
-  lease_end }
+return { queue, exact_score, record, failure, tonumber(accepted or 0), lease_end }

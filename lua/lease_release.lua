@@ -6,15 +6,16 @@ failed before, and its group.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   number               of the lease
+ARGV[4]   number               number of the lease
 ARGV[5]   limit                1 to 1000
 ARGV[6..] members              started deliveries, at most 1000, 13 bytes each; they stay until the
           lease ends
 Returns   the number given back; a number below the limit is the end
-Cost      O((n + s) log L), n = limit, s = started deliveries, L = members of the slot. Their
-          records are read.
+Cost      O((n + s) log L), n = limit, s = started deliveries, L = members of the slot. The records
+          of the deliveries are read.
 Atomic    Each delivery goes where `release` would put it. The newest deliveries of a lease are
-          given back first, so the oldest one is in front at the end. The first write frees memory.
+          given back first, so the oldest delivery is at the front in the end. The first write frees
+          memory.
           A second run continues.
 ]]
 --- @keys slot store prepare failures records
@@ -54,7 +55,7 @@ for i = 1, #page, 2 do
   local id, receipt = page[i], tonumber(page[i + 1])
   local record = not started[id] and #deliveries < limit and redis.call('HGET', records, id)
   local place = place_in_record(record)
-  if place then -- other messages wait for the end of the lease
+  if place then -- without a place, a message waits for the end of the lease
     local behind = (last_delivery - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE
     deliveries[#deliveries + 1] = { id = id, receipt = receipt, place = place, behind = behind }
   end

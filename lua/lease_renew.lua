@@ -1,15 +1,15 @@
 --[[
-lease_renew: renew a shared lease, which holds for all deliveries that a worker process has of the
-slot under its number.
+lease_renew: renew a shared lease, so all deliveries of a slot that a worker process has under its
+number.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   number               of the lease
+ARGV[2]   number               number of the lease
 ARGV[3]   lease_ms             1000 to 43 200 000, from now
-Returns   ms until the lease ends; 0 if the lease is gone: some or all of its deliveries were given
-          back
+Returns   ms until the lease ends; 0 if the lease is gone, because some or all of its deliveries
+          were rolled back
 Cost      O(log l), l = leases of the slot; the same for any number of deliveries
-Atomic    A renewal never shortens a lease. An expired lease is renewed, too, if none of its
-          deliveries was given back. The first write needs no memory. A second run does the same.
+Atomic    A renewal never shortens a lease. An expired lease is also renewed, if no delivery of it
+          was rolled back. The first write needs no memory. A second run does the same.
 ]]
 --- @keys slot leases queries
 --- @include "lib/check"

@@ -1,14 +1,14 @@
 --[[
-lease_rollback: give back the deliveries of the shared lease that ended first, if it has ended.
+lease_rollback: give back the deliveries of the shared lease with the earliest end, if it has ended.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000
 Returns   {number given back, 1 if more deliveries have to be given back, else 0}
 Cost      O(k log L), k = limit, L = leases of the slot
-Atomic    Each delivery gets a deadline that has passed. `rollback` then treats it as any expired
+Atomic    Each delivery gets a deadline that has passed. `rollback` then treats it like any expired
           lease, at the cost of a retry. A lease that is partly given back can no longer be renewed.
           It is removed with its last delivery, or if it has no delivery. Deliveries whose lease is
-          missing are given back, too. `leases_until` of the slot is corrected. The first write
+          missing are also given back. `leases_until` of the slot is corrected. The first write
           needs no memory. A second run continues.
 ]]
 --- @keys slot prepare leases queries
@@ -23,7 +23,7 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 local first = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
 redis.call('ZCARD', queries)
--- Deliveries whose lease is missing, because somebody deleted the key, have nothing to wait for.
+-- Deliveries whose lease is missing, because somebody deleted the key, are given back at once.
 local lowest = redis.call('ZRANGEBYSCORE', prepare, string.format('%.0f', (SHARED + 1) * 1000),
   string.format('(%.0f', (SHARED + SHARED_MOST + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, 1)
 local stray = lowest[2] and string.format('%d', math.floor(tonumber(lowest[2]) / 1000) - SHARED)

@@ -9,32 +9,32 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[6..] for each message, 1 to 1000: options, envelope, body
-          options: head, `<mode> <max_wait_ms> <max_bytes> <member>`; or '' for those of the message
-          before it
+          options: head, `<mode> <max_wait_ms> <max_bytes> <member>`; or '' for the options of the
+          previous message
             head         first 4 bytes of the record; flagged timed and merging
             mode         first (keep the body), last (replace it), collect (append to the list)
             max_wait_ms  0: a merge does not move the consume time. Otherwise a merge restarts the
-                         time range, at most until this long after the window was opened
-            max_bytes    a collected list is closed before it grows over this size
-            member       13 bytes: the id without slot and check. It may be left out of all messages
-                         but the first: then all ids were made for this call, with stamps that
-                         follow each other
-          envelope: of the record from byte 9 on, without the body; its due is the time range, below
+                         time range, but ends it at most max_wait_ms after the window was opened
+            max_bytes    a collected list is closed before it exceeds this size
+            member       13 bytes: the id without slot and check. All messages but the first may
+                         leave it out. Then the ids are a run that was made for this call
+                         (lib/send/run_members)
+          envelope: the record from byte 9 on, without the body; its due is the time range, below
           1e12 ms
 Returns   {acceptance number of the last stored message, a letter for each message, members that
           were merged into, one for each m}
-          s stored, m merged, d duplicate. There are fewer letters than messages if many waiting
-          records are long (READ_MOST in lib/send/merge_messages): messages without a letter changed
-          nothing
-          {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room for
-          all messages that open a window; {0, 'P', ''} sends are paused
+          s stored, m merged, d duplicate. If many waiting records are long (READ_MOST in
+          lib/send/merge_messages), the last messages have no letter, and changed nothing
+          {0, 'F', ''} the capacity of the slot is reached, and drop_lowest makes no room for all
+          messages that open a window
+          {0, 'P', ''} sends are paused
 Cost      O(n log L + size of the waiting records), n = messages, L = messages waiting in the slot.
           A caller sends up to 400 messages of 256 KiB in all, so that a call takes at most 5 ms
 Atomic    The waiting messages are found and changed in one step. A refused call changes nothing. A
           call that is sent twice gets the first answer again. A merged id that its sender keeps is
           remembered as settled, so merging it again adds nothing. A message in flight is not in the
-          index: the next message opens a new window. Room is made after all have merged: what
-          merged into a message that is dropped is dropped with it.
+          index: the next message opens a new window. Room is made after all have merged, so a
+          dropped message takes with it all messages that merged into it.
 ]]
 --- @keys slot store records merge settled0 settled1 failures audit bodies
 --- @include "lib/check"

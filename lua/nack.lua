@@ -1,17 +1,17 @@
 --[[
-nack: give deliveries back as failed. Each costs a retry. A message without retries left goes to the
-DeadQueue.
+nack: give deliveries back as failed. Each delivery costs its message a retry. A message without
+retries goes to the DeadQueue.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   wait_ms        ''    until the retry, else the topic's policy; 0 at once; at most 10 years
-ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most
-          64 KiB)
-Returns   a letter for each: r goes back for a retry, d dead, 0 the caller no longer holds the lease
-Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order the records are
-          read, too.
+ARGV[5]   wait_ms        ''    until the retry, 0 at once, at most 10 years; '': the topic's policy
+ARGV[6..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
+          most 64 KiB)
+Returns   a letter for each: r goes back for a retry, d dead, 0 the receipt is no longer valid
+Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order, the records
+          are also read.
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
           that is sent twice gets the first answer again and costs no second retry. In a slot in
           order, each message goes back to its old place, and no message is taken before the
@@ -35,7 +35,7 @@ if not fields[CREATED] then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
-local ids, held, positions, scores = verify_receipts(6, n)
+local ids, validity, positions, scores = verify_receipts(6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
@@ -45,7 +45,7 @@ if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end
 if #ids == 0 then
-  return held
+  return validity
 end
 local receipts, details = scores, { unpack(ARGV, 6 + 2 * n) }
 if #ids < n then
@@ -60,14 +60,14 @@ local letters = fail_deliveries(failed, fields, now, now_us)
 signal_given_back(fields, false, ARGV[3], ARGV[4], now)
 local answer = table.concat(letters)
 if #ids < n then
-  local marks = {}
+  local letters_of_all = {}
   for i = 1, n do
-    marks[i] = '0'
+    letters_of_all[i] = '0'
   end
   for m = 1, #ids do
-    marks[positions[m]] = letters[m]
+    letters_of_all[positions[m]] = letters[m]
   end
-  answer = table.concat(marks)
+  answer = table.concat(letters_of_all)
 end
 remember(ARGV[2], now, answer)
 return answer

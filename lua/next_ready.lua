@@ -4,11 +4,11 @@ many slots that are on one server; on a Cluster it asks for one slot.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                0; or 1: the caller sleeps now, and wants to be woken for at least
-                               200 s; or the offer of a credit (lib/wake/credits) for each slot, kept if
-                               no slot has work: +<number> <channel>, or with * instead of +, limit
-                               (1 to 1000), lease_ms (1000 to 43 200 000), and for each slot the
-                               call: <session> <number>; or =<channel> if the caller has credits, to
-                               renew those that would end soon
+                               200 s; or the offer of a credit for each slot (lib/wake/credits),
+                               which is kept if no slot has work: +<number> <channel>, or with *
+                               instead of +, limit (1 to 1000), lease_ms (1000 to 43 200 000), and
+                               for each slot the call: <session> <number>; or =<channel>: renew the
+                               caller's credits if they end soon
 ARGV[3..] created              the topic's stamp as the caller opened it; another stamp is an error.
                                Or a stamp for each slot: then a slot with another stamp is answered
                                with -2, and the others as usual. With a credit: the stamp, and 1 if

@@ -25,10 +25,10 @@ ARGV[8]   shared         ''    each delivery has its own deadline; or the number
                                less than half of lease_ms is left of it, it is renewed
 ARGV[9]   is_repeated          1 if an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never),
-          bits (lib/take/reply_bits): 1 leases expired and need a rollback, 2 the lease of a query or
-          a shared lease did, 4 records refer to large bodies, 8 the credit is kept, 16 this call
-          repeats a call with a credit, 32 times the hand-overs for which the credit is still good,
-          or was when this call removed it,
+          bits (lib/take/reply_bits): 1 leases expired and need a rollback, 2 so does the lease of a
+          query or a shared lease, 4 records refer to large bodies, 8 the credit is kept, 16 this
+          call repeats a call with a credit, 32 times the hand-overs for which the credit is still
+          good, or was when this call removed it,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery,
           acceptance number of the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -150,7 +150,7 @@ bits = bits + (expired > 0 and LEASES_EXPIRED or 0)
 local max_retries = tonumber(fields[MAX_RETRIES])
 local first_delivery = tonumber(fields[DELIVERED] or 0) + 1
 
--- Keep the offered credit, or renew the one that the caller has; return the bits of the reply.
+-- Keep the offered credit, or renew the caller's credit. Return the bits of the reply.
 --- @inline
 local function offer_credit()
   --- @include "lib/wake/credits"

@@ -1,8 +1,8 @@
 --[[
-publish: move the next entry of a stage into the queue: messages as send stores them, or one message
-as merge does. Messages that have moved are no longer in the stage, so they cannot move twice. A
-published stage has one empty text at its end. `failures` and `audit` are for messages that
-drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+publish: move the next entry of a stage into the queue, either messages as send stores them, or one
+message as merge stores it. Messages that have moved are no longer in the stage, so they cannot move
+twice. In the end, a published stage has one empty text. `failures` and `audit` are for messages
+that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -10,13 +10,14 @@ ARGV[3]   index                the slot's index, sent to the consumers that are 
 ARGV[4]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {elements left in the stage, stored, duplicates, merged}; 0 elements: all is published
-          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused. Then
-          nothing was moved
+          {0, 'F'} the capacity of the slot is reached, and nothing was moved
+          {0, 'P'} sends are paused, and nothing was moved
 Cost      O(n log L), n = messages of the entry, at most 1000, L = messages waiting in the slot
-Atomic    All of an entry or nothing, by the rules of send and merge, first write included. Of
-          messages whose ids were made for this entry ('p'), only the first and the last id are
-          looked up, and settled ids are not. A call that is sent twice gets the first answer again;
-          another call continues. A missing stage is an error: it has expired, or never existed.
+Atomic    All of an entry or nothing, by the rules of send and merge. Redis refuses the first write
+          at maxmemory. If the ids were made for this entry ('p'), only the first and the last id
+          are looked up, and settled ids are not. A call that is sent twice gets the first answer
+          again; another call continues. A missing stage is an error: it has expired, or never
+          existed.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit stage bodies prepare
 --- @include "lib/check"
@@ -118,7 +119,7 @@ else
 end
 if length > elements then
   redis.call('LTRIM', stage, elements, -1)
-else -- the key stays: a missing stage is one that has expired
+else -- the key stays, because a missing stage means that it has expired
   redis.call('LTRIM', stage, 0, 0) -- needs no memory: after it, Redis checks no more
   redis.call('LSET', stage, 0, '')
 end

@@ -9,12 +9,12 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored with members
 ARGV[6]   limit                1 to 1000
 ARGV[7..] members              only these, at most 1000, 13 bytes each; without members: the
-          messages of the lowest scores
+          messages with the lowest scores
 Returns   the number deleted; a number below the limit is the end
-Cost      O(n log L). The records are read if messages wait under merge
-          keys, or the slot is audited.
+Cost      O(n log L), n = limit, L = messages of the queue. The records are read if messages have
+          merge keys, or the slot is audited.
 Atomic    A message is deleted with everything that belongs to it. Messages in flight are not
-          touched. If the next message of a group goes out, sleepers are woken. A call that is sent
+          touched. If the next message of a group goes out, consumers are woken. A call that is sent
           twice gets the first answer again and deletes no second page.
 ]]
 --- @keys slot queue records failures merge audit bodies

@@ -1,18 +1,18 @@
 --[[
-reject: send deliveries to the DeadQueue at once, however many retries are left. `store` is used in
-a slot with groups, to let the next messages out.
+reject: send deliveries to the DeadQueue at once, even if retries are left. `store` is used in a
+slot with groups, to let the next messages out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
-ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most
-          64 KiB)
-Returns   a letter for each: d dead, 0 the caller no longer holds the lease
+ARGV[6..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
+          most 64 KiB)
+Returns   a letter for each: d dead, 0 the receipt is no longer valid
 Cost      O(n log L), L = members of the slot; n is at most 1000
-Atomic    As nack. In a slot in order, the last reject of a batch wakes the consumers that wait for
-          the end of the batch.
+Atomic    Like nack. In a slot in order, the last reject of a batch wakes the consumers that wait
+          for the end of the batch.
 ]]
 --- @keys slot prepare records dead failures audit bodies store
 --- @include "lib/check"
@@ -37,7 +37,7 @@ if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
-local held_ids, letters, positions, scores = verify_receipts(6, n)
+local valid_ids, letters, positions, scores = verify_receipts(6, n)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
@@ -45,20 +45,20 @@ redis.call('HLEN', bodies)
 if audited then
   redis.call('ZCARD', audit)
 end
-if #held_ids == 0 then
+if #valid_ids == 0 then
   return letters
 end
-local let_next_out = leaving_groups(held_ids, true)
-redis.call('ZREM', prepare, unpack(held_ids))
+local let_next_out = leaving_groups(valid_ids, true)
+redis.call('ZREM', prepare, unpack(valid_ids))
 local delivery_counts, details = {}, {}
-for m = 1, #held_ids do
+for m = 1, #valid_ids do
   local i = positions[m]
   local left = math.floor(tonumber(scores[i]) % 1000)
   delivery_counts[m] = math.max(1, tonumber(max_retries) - left + 1)
   details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
 local died = {
-  ids = held_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
+  ids = valid_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
 }
 add_dead(died, audited, tonumber(dead_retention_ms), now)
 local moved = let_next_out and let_next_out()

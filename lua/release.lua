@@ -1,5 +1,5 @@
 --[[
-release: give deliveries back that were not worked on. It costs no retry. The message goes to the
+release: give deliveries back that were not worked on. It costs no retry. A message goes to the
 front of its priority or of the due messages, or waits as long as the caller says (snooze).
 `failures` and `records` are only read: whether a message has failed before, and its group.
 
@@ -9,8 +9,8 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
 ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts,
-          then for each its place: its priority, or when it was due (epoch ms) if it has none
-Returns   a letter for each: 1 released, 0 the caller no longer holds the lease
+          and for each member its priority, or when it was due (epoch ms) if it has no priority
+Returns   a letter for each: 1 released, 0 the receipt is no longer valid
 Cost      O(n log L), L = members of the slot; n is at most 1000
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
           that is sent twice gets the first answer again. In a slot in order, each message goes back
@@ -35,7 +35,7 @@ if not fields[CREATED] then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
-local held_ids, letters, positions, scores = verify_receipts(6, n)
+local valid_ids, letters, positions, scores = verify_receipts(6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
@@ -45,15 +45,15 @@ for i = 1, n do
     fail('ARG', 'place')
   end
 end
-if #held_ids == 0 then
+if #valid_ids == 0 then
   return letters
 end
 local receipts, places = {}, {}
-for m = 1, #held_ids do
+for m = 1, #valid_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
 --- @include "lib/settle/release_deliveries"
-local released = { ids = held_ids, receipts = receipts, places = places }
+local released = { ids = valid_ids, receipts = receipts, places = places }
 release_deliveries(released, fields, wait, now)
 signal_given_back(fields, wait > 0, ARGV[3], ARGV[4], now)
 remember(ARGV[2], now, letters)

@@ -1,9 +1,9 @@
 --[[
-renew: hold claims for longer, counted from now. Each claim has its own key.
+renew: renew claims, counted from now. Each claim has its own key.
 
 ARGV[1]   hold_ms              1 to 86 400 000
-ARGV[2..] the owner of each claim; n of them, at most 1000
-Returns   a letter for each: 1 held, 0 the owner is not consuming it
+ARGV[2..] the owner of each claim; n owners, at most 1000
+Returns   a letter for each: 1 renewed, 0 the owner is not consuming it
 Cost      O(n)
 Atomic    All claims are read before the first write, and no write needs memory. A second run does
           the same.

@@ -1,13 +1,14 @@
 --[[
-rollback: give expired leases back. Each costs a retry. The message goes where `nack` would put it.
+rollback: give back deliveries whose lease has expired. Each costs its message a retry. A message
+goes where `nack` would put it.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   limit                1 to 1000
 Returns   {number given back for a retry, number dead, 1 if more leases may have expired, else 0}
-Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in order the records
-          are read, too.
+Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in order, the records
+          are also read.
 Atomic    A lease is given back once, however many callers find it. The first write frees memory. A
           second run gives back the leases that the first run left.
 ]]
@@ -41,7 +42,7 @@ for i = 1, #expired, 2 do
   receipts[#ids] = expired[i + 1]
 end
 --- @include "lib/settle/fail_deliveries"
--- Without details, an entry keeps the details of the attempt before.
+-- Without details, an entry keeps the details of the previous attempt.
 local failed = { ids = ids, receipts = receipts, details = {}, reason = 'l' }
 local _, dead_count = fail_deliveries(failed, fields, now, now_us)
 signal_given_back(fields, false, ARGV[2], ARGV[3], now)

@@ -10,17 +10,17 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[6]   count                n, the number of messages, 1 to 1000
 ARGV[7]   head           ''    or the first 4 bytes of all records. With a head, the messages have
-                               no times and differ only in what follows. Their ids were made for
-                               this call, with stamps that follow each other
-ARGV[8..] with a head: the first member (13 bytes: the id without slot and check), then n times the
-          rest of the record, from byte 9 on; without: n members, then n times head and rest.
+                               no times, and differ only in the rest of their records. Their ids are
+                               a run that was made for this call (lib/send/run_members)
+ARGV[8..] With a head: the first member (13 bytes: the id without slot and check), and n times the
+          rest of the record, from byte 9 on. Without: n members, and n times head and rest.
           A time in the record below 1e12 is a delay, to be added to now. A time that has passed is
           due at once, since a command may come late. An expiry counts from the due time.
           A record with a large body (lib/records/large_bodies) ends with a reference. The client
           has written the body to `bodies` in the transaction of this call
 Returns   {acceptance number of the last stored message, a letter for each message: s stored,
           d duplicate; '' if all are stored}
-          {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused
+          {0, 'F'} the capacity of the slot is reached; {0, 'P'} sends are paused
 Cost      O(n log L), L = messages waiting in the slot; lib/wake/hand_over reads up to 16 KiB more
           for each credit
 Atomic    All or nothing. Types are checked by reads before the first write. Redis refuses the first
@@ -29,8 +29,8 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
           messages that are still in the slot. Large bodies of messages that are not stored are
           removed. Plain messages go to the PrepareQueue if sleeping consumers have left credits
           (lib/wake/hand_over); if no connection receives the PUBLISH, they stay in the StoreQueue.
-          A send that adds nothing writes a field again, so that a wait for copies covers the send
-          before it.
+          A send that adds nothing writes a field again, so that a wait for copies covers the
+          earlier send.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare
 --- @include "lib/add"
@@ -66,8 +66,8 @@ local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count,
 if last_call and tonumber(string.match(last_call, '^%d+')) > tonumber(call_number) then
   drop_unused(large) -- answer_in refuses this late copy
 end
--- The kept answer comes first: the topic may have been resized since an earlier copy of the call
--- stored the messages.
+-- The kept answer is checked before the stamp: the topic may have been resized since an earlier
+-- copy of the call stored the messages.
 local before = answer_in(last_call, call_number)
 if before then
   --- @include "lib/writes"

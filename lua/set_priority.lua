@@ -1,6 +1,7 @@
 --[[
-set_priority: give one waiting message another priority. The message becomes the newest of that
-priority. A timed message keeps its time and its place there, a retry its place among the retries.
+set_priority: give one waiting message another priority. The message becomes the newest message of
+that priority. A timed message keeps its time, and its place at that time. A retry keeps its place
+among the retries.
 `prepare` and `dead` are only read.
 
 ARGV[1]   now_us         ''    or a test's time

@@ -1,7 +1,7 @@
 --[[
 unclaim: remove claims whose work was not done. Each claim has its own key.
 
-ARGV[1..] the owner of each claim; n of them, at most 1000
+ARGV[1..] the owner of each claim; n owners, at most 1000
 Returns   a letter for each: 1 removed, 0 the owner was not consuming it
 Cost      O(n)
 Atomic    All claims are read before the first write, and no write needs memory. A consumed claim

@@ -1,13 +1,12 @@
 --[[
-withdraw: remove the credits of a subscription, and publish a number on its channel. What was handed
-over for a credit that is gone was published before that number, so a consumer that has read the
-number has read it too. One call may name many slots that are on one server.
+withdraw: remove the credits of a subscription, and publish a number on its channel. A hand-over for
+a credit that was used is published before that number. So a consumer that has read the number has
+read all hand-overs. One call may name many slots that are on one server.
 
-ARGV[1]   channel              of the subscription
-ARGV[2]   number               larger than those of earlier calls
-Returns   {number of connections that were sent the number, then for each slot the hand-overs for
-          which its credit was still good}; 0 connections: none listens there, or the PUBLISH was
-          refused
+ARGV[1]   channel              channel of the subscription
+ARGV[2]   number               larger than the numbers of earlier calls
+Returns   {number of connections that receive the number, and for each slot the hand-overs for which
+          its credit was still good}; 0 connections: none listens there, or the PUBLISH was refused
 Cost      O(s), s = slots, at most 1024
 Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at
           maxmemory.
