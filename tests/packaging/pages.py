@@ -70,7 +70,9 @@ def blocks(text: str) -> Iterator[Block]:
     """The blocks of a page, those in comments too."""
     inside: list[str] | None = None
     kind, start, skip, code, hidden = "", 0, "", 0, False
+    before = ""
     for number, line in enumerate(text.splitlines(), 1):
+        is_continued, before = bool(before.strip()), ""  # code does not interrupt a paragraph
         if hidden and inside is not None:
             inside.append(line.removesuffix("-->").rstrip())
             if line.endswith("-->"):
@@ -98,7 +100,9 @@ def blocks(text: str) -> Iterator[Block]:
                 assert word in ("python", "sh"), f"line {number}: {line}"
                 kind, inside, start, hidden = word, [], number, True
         else:
-            assert not line.startswith(("    ", "\t", "~~~", " ```")), f"not run: {line!r}"
+            before = "" if line.startswith("#") else line
+            assert is_continued or not line.startswith("    "), f"not run: {line!r}"
+            assert not line.startswith(("\t", "~~~", " ```")), f"not run: {line!r}"
     assert inside is None, "a block is not closed"
 
 

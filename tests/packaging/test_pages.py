@@ -195,6 +195,10 @@ def test_code_of_other_queues_can_be_parsed() -> None:
         ast.parse("\n".join(block.lines))
 
 
+def test_the_second_line_of_a_paragraph_may_be_indented() -> None:
+    assert list(blocks("- a\n  - b\n    c\n")) == []
+
+
 def _fences(text: str) -> list[str]:
     return re.findall(r"^```(.*)$", text, re.MULTILINE)[::2]
 
@@ -202,7 +206,8 @@ def _fences(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "    ls", "~~~\nls\n~~~", "```console\n$ ls", "<!-- test: skip -->\n```sh\nls\n```",
+        "    ls", "a\n\n    ls", "# a\n    ls", "```text\n```\n    ls", "~~~\nls\n~~~",
+        "```console\n$ ls", "<!-- test: skip -->\n```sh\nls\n```",
         "<!-- test: skpi because of a slip -->\n```sh\nls\n```",
     ],
 )  # fmt: skip

@@ -166,7 +166,7 @@ def set_settings(name: str, **given: Any) -> None:
 
     Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
     restarted. A program whose code has another value is refused when it starts: change its code as
-    well. `rmq topic resize` changes slots; max-retries cannot be changed. After an interruption,
+    well. `rmq topic resize` changes slots; groups cannot be changed. After an interruption,
     run the command again.
     """
     common = common_options()
