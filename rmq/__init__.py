@@ -118,9 +118,9 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-# Where the public names are. A module is imported when one of its names is first used, so that
-# `rmq --help` does not wait for redis. tests/unit/test_lazy_names.py compares this with the
-# imports above, which are for type checkers.
+# The modules of the public names. A module is imported when one of its names is first used, so that
+# `rmq --help` does not wait for redis. The imports above are for type checkers;
+# tests/unit/test_lazy_names.py compares both.
 _MODULES = {
     "rmq.client.admin": "AsyncAdmin",
     "rmq.client.admin_blocking": "Admin",

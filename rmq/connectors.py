@@ -1,7 +1,7 @@
 """Public names for connectors: programs that join RMQ to an engine, as `spark_connector` does.
 
-Beside the names of `rmq`: checks of the text that a user gives, the codecs, and the records of a
-`rmq.Query` as they are stored, to be read without making a message of each.
+In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the
+records of a `rmq.Query` as they are stored. It can read them without a message object for each.
 
     import rmq
     from rmq.connectors import value_of

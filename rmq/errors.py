@@ -28,9 +28,9 @@ class RMQError(Exception):
 
     @property
     def docs(self) -> str:
-        """Where the documentation says what happened, whether anything is lost, and what to do.
+        """Page and heading that say what happened, whether anything is lost, and what to do.
 
-        For a subclass of your own it is the place of the class of RMQ that it inherits from.
+        A subclass of your own has the heading of the RMQ class that it inherits from.
         """
         return f"{PAGE}#{self._documented.lower()}"
 
@@ -64,7 +64,7 @@ class InvalidFilter(InvalidValue):
     """A text is not a filter of dead letters; the message shows it with a caret at the mistake.
 
     Attributes:
-        position: how many characters of the filter stand before the mistake.
+        position: Number of characters of the filter before the mistake.
     """
 
     def __init__(self, message: str, position: int = 0) -> None:
@@ -79,18 +79,18 @@ class TopicNotFound(ConfigurationError):
 class TopicVanished(ConfigurationError):
     """A topic that this client had open is gone: deleted, flushed, or lost in a failover.
 
-    RMQ does not create it again silently, because its messages are gone too.
+    RMQ does not create it again silently, because its messages are gone.
 
     Attributes:
-        anew: whether another client has created it again. Then this is raised once, and the next
-            call uses the new topic, or raises SettingsMismatch.
-        is_stamp: whether a slot has another stamp than this client knows. A topic that was resized
-            is followed without an error.
+        recreated: Whether another client has created the topic again. If so, the error is raised
+            once, and the next call uses the new topic or raises SettingsMismatch.
+        is_stamp: Whether a slot has another stamp than this client knows. RMQ follows a resize
+            without an error.
     """
 
-    def __init__(self, message: str, anew: bool = False, is_stamp: bool = False) -> None:
+    def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
         super().__init__(message)
-        self.anew = anew
+        self.recreated = recreated
         self.is_stamp = is_stamp
 
 
@@ -107,13 +107,13 @@ class TopicNotEmpty(ConfigurationError):
 
 
 class SettingsMismatch(ConfigurationError):
-    """The topic exists with other settings; the message names each one, asked and found."""
+    """The topic exists with other settings; the message names each setting and both values."""
 
 
 class FormatMismatch(ConfigurationError):
     """Another version of RMQ wrote the topic, in another format; nothing was changed.
 
-    The message says in which format, and what to do.
+    The message names the format and says what to do.
     """
 
 
@@ -131,7 +131,7 @@ class AccessDenied(ConfigurationError):
 class LifespanFailed(RMQError):
     """A lifespan, or a dependency that lives as long as the process, raised at the worker's start.
 
-    The worker has received nothing; `__cause__` is what was raised.
+    The worker has received no message. `__cause__` is the exception that was raised.
     """
 
 
@@ -158,7 +158,7 @@ class QueueFull(SendError):
     """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again later.
 
     Attributes:
-        results: for `send_many`, one entry for each message in order; None where it was refused.
+        results: For `send_many`, one entry for each message in order; None: it was refused.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -170,8 +170,8 @@ class TopicPaused(SendError):
     """Sends to the topic are paused; nothing was stored. Send again when it is resumed.
 
     Attributes:
-        results: for `send_many`, one entry for each message in order; None where it was refused.
-            There are others only where the pause began, or ended, in the middle of the call.
+        results: For `send_many`, one entry for each message in order; None: the message was
+            refused. Some messages are stored only if the pause began or ended during the call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -180,13 +180,13 @@ class TopicPaused(SendError):
 
 
 class NotDurable(SendError):
-    """The message is stored, but fewer copies than asked confirmed it in time.
+    """The message is stored, but too few replicas, or no fsync, confirmed it in time.
 
     Sending the same id again adds nothing while the message is there, nor inside the topic's
     `dedup_window` after it was settled.
 
     Attributes:
-        results: the results of the send, with the level that was reached; None where a message was
+        results: The results of the send, with the level that was reached; None: the message was
             not sent.
     """
 
@@ -225,15 +225,15 @@ class ClaimLost(DeliveryError):
     """The claim on a business key was gone when the work was done.
 
     It had expired, or was deleted, while the handler ran: another delivery may have done, or be
-    doing, the same work. This delivery has no claim to mark as done.
+    doing, the same work. No claim is recorded as done for this delivery.
     """
 
 
 class WorkRolledBack(DeliveryError):
     """The handler returned, but the database had rolled back its transaction before the commit.
 
-    A statement failed, and the handler caught the error and went on. Nothing of the transaction is
-    kept. It counts as a failure of the handler.
+    A statement failed, and the handler caught the error and continued. The transaction changed
+    nothing. It counts as a failure of the handler.
     """
 
 
@@ -260,7 +260,7 @@ class QueryOwned(DeliveryError):
     """Another driver runs this query: its checkpoint was copied, or it was started twice.
 
     Attributes:
-        left_s: seconds until another driver may run it, unless the owner renews its lease.
+        left_s: Seconds until another driver may run it, unless the owner renews its lease.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:
@@ -272,7 +272,7 @@ class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message.
 
     Attributes:
-        reference: of an offloaded body that was not read; None: it is another problem.
+        reference: Reference to an offloaded body that was not read; None: another problem.
     """
 
     reference: Any = None
@@ -282,17 +282,17 @@ class DecodeError(RMQError, ValueError):
 
 
 class StorageError(RMQError):
-    """Redis could not do what was asked."""
+    """Redis did not carry out a call."""
 
-    # Of a call that fails fast: the seconds in which its caller may repeat it. None: the client has
-    # repeated it for so long.
+    # Seconds in which the caller may repeat a call that failed fast. None: the client has already
+    # repeated the call.
     _repeat_for: float | None = None
 
 
 class Unavailable(StorageError):
     """Redis cannot be reached or refuses to work now; the call did not take effect."""
 
-    # Whether Redis answers, and refuses all writes: its disk is full, or a snapshot failed.
+    # Whether Redis answers but refuses all writes, because its disk is full or a snapshot failed.
     _refuses_writes: bool = False
 
 
@@ -300,15 +300,15 @@ class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.
 
     Every RMQ call is safe to repeat: a send with the same message id, a verb of a delivery on the
-    same consumer. Within a minute the repeated call gets the first one's answer;
-    after that it may raise `LeaseLost` for a delivery that the first call settled.
+    same consumer. Within a minute, the repeated call gets the reply to the first call. Later it may
+    raise `LeaseLost` for a delivery that the first call settled.
     """
 
 
 class StageLost(StorageError):
     """A stage is incomplete: it expired, or Redis lost it.
 
-    Nothing more of that stage is published. Stage the messages again, under another name.
+    No more messages of that stage are published. Stage the messages again, under another name.
     """
 
 

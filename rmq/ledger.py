@@ -1,8 +1,8 @@
 """The ledger: a table of the work that was done, so that a message takes effect once.
 
-Two ways. `Ledger` is a store for `@rmq.idempotent`, in place of `rmq.Claims`, for those who do not
-trust Redis with the memory of what was done. `exactly_once` goes further: the row and the handler's
-own writes commit in one transaction.
+There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it in place of
+`rmq.Claims` if Redis must not be the only record of the work that was done. `exactly_once` goes
+further: the row and the handler's own writes commit in one transaction.
 
     from rmq.ledger import exactly_once
 

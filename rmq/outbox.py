@@ -7,10 +7,9 @@
         connection.execute(...)  # the business change
         outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
 
-The message is written in the business transaction and sent once that is committed, by a relay:
+The message is written in the business transaction. After the commit, a relay sends it:
 `rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md describes every step.
-
-tables     rmq_stub and rmq_log, for migrations
+`metadata` has the tables rmq_stub and rmq_log, for migrations.
 """
 
 from rmq.errors import StubNotFound, StubSettled

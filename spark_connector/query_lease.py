@@ -410,7 +410,7 @@ class QueryLease:
 
 def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
     """Return the error text for a topic of a query that was deleted and possibly created again."""
-    if isinstance(error, TopicVanished) and error.anew:
+    if isinstance(error, TopicVanished) and error.recreated:
         return (
             f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "
             "messages are gone. To read the new topic, restart the query; with "

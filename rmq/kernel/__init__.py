@@ -1,9 +1,10 @@
-"""The way of a message, and what it needs; it knows no feature.
+"""The path of a message, without any feature.
 
-core        values and rules; no I/O
-transport   all that speaks to Redis; only this package imports `redis`
-topic       what every call needs to know of a topic
+core        values and rules
+transport   all calls of Redis; only this package imports `redis`
+topic       settings, slots and sessions of a topic, and its queues as an operator reads them
+delivery    a delivery: its data, its claim, and the verbs that settle it
 producer    send
-consumer    receive, settle, hand back
+consumer    receive, settle, release
 handlers    functions that are registered for messages
 """

@@ -52,7 +52,7 @@ def test_a_send_fails_once_and_then_goes_to_the_slots_of_the_new_topic(
 
     with pytest.raises(rmq.TopicVanished, match="created again") as caught:
         topic.send("x", **SENDS[how])
-    assert caught.value.anew
+    assert caught.value.recreated
     first, second = topic.send("x", **SENDS[how]), new.send("y", **SENDS[how])
 
     assert first.slot == second.slot == slot_of(KEY, NEW)
@@ -200,6 +200,6 @@ def test_a_topic_that_nobody_created_again_stays_vanished(
     for _ in range(3):
         with pytest.raises(rmq.TopicVanished) as caught:
             topic.send("y")
-        assert not caught.value.anew
+        assert not caught.value.recreated
     topic.open()
     assert topic.send("z").status == "stored"

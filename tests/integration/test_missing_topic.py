@@ -37,7 +37,7 @@ def test_a_topic_is_not_named_like_a_slot_of_another(
     first, second = names if is_first else names[::-1]
     api.topic(first).open()
 
-    with pytest.raises(rmq.InvalidValue, match=f"'{second}' cannot be created beside '{first}'"):
+    with pytest.raises(rmq.InvalidValue, match=f"'{second}' cannot be created next to '{first}'"):
         api.topic(second).send(1)
     with pytest.raises(rmq.TopicNotFound):
         api.topic(second).open(create=False)

@@ -541,7 +541,9 @@ def test_two_may_remove_at_once_and_a_page_has_a_limit(
     taken: list[int] = []
     threads = [
         threading.Thread(
-            target=lambda: taken.append(client._transport.run(tombstones.take(keys)).removed)
+            target=lambda: taken.append(
+                client._transport.run(tombstones.remove_objects(keys)).removed
+            )
         )
         for _ in range(2)
     ]
@@ -550,7 +552,7 @@ def test_two_may_remove_at_once_and_a_page_has_a_limit(
     for thread in threads:
         thread.join()
     assert (sum(taken), objects(url)) == (40, [])
-    assert client._transport.run(tombstones.take(keys)) == (0, "", True)
+    assert client._transport.run(tombstones.remove_objects(keys)) == (0, "", True)
 
 
 def test_a_reference_that_redis_was_given_opens_nothing_else(

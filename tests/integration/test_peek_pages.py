@@ -13,7 +13,7 @@ from rmq.features.messages import flows
 from rmq.features.messages.flows import Position, read_cursor, write_cursor
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import reading, scripts
-from rmq.kernel.topic.reading import Place
+from rmq.kernel.topic.reading import MemberPosition
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
@@ -156,7 +156,7 @@ def test_a_topic_that_is_empty_or_ends_with_the_page_has_no_cursor(api: Any, nam
 def test_a_cursor_of_another_queue_or_none_is_refused(api: Any, name: str) -> None:
     api.topic(name, slots=2).send_many([rmq.Outgoing(n) for n in range(9)])
     cursor = api.admin.peek_page(name, limit=3).cursor
-    there = write_cursor("store", Position(1, 7, {7: Place(20.0, bytes(13))}))
+    there = write_cursor("store", Position(1, 7, {7: MemberPosition(20.0, bytes(13))}))
 
     for bad in ("", "x", "é", cursor + "A", cursor[:-3], "MQ", there):
         with pytest.raises(InvalidValue, match="cursor"):
@@ -169,7 +169,9 @@ def test_a_cursor_of_another_queue_or_none_is_refused(api: Any, name: str) -> No
 
 def test_a_cursor_says_what_was_written() -> None:
     position = Position(
-        1_790_000_000_000, 3, {0: Place(20.5, b"m" * 13), 9: Place(-1.5, bytes(13))}
+        1_790_000_000_000,
+        3,
+        {0: MemberPosition(20.5, b"m" * 13), 9: MemberPosition(-1.5, bytes(13))},
     )
     assert read_cursor("store", write_cursor("store", position), 10) == position
 

@@ -21,7 +21,7 @@ from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, reading, stats
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.reading import ALL, Place, SlotReader
+from rmq.kernel.topic.reading import ALL, MemberPosition, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, Progress
 
@@ -135,7 +135,7 @@ class Position(NamedTuple):
     """A position in a topic's dead letters: after a dead letter, or at the beginning."""
 
     slot: int = 0
-    place: Place | None = None
+    place: MemberPosition | None = None
 
 
 def cursor_of(member: QueueMember | Message) -> str:
@@ -155,7 +155,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
     if not dash or not died.isascii() or not died.isdecimal() or len(died) > 15:
         raise InvalidValue(f"cursor: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
     message_id = context.check_id(MessageId.parse(id, "after"))
-    return Position(message_id.slot, Place(float(died), member_of(message_id)))
+    return Position(message_id.slot, MemberPosition(float(died), member_of(message_id)))
 
 
 class Reader:

@@ -25,7 +25,7 @@ from rmq.kernel.core.record import BARE, offset_of
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import clock, opening, reading, stats as topic_stats, tidy
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.reading import ALL, PRIORITIES, Place, SlotReader, ranges_in_order
+from rmq.kernel.topic.reading import ALL, PRIORITIES, MemberPosition, SlotReader, ranges_in_order
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, server_ms
 
@@ -57,7 +57,7 @@ class Position(NamedTuple):
 
     now_ms: int
     next_slot: int
-    places: dict[int, Place]
+    places: dict[int, MemberPosition]
 
 
 def write_cursor(queue: QueueName, position: Position) -> str:
@@ -78,7 +78,9 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
         letter, now_ms, next_slot, places = msgpack.unpackb(packed)
         position = Position(
-            now_ms, next_slot, {slot: Place(score, member) for slot, score, member in places}
+            now_ms,
+            next_slot,
+            {slot: MemberPosition(score, member) for slot, score, member in places},
         )
         numbers = (now_ms, next_slot, *position.places)
         is_whole = (
@@ -199,7 +201,7 @@ class SlotWalk:
             slot = self._turns[0]
             self._turns.rotate(-1)
             member = self._ready[slot].popleft()
-            self._places[slot] = Place(member.score, member_of(member.id))
+            self._places[slot] = MemberPosition(member.score, member_of(member.id))
             looked_at += 1
             if not wanted or wanted.items() <= reading.marks_of(member).items():
                 found.append(member)

@@ -39,7 +39,7 @@ class Offloading(SurveyedService):
                 for keys in counts.context.slots:
                     if (keys.slot, keys.created) in self._unused_until:
                         continue
-                    taken = self._transport.run(tombstones.take(keys))
+                    taken = self._transport.run(tombstones.remove_objects(keys))
                     removed += taken.removed
                     problem = problem or taken.problem
                     if not taken.is_used:

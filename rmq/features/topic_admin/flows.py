@@ -136,7 +136,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
     kept = settings.from_redis(context.name, changed.kept)
     opening.adopt(context, changed, kept)
     try:
-        yield from opening.give_slots(context)
+        yield from opening.write_slots(context)
     except RMQError as error:
         error.add_note(
             f"topic {context.name!r} has the new settings, but some of its slots may not; repeat "
@@ -177,7 +177,7 @@ def topic_delete(
         return held
     if has_objects:
         for keys in context.slots:
-            yield from tombstones.take(keys)
+            yield from tombstones.remove_objects(keys)
         held, has_objects = yield from _delete_slots(context, context.slots, None, None)
     if has_objects and (force or not held.messages):
         raise _has_objects(context)
@@ -220,7 +220,7 @@ def topic_delete(
 
 def _restore(context: TopicContext) -> Flow[None]:
     """Remove the mark of a deletion that has begun; deleted slots come back empty."""
-    yield from opening.give_slots(context)
+    yield from opening.write_slots(context)
     yield scripts.topic_close(context, context.identity, False)
 
 

@@ -211,7 +211,7 @@ def _give(context: TopicContext) -> Flow[None]:
         if Listed(context.name, context.created, each.generation) not in mine:
             yield from scheduled.add(context, each.generation)
     try:
-        yield from opening.give_slots(context)
+        yield from opening.write_slots(context)
     except RMQError as error:
         error.add_note(
             f"topic {context.name!r} is being resized; to continue, run the same command, or let "
@@ -339,4 +339,4 @@ def _note_gone(
         )
         if (yield from _change(context, changed.to_redis())):
             break
-    yield from opening.give_slots(context)
+    yield from opening.write_slots(context)

@@ -104,4 +104,4 @@ class Removal:
         """Remove the objects of all tombstones of these slots."""
         self._is_planned = False
         for keys in list(self.slots.values()):
-            yield from tombstones.take(keys)
+            yield from tombstones.remove_objects(keys)

@@ -419,7 +419,7 @@ def _call(
             return
         calls, batches = [calls[n] for n in full], [batches[n] for n in full]
         if context.settings.layout and (
-            yield from capacity.divide_anew(
+            yield from capacity.divide_again(
                 context, [(batch.slot, len(batch.indexes)) for batch in batches]
             )
         ):

@@ -1,4 +1,4 @@
-"""Jobs: a redrive or purge of dead letters that goes on by itself; its fields in Redis."""
+"""The audit trail: add a line, and read the newest lines."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class AuditLine(NamedTuple):
     """A line of the audit trail: who did what, and when.
 
     Attributes:
-        at_ms: epoch ms, by the server's clock.
-        by: who.
-        what: the verb, as "job start".
-        subject: of what, as the id of a job.
-        text: the rest.
+        at_ms: Time in epoch ms, by the server's clock.
+        by: Name of the person or program.
+        what: The verb, such as "job start".
+        subject: Object of the verb, such as the id of a job.
+        text: Further details.
     """
 
     at_ms: int
@@ -37,12 +37,12 @@ class AuditLine(NamedTuple):
     text: str
 
     def pack(self) -> str:
-        """Return the line as it stands in Redis."""
+        """Return the line in the format of Redis."""
         return json.dumps(list(self), separators=(",", ":"))
 
     @classmethod
     def unpack(cls, text: bytes, score: float) -> AuditLine:
-        """Read a line as it stands in Redis; show a line that RMQ did not write as it is."""
+        """Read a line from Redis; `what` is "unreadable" if RMQ did not write the line."""
         try:
             at_ms, *words = json.loads(text)
             by, what, subject, rest = (str(word) for word in words)
@@ -55,9 +55,6 @@ class AuditLine(NamedTuple):
 AUDIT_LINES_MAX = 10_000
 
 
-# --- the audit trail ------------------------------------------------------------------------------
-
-
 def note(prefix: str, line: AuditLine) -> Flow[None]:
     """Add a line to the audit trail; the same line again adds nothing."""
     key = audit_trail_key(prefix)
@@ -66,7 +63,7 @@ def note(prefix: str, line: AuditLine) -> Flow[None]:
 
 
 def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
-    """Add a line about an act that ends now; `by`: None: user@host."""
+    """Add a line about an act that ends now; `by` None: user@host."""
     now_ms = yield from server_ms("audit_trail")
     yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
 

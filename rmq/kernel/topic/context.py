@@ -24,7 +24,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.topic.spread import slot_rotation
 
-FOLLOW_S = 30.0  # the greatest age of a client's copy of the settings
+FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 
 
 class TopicContext:
@@ -50,30 +50,31 @@ class TopicContext:
         self.topics_key = topics_key(prefix)
         self.history_key = history_key(prefix, self.name)
         self.channel = wake_channel(prefix, self.name)
-        self.created = b""  # the stamp of the slots: `identity`, and 1 us more for each resize
-        self.identity = b""  # the stamp of the topic
-        self.revision = 0  # of the settings when they were read: the number of their changes
-        self.read_at = 0.0  # when the settings were read, by the monotonic clock
-        self.full_until = 0.0  # no slot has room to give before, by the monotonic clock
+        self.created = b""  # stamp of the slots: `identity` plus 1 us for each resize
+        self.identity = b""  # stamp of the topic
+        self.revision = 0  # number of changes of the settings, when they were read
+        self.read_at = 0.0  # time at which the settings were read, by the monotonic clock
+        self.full_until = 0.0  # until then no slot has room for another; by the monotonic clock
         self.is_ready = False
-        self.sends: dict[Any, Any] = {}  # durability -> what lets its sends share calls
-        self.had_large = False  # whether this client has received a large body of it
+        self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
+        self.had_large = False  # whether this client has received a large body from the topic
         self._is_open = False
-        # Of an open topic only:
-        self.settings: Settings  # as they are in Redis
-        self.slots: list[SlotKeys] = []  # that may hold messages, by index
+        # Only of an open topic:
+        self.settings: Settings  # as Redis has them
+        self.slots: list[SlotKeys] = []  # slots that may have messages, by index
         self.spread: Iterator[int]  # slots for messages without a basis, in turn
-        self.apart_bytes = record.MIN_BYTES_OF_CALL  # in one call: larger bodies stand apart
+        # Bodies of a call that together have at least this size are stored apart from records.
+        self.apart_bytes = record.MIN_BYTES_OF_CALL
 
     @property
     def is_open(self) -> bool:
-        """Whether the settings have been read, and are not to be read again."""
+        """Whether the settings have been read, and need not be read again."""
         return self._is_open
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse the settings of a topic that was not opened; only missing names come here."""
+            """Refuse the settings of an unopened topic; Python calls it for missing names only."""
             if name == "settings":
                 raise ConfigurationError(
                     f"topic {self.name!r} has not been opened, so its settings are not known; call "
@@ -84,13 +85,13 @@ class TopicContext:
     def mark_open(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Take note of the settings in Redis, and of the topic's stamp.
+        """Store the settings and the stamp that Redis has.
 
-        `ready`: every slot has its fields.
+        `ready`: whether every slot has these settings.
         """
         stamp = settings.slot_stamp(created)
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
-        # A take with limits for each key reads many records.
+        # A receive with limits for each key reads many records.
         self.apart_bytes = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
         self.spread = slot_rotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created
@@ -101,18 +102,18 @@ class TopicContext:
         self.is_ready = ready
 
     def is_old(self) -> bool:
-        """Whether the settings were read so long ago that they are to be read again."""
+        """Whether the settings are so old that they must be read again."""
         return time.monotonic() - self.read_at >= FOLLOW_S
 
     def is_current(self) -> bool:
-        """Whether the topic can be used as it is: its slots are ready, its settings not old."""
+        """Whether the topic can be used at once: its slots are ready, its settings not old."""
         return self.is_ready and time.monotonic() - self.read_at < FOLLOW_S
 
     def forget(self) -> None:
         """Read the settings again before the next command.
 
-        Until then they stay, for calls of other threads and tasks that are about to be made: their
-        scripts compare the stamp.
+        Other threads and tasks use the old settings until then. This is safe, because scripts
+        compare the stamp.
         """
         self._is_open = self.is_ready = False
 
@@ -120,7 +121,7 @@ class TopicContext:
         """Return an id if it can belong to this topic, which must be open.
 
         Raises:
-            InvalidValue: it is of another topic, or of a slot that this topic does not have.
+            InvalidValue: The id is of another topic, or of a slot that this topic does not have.
         """
         message_id = MessageId.parse(value, field)
         if message_id.check != self.check:

@@ -1,11 +1,11 @@
-"""Open a topic: create or find it, compare settings, give its slots what their scripts read.
+"""Open a topic: create or find it, compare settings, and write the settings to its slots.
 
-The settings of an open topic are read again every 30 s of use (`FOLLOW_S` of `context`), so that
-running programs follow `Admin.topic_set`.
+The settings of an open topic are read again after 30 s (`FOLLOW_S` of `context`), so that running
+programs follow `Admin.topic_set`.
 
-Here too: the warning of a Redis that may evict keys, which removes messages without an error.
-`INFO` is enough, so that no right to `CONFIG` is needed. Where a user has no right to `INFO`
-either, nothing is said. The policy is asked for when a topic is created and when a worker starts.
+This module also warns if Redis may evict keys, because an eviction removes messages without an
+error. The policy is read when a topic is created and when a worker starts. `INFO` has the policy,
+so users need no right to `CONFIG`. Users without a right to `INFO` get no warning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _POLICY = re.compile(rb"^maxmemory_policy:(\S+)", re.MULTILINE)
 
 
 def advice(policy: str | None) -> str | None:
-    """Return what to do about a policy; None if it evicts nothing, or is not known."""
+    """Return advice about an eviction policy; None if it is safe or unknown."""
     if policy is None or policy == SAFE_POLICY:
         return None
     return (
@@ -61,7 +61,7 @@ def advice(policy: str | None) -> str | None:
 
 
 def warn() -> Flow[None]:
-    """Log a warning if Redis may evict keys; of a Redis Cluster one node is asked."""
+    """Log a warning if Redis may evict keys; on a Redis Cluster, one node is checked."""
     with suppress(RMQError):
         info: bytes = yield RawCommand("info", "INFO", "memory")
         found = _POLICY.search(info)
@@ -70,23 +70,27 @@ def warn() -> Flow[None]:
             log.warning("%s", warning)
 
 
-RESIZES_IN_CALL = 10  # that a call follows
-AWAY_S = 1.0  # settings are read again so much later if the master of their key is away
-SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes about 30 ms
+RESIZES_IN_CALL = 10  # largest number of resizes that one call follows
+AWAY_S = 1.0  # delay before settings are read again if the master of their key is away
+# Checks for the last slot, and the pause after each: one second in all. Creating 1024 slots takes
+# about 30 ms.
+SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 
 
 def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     """Open the topic; return whether this call created it.
 
-    The settings are those of the first client that wrote the topic's hash. The slots follow, each
-    with the topic's stamp; if a client dies in between, the next one that opens the topic goes on.
+    The first client that writes the topic's hash chooses the settings. It then creates the slots,
+    each with the topic's stamp. If it dies before the last slot, the next client to open the topic
+    creates the rest.
 
     Raises:
-        TopicNotFound: it is missing, and not to be created.
-        InvalidValue: it is to be created, and its name looks like that of another topic's slot.
-        SettingsMismatch: it has other settings than this client named.
-        FormatMismatch: another version of RMQ wrote it.
-        TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
+        TopicNotFound: The topic is missing, and `create` is False.
+        InvalidValue: The new name looks like a slot of another topic.
+        SettingsMismatch: The topic has other settings than this client named.
+        FormatMismatch: Another version of RMQ wrote the topic.
+        TopicVanished: The topic is being deleted, or a slot belongs to an earlier topic of this
+            name.
     """
     wanted = Settings(**context.requested)
     reply = yield scripts.topic(context, None)
@@ -104,12 +108,12 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
         yield from _await_slots(context)
         return False  # a caller that only reads writes nothing
     try:
-        yield from _give_and_adopt(context, reply, kept)
+        yield from _write_and_adopt(context, reply, kept)
     except RMQError:
         context.forget()
         raise
-    # A full Redis, or one of many masters that is away, must not keep consumers out; the next
-    # opening lists it.
+    # A full Redis, or a master that is away, must not stop consumers; the next opening lists the
+    # topic.
     away = () if reply.state else (Unavailable, OutcomeUnknown)
     with suppress(QueueFull, *away):
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
@@ -119,7 +123,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
 
 
 def not_found(context: TopicContext) -> TopicNotFound:
-    """Return the error of a topic that is missing."""
+    """Return the error for a missing topic."""
     return TopicNotFound(
         f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
         f"create it: rmq topic create {context.name}"
@@ -127,10 +131,10 @@ def not_found(context: TopicContext) -> TopicNotFound:
 
 
 def _refuse_lookalike(context: TopicContext) -> Flow[None]:
-    """Refuse to create `orders_1` beside `orders`, or the reverse.
+    """Refuse to create `orders_1` if `orders` exists, or the reverse.
 
-    The keys of the one would be among those of the slots of the other, by which the rights of a
-    Redis user are given (docs/decisions/0057-names-that-look-like-slots.md).
+    `orders_1` is also the name of a slot of `orders`. A Redis user with rights to `orders` would
+    have rights to both topics (docs/decisions/0057-names-that-look-like-slots.md).
     """
     base, _, slot = context.name.rpartition("_")
     others = [f"{context.name}_{index}" for index in range(SLOTS_MAX)]
@@ -140,26 +144,26 @@ def _refuse_lookalike(context: TopicContext) -> Flow[None]:
     if 1 in listed:
         other = others[listed.index(1)]
         raise InvalidValue(
-            f"topic {context.name!r} cannot be created beside {other!r}: it would look like one "
-            "of the slots of a topic, and Redis users of the one would have rights to the other; "
+            f"topic {context.name!r} cannot be created next to {other!r}: it would look like one "
+            "of the slots of a topic, and Redis users of one would have rights to the other; "
             "choose another name, as with - or . before the number"
         )
 
 
 def _await_slots(context: TopicContext) -> Flow[None]:
-    """Wait while the client that has just created the topic creates its slots.
+    """Wait while another client, which has just created the topic, creates its slots.
 
-    They are created in order, so the last one stands for all. If that client died, the next one
-    that opens the topic for use creates them; a caller that only reads gets errors of the slots.
+    Slots are created in order, so it is enough to check the last slot. If that client died, the
+    next client that opens the topic for use creates them. A caller that only reads gets errors.
     """
-    for _ in range(SLOT_LOOKS):
+    for _ in range(SLOT_CHECKS):
         if (yield RawCommand("open", "EXISTS", context.slots[-1].slot)):
             return
         yield Sleep(SLOT_PAUSE_S)
 
 
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
-    """Refuse a topic that is being deleted: messages sent now would go with it."""
+    """Refuse a topic that is being deleted: a message sent now would be deleted as well."""
     if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "
@@ -167,36 +171,37 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
         )
 
 
-def _give_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
-    """Give the slots the topic's settings, and then use them.
+def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
+    """Write the topic's settings to its slots, and then use the settings.
 
-    Other threads use this context meanwhile as it was. So nothing is sent by a new number of slots
-    before every slot refuses what is sent by the former number.
+    Until then, other threads use this context unchanged. Therefore no message is sent by a new
+    number of slots before every slot refuses messages that are sent by the old number.
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)
     is_resizing = kept.layout is not None and kept.layout.resizing is not None
-    have_all = yield from give_slots(prepared, spare_away=not is_resizing)
+    have_all = yield from write_slots(prepared, spare_away=not is_resizing)
     adopt(context, reply, kept, True)
-    if not have_all:  # again soon, and whatever the revision is then
+    if not have_all:  # write again soon, even if the revision is the same
         context.revision, context.read_at = -1, time.monotonic() - FOLLOW_S + AWAY_S
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Take note of the settings, stamp and revision of a topic. `is_ready`: of all its slots."""
+    """Use the settings of a reply from now on. `is_ready`: whether every slot has them."""
     context.mark_open(kept, _created(reply), is_ready, _revision(reply))
 
 
-def give_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
-    """Write the settings of the context to every slot; return whether each has them now.
+def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
+    """Write the settings of the context to every slot; return whether every slot has them now.
 
     Args:
-        context: of the topic.
-        spare_away: leave out slots of a cluster whose masters are away, if all the others had these
-            settings already: then those slots have them, too, unless somebody died half-way.
+        context: The topic.
+        spare_away: Whether to skip slots of a cluster whose masters are away, if all other slots
+            already had these settings. The skipped slots then have them as well, unless the client
+            that wrote them died halfway.
 
     Raises:
-        TopicVanished: a slot belongs to another life of the topic.
+        TopicVanished: A slot belongs to an earlier topic of this name.
     """
     settings_of = context.settings.for_slot
     calls = [
@@ -208,7 +213,7 @@ def give_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
     replies = yield Pipeline(calls)
     are_away = [is_master_away(reply) for reply in replies]
     if any(are_away) and (all(are_away) or 1 in replies):
-        return (yield from give_slots(context))
+        return (yield from write_slots(context))
     raise_first_error([reply for reply in replies if not is_master_away(reply)])
     for keys, reply in zip(context.slots, replies, strict=True):
         if reply == -1:
@@ -223,14 +228,14 @@ def give_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
 
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
-    """Follow a resize, or let the next call open a topic again that was created anew.
+    """Follow a resize; if the topic was created again, let the next call open it.
 
-    The error of one slot does not tell: the topic may be gone, or this slot alone. `error.anew`
-    says afterwards whether it was created anew.
+    The error of one slot does not show whether the topic is gone, or only this slot. Therefore the
+    topic is read again, and `error.recreated` is set.
 
     Returns:
-        Whether the topic was resized: nothing of it is gone, and the refused call can be made
-        again.
+        Whether the topic was resized. If so, no message is gone, and the refused call can be
+        repeated.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis did not answer, and the topic may have been resized.
@@ -238,35 +243,38 @@ def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[boo
     try:
         for is_last in (False, True):
             reply = yield scripts.topic(context, None)
-            error.anew = reply.state >= 0 and _created(reply) != context.identity
-            is_resized = reply.state >= 0 and not error.anew and "layout" in reply.kept
+            error.recreated = reply.state >= 0 and _created(reply) != context.identity
+            is_resized = reply.state >= 0 and not error.recreated and "layout" in reply.kept
             if not is_resized or not error.is_stamp or "deleting" in reply.kept:
                 break
             kept = settings.from_redis(context.name, reply.kept)
             try:
-                yield from _give_and_adopt(context, reply, kept)
+                yield from _write_and_adopt(context, reply, kept)
             except TopicVanished:
                 if is_last:
                     raise
-                continue  # it was resized again between the two steps
+                continue  # the topic was resized again between the two steps
             return True
     except (Unavailable, OutcomeUnknown):
         if error.is_stamp:
             raise
     except RMQError:
         pass
-    if error.anew:
+    if error.recreated:
         context.forget()
     return False
 
 
 def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Flow[int]:
-    """Follow a resize, so that a refused call is made again, or raise the error.
+    """Follow a resize so that the caller can repeat a refused call, or raise the error.
 
     Args:
-        context: of the topic.
-        error: of the call.
-        times: how often the call has followed one; returned with one more.
+        context: The topic.
+        error: Error of the refused call.
+        times: Number of resizes that the call has followed.
+
+    Returns:
+        The new number of resizes.
     """
     is_resized = yield from forget_if_recreated(context, error)
     if not is_resized or times >= RESIZES_IN_CALL:
@@ -277,7 +285,7 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 def paused_error(
     context: TopicContext, consequence: str, results: list[Any] | None = None
 ) -> Flow[TopicPaused]:
-    """Return the error of a send while sends are paused: by whom, since when, and why."""
+    """Return the error for a send while sends are paused; it says who paused them, when and why."""
     text = ""
     with suppress(RMQError):
         reply = yield scripts.topic(context, None)
@@ -307,7 +315,7 @@ def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
     except TopicVanished as error:
         if not error.is_stamp:
             raise
-        yield from _ensure_open(context, create)  # it may have been resized between two steps
+        yield from _ensure_open(context, create)  # the topic was resized between two steps
 
 
 def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
@@ -320,11 +328,11 @@ def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    The settings that the client named when it opened the topic are not compared: a running program
-    goes on.
+    They are not compared with the settings that the client named when it opened the topic: a change
+    of the topic must not stop a running program.
 
     Raises:
-        TopicVanished: it was deleted, or created anew.
+        TopicVanished: The topic was deleted, or deleted and created again.
     """
     command = scripts.topic(context, None)
     command.fails_fast = True
@@ -333,17 +341,17 @@ def _follow(context: TopicContext) -> Flow[None]:
     except StorageError as error:
         if not is_master_away(error):
             raise
-        context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be served
+        context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be reachable
         return
     if reply.state < 0 or _created(reply) != context.identity:
-        anew = " and created again" if reply.state >= 0 else ""
-        if anew:
+        again = " and created again" if reply.state >= 0 else ""
+        if again:
             context.forget()
         raise TopicVanished(
-            f"topic {context.name!r} has vanished: it was deleted{anew}, or Redis was flushed, and "
-            "its messages went with it. Open the topic again (topic.open()) to use what is there "
-            "now, or to start it again",
-            anew=bool(anew),
+            f"topic {context.name!r} has vanished: it was deleted{again}, or Redis was flushed, "
+            "and its messages went with it. Open the topic again (topic.open()) to use what is "
+            "there now, or to start it again",
+            recreated=bool(again),
         )
     _refuse_deleting(context, reply)
     if _revision(reply) == context.revision:
@@ -351,6 +359,7 @@ def _follow(context: TopicContext) -> Flow[None]:
         return
     kept = settings.from_redis(context.name, reply.kept)
     if context.is_ready:
-        yield from _give_and_adopt(context, reply, kept)  # who changed it may have died before
+        # The client that changed the settings may have died before it wrote them to all slots.
+        yield from _write_and_adopt(context, reply, kept)
     else:
         adopt(context, reply, kept)

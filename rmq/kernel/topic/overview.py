@@ -1,4 +1,4 @@
-"""Read the settings and counts of many topics in few round trips; changes nothing."""
+"""Read the settings and counts of many topics in few round trips, and maintain their list."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class TopicOverview:
     """A topic at one moment.
 
     Attributes:
-        context: its keys, and its settings where they could be read.
-        slots: the counts of each slot, by the names of `Admin.stats`.
-        lateness: how many messages were taken how late, since the topic was created.
-        error: why it cannot be read; None: it can.
+        context: Keys of the topic, and its settings if they could be read.
+        slots: Counts of each slot, by the names of `Admin.stats`.
+        lateness: Counts of deliveries by lateness, since the topic was created.
+        error: Why the topic cannot be read, or None.
     """
 
     context: TopicContext
@@ -59,22 +59,23 @@ class TopicOverview:
 
     @property
     def settings(self) -> Settings:
-        """The topic's settings; only where there is no error."""
+        """The topic's settings, if there is no error."""
         return self.context.settings
 
     @property
     def total(self) -> dict[str, int]:
-        """The counts of the topic; only where there is no error."""
+        """The counts of the topic, if there is no error."""
         return stats.total(self.slots)
 
 
 def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
-    """Read topics, in the order of their names here; one that cannot be read has an error.
+    """Read topics, in the order of `names`; an unreadable topic has an error.
 
     Args:
-        prefix: of all keys.
-        names: of the topics.
-        partly: on a cluster, the error of a topic may also be that a master is away.
+        prefix: Prefix of all keys.
+        names: Names of the topics.
+        partly: Whether a topic gets an error if a master of the cluster is away. If False, the
+            error is raised.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -132,14 +133,14 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names of all topics, sorted; leave out members of the list that are no names."""
+    """Return the names of all topics, sorted; leave out members of the list that are not names."""
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def stored_topics(prefix: str) -> Flow[set[str]]:
-    """Return the names of topics that are in Redis, whatever the list says; SCAN walks all keys."""
+    """Return the names of topics that are in Redis, listed or not; SCAN reads all keys."""
     pattern = topic_key(prefix, "*")
     begin, _, end = pattern.partition(b"*")
     names: set[str] = set()
@@ -153,10 +154,10 @@ def stored_topics(prefix: str) -> Flow[set[str]]:
 
 
 def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
-    """List topics that are in Redis again; return the names that another program took off."""
+    """List topics again that are in Redis; return the names that another program had removed."""
     added = []
     for name in names:
-        with suppress(ScriptFailed, AccessDenied):  # of another type, or of other users alone
+        with suppress(ScriptFailed, AccessDenied):  # another type, or a key of other users
             key = topic_key(prefix, name)
             created, deleting = yield RawCommand("topics", "HMGET", key, "created", "deleting")
             if created and not deleting:
@@ -166,7 +167,7 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
 
 
 def drop_wrong_lists(prefix: str) -> Flow[None]:
-    """Delete lists that another program replaced by a value of another type."""
+    """Delete lists that another program has replaced by a value of another type."""
     for key in (topics_key(prefix), scheduled_key(prefix)):
         yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))
     for key in (workers_key(prefix), jobs_key(prefix), audit_trail_key(prefix)):

@@ -1,6 +1,6 @@
-"""Read a queue of a slot, in parts that several readers may share. Changes nothing.
+"""Read a queue of a slot in parts, which several readers may read. Nothing is changed.
 
-`page` gives messages; a `SpanReader` gives columns, for programs that make columns of them.
+`page` returns messages. A `SpanReader` returns columns, for programs that process columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 PAGE = 1000
 PIECES_MAX = 10_000
-LARGE_BYTES = 16 * 1024 * 1024  # of the large bodies of one block
+LARGE_BYTES = 16 * 1024 * 1024  # largest total size of the large bodies in one block
 _COUNTS = {
     "store": ("retries", "priority", "due", "later"),
     "prepare": ("in_flight",),
@@ -37,10 +37,10 @@ class Span(NamedTuple):
     """A part of one queue of one slot: scores from `low` up to `high`, `high` excluded.
 
     Attributes:
-        slot: the index of the slot.
-        low: the smallest score.
-        high: the score at which the next part begins.
-        messages: how many there were when the spans were made.
+        slot: Index of the slot.
+        low: Smallest score.
+        high: Score at which the next part begins.
+        messages: Number of messages when the spans were made.
     """
 
     slot: int
@@ -53,15 +53,15 @@ class Cursor(NamedTuple):
     """The end of a page."""
 
     score: float
-    seen: int  # messages of that score
+    seen: int  # number of messages with that score on earlier pages
 
 
 class Page(NamedTuple):
     """Some messages of a span.
 
     Attributes:
-        messages: in the order of their scores.
-        cursor: for the next page; None: this was the last one.
+        messages: Messages in the order of their scores.
+        cursor: Cursor of the next page; None: this is the last page.
     """
 
     messages: list[Message]
@@ -73,7 +73,7 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 
 
 def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
-    """Divide a queue of a slot into parts of about the same size; fewer where it is small."""
+    """Divide a queue of a slot into parts of about the same size; a small queue has fewer."""
     queue = parse_queue(queue)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
     yield from opening.ensure_open(context, create=False)
@@ -81,7 +81,7 @@ def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[lis
     stats = yield scripts.stats(keys)
     total = sum(stats[name] for name in _COUNTS[queue])
     pieces = max(1, min(pieces, total))
-    cuts = [(-math.inf, 0)]  # score, and how many messages stand before it
+    cuts = [(-math.inf, 0)]  # score, and the number of messages before it
     for piece in range(1, pieces):
         offset = total * piece // pieces
         members = yield scripts.peek(keys, queue, offset=offset, limit=1)
@@ -101,7 +101,7 @@ def page(
     raw: bool,
     limit: int = PAGE,
 ) -> Flow[Page]:
-    """Read the next messages of a span; `raw`: with records for bodies."""
+    """Read the next messages of a span; `raw`: return records in place of bodies."""
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
     yield from opening.ensure_open(context, create=False)
@@ -128,16 +128,16 @@ class QueueBlock(NamedTuple):
     """Messages of one queue of a slot, column by column, in the order of their scores.
 
     Attributes:
-        topic: its name.
+        topic: Name of the topic.
         queue: store, prepare, dead or trash.
-        slot: the index of the slot.
-        newest: the acceptance number of the slot's newest message.
-        max_retries: of the topic.
-        ids: 16 bytes each, one after another.
-        scores: their places in the queue.
-        records: envelope and body as stored in Redis; empty where the record is missing.
-        failures: failure entries; empty for a message that never failed.
-        lease_ends: of deliveries of a shared lease, its end in epoch ms; else None.
+        slot: Index of the slot.
+        newest: Acceptance number of the slot's newest message.
+        max_retries: The topic's setting.
+        ids: Ids of the messages, 16 bytes each, concatenated.
+        scores: Scores in the queue.
+        records: Envelope and body as stored in Redis; empty: the record is missing.
+        failures: Failure entries; empty for a message that never failed.
+        lease_ends: End of the shared lease in epoch ms; None: the delivery has no shared lease.
     """
 
     topic: str
@@ -153,7 +153,7 @@ class QueueBlock(NamedTuple):
 
     @staticmethod
     def joined(blocks: Sequence[QueueBlock]) -> QueueBlock:
-        """Return blocks of one queue of a slot, which were read one after the other, as one."""
+        """Join successive blocks of one queue of a slot."""
         last = blocks[-1]
         if len(blocks) == 1:
             return last
@@ -193,7 +193,7 @@ class QueueBlock(NamedTuple):
         return [failure.decode(entry) if entry else None for entry in self.failures]
 
     def attempts(self) -> list[tuple[Attempt, ...]]:
-        """Return the attempts of each message that are kept, the newest first."""
+        """Return the recorded attempts of each message, newest first."""
         return [failure.attempts(entry) for entry in self.failures]
 
     def deliveries(self) -> list[int]:
@@ -205,18 +205,19 @@ class QueueBlock(NamedTuple):
         return [last.deliveries if last else 0 for last in self.last_failures()]
 
     def due_ms(self) -> list[int] | None:
-        """Return when a waiting message with a time is due; 0: not by its place in the queue.
+        """Return the due times of waiting messages; 0: the message has a priority instead.
 
-        None where no message has such a place.
+        None: no message has a due time.
         """
         if self.queue != "store" or max(self.scores, default=0) < TIMED_MIN:
             return None
         return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
 
     def leases_until_ms(self) -> list[int | None] | None:
-        """Return when the leases of messages in flight end; None: not known.
+        """Return the ends of leases of messages in flight; None in the list: unknown.
 
-        Of messages in the trash: when they are dropped. None where no message has a lease.
+        For messages in the trash, return the times at which they are dropped. For other queues,
+        return None.
         """
         if self.queue == "prepare":
             return [
@@ -228,21 +229,21 @@ class QueueBlock(NamedTuple):
         return None
 
     def held_by_query(self) -> list[bool]:
-        """Return which messages in flight a query holds."""
+        """Return whether a query has received each message in flight."""
         return [score >= HELD_MIN for score in self.scores]
 
 
 class SpanReader:
-    """Reads a span page by page. After an error the next call goes on where the last page ended.
+    """Reads a span page by page. After an error, the next call continues after the last page.
 
     Args:
-        keys: of the slot.
+        keys: Keys of the slot.
         queue: store, prepare, dead or trash.
-        span: of that slot.
-        max_retries: of the topic.
-        rows: most messages of a page, 1 to 1000.
-        bodies: whether to fetch large bodies; a page ends where they come to LARGE_BYTES.
-        records: whether to read records.
+        span: A span of that slot.
+        max_retries: The topic's setting.
+        rows: Maximum number of messages per page, 1 to 1000.
+        bodies: Whether to fetch large bodies; a page ends when they reach LARGE_BYTES.
+        records: Whether to read records.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class SpanReader:
         self._next: Cursor | None = Cursor(span.low, 0)
 
     def read(self) -> Flow[QueueBlock | None]:
-        """Return the next page; None at the end."""
+        """Return the next page, or None after the last page."""
         start = self._next
         if start is None:
             return None
@@ -292,14 +293,14 @@ class SpanReader:
 
 
 class QueuePart(NamedTuple):
-    """A part of a queue that a program reads which has not opened the topic: a task of an engine.
+    """A part of a queue, for a reader that has not opened the topic, such as a task of Spark.
 
     Attributes:
-        prefix: of all keys.
-        topic: its name.
+        prefix: Prefix of all keys.
+        topic: Name of the topic.
         queue: store, prepare, dead or trash.
-        span: one of those that `Admin.spans` gave.
-        max_retries: of the topic.
+        span: A span that `Admin.spans` returned.
+        max_retries: The topic's setting.
     """
 
     prefix: str
@@ -312,17 +313,17 @@ class QueuePart(NamedTuple):
 def open_queue(
     transport: Transport, part: QueuePart, rows: int, bodies: bool = True, records: bool = True
 ) -> Callable[[], QueueBlock | None]:
-    """Return a function that reads the next page of a part of a queue, and None at its end.
+    """Return a function that reads the next page of a part of a queue; it returns None at the end.
 
-    After an error it goes on where the last page ended.
+    After an error, the function continues after the last page.
 
     Args:
-        transport: of a client; the topic need not be open.
-        part: to be read.
-        rows: most messages of a page, 1 to 1000. A page has 4 MiB of records, and 16 MiB of large
-            bodies, or a message more.
-        bodies: False: large bodies stay in Redis.
-        records: False: records stay there too, and are empty in the pages.
+        transport: Transport of a client; the topic need not be open.
+        part: Part of the queue.
+        rows: Maximum number of messages per page, 1 to 1000. A page ends after 4 MiB of records
+            or 16 MiB of large bodies.
+        bodies: Whether to fetch large bodies from Redis.
+        records: Whether to fetch records; if False, they are empty in the pages.
     """
     keys = SlotKeys(part.prefix, part.topic, part.span.slot)
     reader = SpanReader(keys, part.queue, part.span, part.max_retries, rows, bodies, records)

@@ -1,7 +1,7 @@
-"""Read messages of a topic: get, a page of a queue, the large bodies that records refer to.
+"""Read messages of a topic: one message, a page of a queue, or large bodies of records.
 
-A queue is read in calls that each take Redis a few milliseconds at most; large bodies by plain
-commands, see `rmq.kernel.core.record`.
+Each call takes Redis a few milliseconds at most. Plain commands read large bodies, see
+`rmq.kernel.core.record`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
-FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
-# A topic's value of these is the largest of its slots, not their sum.
+# Size of the calls of a long scan: messages of the first call, largest number, and bytes.
+FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024
+# The topic has the largest value of its slots, not their sum.
 NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
@@ -36,7 +37,7 @@ NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
 def _deadline(member: QueueMember) -> datetime | None:
-    """Return when the lease of a message in flight ends; None if that is not known."""
+    """Return the end of the lease of a message in flight, or None if it is unknown."""
     if member.score < SHARED_MIN:
         return moment(receipt_deadline_ms(member.score))
     return moment(member.lease_end_ms) if member.lease_end_ms else None
@@ -45,9 +46,10 @@ def _deadline(member: QueueMember) -> datetime | None:
 def messages_of(
     members: Iterable[QueueMember], max_retries: int, raw: bool = False
 ) -> list[Message]:
-    """Return members of a queue as messages; `unreadable` says what cannot be read of one.
+    """Return members of a queue as messages; `unreadable` says what cannot be read.
 
-    `raw`: bodies are the records, not decoded. Decompressed ones share the limit of one body.
+    `raw`: return records in place of bodies. The decompressed bodies of all messages together are
+    limited to the size of one body.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -108,7 +110,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
 
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
-    """Return the decoded body; of a collecting message, the list of its bodies."""
+    """Return the decoded body, or the list of bodies of a collecting message."""
     if not entry.flags & record.COLLECTS:
         record.check_body(entry.flags)
         return (shared.decode if shared else decode)(entry.codec, entry.body)
@@ -118,7 +120,7 @@ def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
 
 
 def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None]:
-    """Return one message, whichever queue it is in; None when it is settled or never was."""
+    """Return a message from any queue, or None if it is settled or never existed."""
     yield from opening.ensure_open(context, create=False)
     message_id = context.check_id(id)
     member = yield scripts.get(context.slots[message_id.slot], message_id)
@@ -131,7 +133,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Return a member with its offloaded body, if it has one that can be had here."""
+    """Return a member with its offloaded body, if this process can read it."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -145,26 +147,26 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-    """Return members of queues with the large bodies that their records refer to."""
+    """Return members of queues, with large bodies in place of references."""
     by_slot: dict[int, list[int]] = {}
     for at in record.positions([member.record for member in members]):
         by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
     whole = list(members)
-    for slot, places in by_slot.items():
+    for slot, positions in by_slot.items():
         records = yield from fetch(
             context.slots[slot],
-            [members[at].id for at in places],
-            [members[at].record for at in places],
+            [members[at].id for at in positions],
+            [members[at].record for at in positions],
         )
-        for at, entry in zip(places, records, strict=True):
+        for at, entry in zip(positions, records, strict=True):
             whole[at] = members[at]._replace(record=entry)
     return whole
 
 
 class CallSize:
-    """How many members the next call reads: few at first, then as many as make about 256 KiB.
+    """Chooses the number of members for the next call: few at first, then about 256 KiB.
 
-    Redis does nothing else while it answers a call.
+    The size is limited because Redis serves no other client while it answers a call.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -172,13 +174,13 @@ class CallSize:
         self.count = min(self._most, FIRST_CALL)
 
     def learn(self, members: Sequence[QueueMember]) -> None:
-        """Choose the next number by the size of these."""
+        """Choose the next number by the average size of these members."""
         size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
         self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
 
 
 class MemberPage(NamedTuple):
-    """A page of a queue. The next one begins at a score, and skips so many members of it."""
+    """A page of a queue. The next page begins at score `edge` and skips `skip` members of it."""
 
     members: list[QueueMember]
     edge: str
@@ -188,10 +190,10 @@ class MemberPage(NamedTuple):
 def next_page(
     keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
 ) -> Flow[MemberPage]:
-    """Read a page of a queue of a slot between two scores; `skip` members of the first score.
+    """Read a page of a queue of a slot between two scores; skip `skip` members of the first score.
 
-    The next page begins at the last score of this one, so that no page walks over those before it:
-    few messages share a score.
+    The next page begins at the last score of this page, so Redis need not step over all earlier
+    members. Few messages share a score.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -204,7 +206,7 @@ def next_page(
 
 
 def marks_of(member: QueueMember) -> dict[str, str | None]:
-    """Return the type and the group of a message; none of one whose record cannot be read."""
+    """Return the type and the group of a message; empty if its record cannot be read."""
     try:
         headers = record.read(member.record).headers
     except DecodeError:
@@ -212,14 +214,14 @@ def marks_of(member: QueueMember) -> dict[str, str | None]:
     return {"type": headers.get(record.TYPE_MARK), "group": group_in(headers.get(GROUP_MARK))}
 
 
-FETCH_BYTES = 4 * 1024 * 1024  # of bodies in one command, so that none keeps Redis for long
+FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not busy for long
 
 
 def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flow[list[bytes]]:
     """Return the records of one slot with their bodies.
 
-    A record whose body is gone stays as it is, and cannot be read: its message was settled since
-    the record was read, or somebody has removed the body.
+    If the body is gone, the record is returned unchanged and cannot be read. Its message was
+    settled after the record was read, or another program has removed the body.
     """
     whole, left = list(records), record.positions(records)
     while left:
@@ -237,15 +239,15 @@ def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flo
 
 
 class ScoreRange(NamedTuple):
-    """Scores as ZRANGEBYSCORE takes them, and the direction in which they are read."""
+    """Bounds for ZRANGEBYSCORE, and the direction of reading."""
 
     low: str
     high: str
     down: bool = False
 
 
-class Place(NamedTuple):
-    """The place behind a member: by its score, and among equal ones by the member."""
+class MemberPosition(NamedTuple):
+    """A position in a queue, after a member. Members with equal scores are ordered by name."""
 
     score: float
     member: bytes
@@ -256,10 +258,10 @@ PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
 
 
 def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequence[ScoreRange]:
-    """Return the scores of a queue in the order in which it is shown.
+    """Return ranges of scores in the order in which a queue is shown.
 
-    Of the StoreQueue that is the order of takes at a time: due messages, priorities, retries; then
-    those that are held, in a topic with groups, and those that are due later.
+    The StoreQueue is shown in the order of delivery: due messages, priorities, retries. Then come
+    the messages that wait in groups, and the messages that are due later.
     """
     if queue != "store":
         return ALL
@@ -273,10 +275,10 @@ def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequ
 
 
 class SlotReader:
-    """Reads members of a queue of a slot, from the beginning or behind a place.
+    """Reads members of a queue of a slot, from the beginning or after a position.
 
     Attributes:
-        calls: how many calls of Redis were made.
+        calls: Number of calls of Redis.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class SlotReader:
         keys: SlotKeys,
         queue: QueueName,
         ranges: Sequence[ScoreRange],
-        after: Place | None = None,
+        after: MemberPosition | None = None,
     ) -> None:
         self.calls = 0
         self._keys, self._queue, self._after = keys, queue, after
@@ -301,7 +303,7 @@ class SlotReader:
         self._ranges[0] = ScoreRange(low, edge, True) if down else ScoreRange(edge, high)
 
     def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember]]:
-        """Return the next members, about `most` at most; none at the end."""
+        """Return the next members, at most about `most`; empty at the end."""
         while self._ranges:
             low, high, down = self._ranges[0]
             count = max(1, min(self._size.count, most))
@@ -320,7 +322,7 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Whether a member stands before the place, or is there."""
+        """Whether a member is before the start position, or at it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

@@ -1,4 +1,4 @@
-"""Read the samples of a topic's figures, which a server has kept (`kernel/core/history.py`)."""
+"""Read the samples of a topic's counts that `rmq server` has stored (`kernel/core/history.py`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rmq.kernel.core.history import Figures, Ring
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
-PAGE = 500  # places of one call
-READ = "history"  # what errors call it
+PAGE = 500  # samples per call
+READ = "history"  # name in errors
 
 
 def stored(
     context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[Figures]]:
-    """Return the samples of these rings since a moment, in any order, some of them twice."""
+    """Return the samples of these rings since a time, unordered and with duplicates."""
     created_ms = int(context.identity) // 1000
     found: list[Figures] = []
     for ring in rings:
@@ -28,7 +28,7 @@ def stored(
             read_all = (history.read(each) for each in texts if each is not None)
             found += [
                 figures
-                for figures in read_all  # a place may still have figures of its turn before
+                for figures in read_all  # a field may still have figures of the previous round
                 if figures is not None and figures.at_ms >= max(created_ms, earliest_ms)
             ]
     return found
@@ -37,12 +37,12 @@ def stored(
 def before(
     context: TopicContext, now_ms: int, *windows_ms: int
 ) -> Flow[tuple[Figures | None, ...]]:
-    """Return for each age the sample of a topic by `history.so_old`; None: it has none.
+    """Return for each age the sample that `history.so_old` chooses; None: there is no sample.
 
     Args:
-        context: the topic, which is open.
-        now_ms: epoch ms by Redis' clock.
-        windows_ms: how old.
+        context: The topic, which must be open.
+        now_ms: Current time in epoch ms, by Redis' clock.
+        windows_ms: Ages in ms.
     """
     earliest_ms = now_ms - max(windows_ms) - history.HOLDS_MS
     found = yield from stored(context, history.RINGS, earliest_ms, now_ms)

@@ -1,8 +1,9 @@
-"""The list of topics that have schedules: an idle scheduler reads it, and asks no other topic.
+"""The list of topics that have schedules, so that an idle scheduler reads no other topic.
 
-An entry names a topic, its stamp, and a generation: how often its last schedule was deleted. The
-entry is added first; then the schedule is stored, if the generation is still the same. So no topic
-with schedules is missing, and an entry of an earlier generation can be removed at any time.
+An entry has the name of a topic, its stamp, and a generation: the number of times that its last
+schedule was deleted. The entry is added first. The schedule is then stored if the generation has
+not changed. Therefore each topic with schedules is listed, and an entry of an earlier generation
+can be removed at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
 _ENTRY = re.compile(rb"([A-Za-z0-9._-]{1,128}):(\d{1,20}):(\d{1,20})")
-READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # what errors call these
+READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # names in errors
 
 
 class Listed(NamedTuple):
@@ -38,14 +39,14 @@ def add(context: TopicContext, generation: bytes) -> Flow[None]:
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return all entries; members of the list that are no entries are left out."""
+    """Return all entries; leave out members of the list that are not entries."""
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
 
 
 def relist(context: TopicContext) -> Flow[None]:
-    """List an open topic that has schedules, if another program took it off the list."""
+    """List an open topic that has schedules, if another program has removed it from the list."""
     keys = context.slots[0]
     if (yield RawCommand(READ, "EXISTS", keys.schedule_times)):
         (generation,) = yield RawCommand(READ, "HMGET", keys.schedules, "generation")
@@ -60,6 +61,6 @@ def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
 
 
 def remove_topic(context: TopicContext) -> Flow[None]:
-    """Remove a topic that is being deleted; nobody can give it schedules any more."""
+    """Remove a topic that is being deleted and can get no more schedules."""
     listed = yield from read(context.prefix)
     yield from remove(context.prefix, [each for each in listed if each.topic == context.name])

@@ -1,4 +1,4 @@
-"""Commands on topics and slots that several packages send."""
+"""Builders of the scripts about topics and slots that several packages call."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rmq.kernel.transport.lua import script_loader
 class TidyReply(NamedTuple):
     """The reply to tidy."""
 
-    dropped: int  # dead letters, also of the trash
-    more: bool  # the limit left something to drop
+    dropped: int  # number of dropped dead letters, with those in the trash
+    more: bool  # whether the limit was reached
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
-    """Drop dead letters and whatever else a slot keeps for a time, where that time has passed."""
+    """Drop dead letters and other data of a slot whose retention is over."""
     return Command(
         script_loader.load("tidy"),
         (
@@ -48,7 +48,7 @@ STATS = (
 
 
 class QueueMember(NamedTuple):
-    """A member of a queue, as get and peek read it."""
+    """A member of a queue, as `get` and `peek` return it."""
 
     queue: str  # store, prepare, dead or trash
     id: bytes
@@ -56,18 +56,18 @@ class QueueMember(NamedTuple):
     record: bytes
     failure: bytes
     newest: int  # acceptance number of the slot's newest message
-    lease_end_ms: int | None = None  # of its shared lease
+    lease_end_ms: int | None = None  # end of its shared lease
 
 
 class SlotCounts(NamedTuple):
-    """The reply to stats as a whole."""
+    """The whole reply to stats."""
 
     counts: dict[str, int]  # by the names of STATS
     lateness: Counts
 
 
 class LocateReply(NamedTuple):
-    """The reply to where: what the slot holds, and a letter for each message asked for."""
+    """The reply to locate: counts of the slot, and a letter for each message."""
 
     newest: int  # acceptance number of the slot's newest message
     waiting: int
@@ -76,9 +76,9 @@ class LocateReply(NamedTuple):
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
-    """Count the timed messages of a slot that are due by each of these times from now, and later.
+    """Count the timed messages of a slot by their due times.
 
-    A message is counted once, at the first time by which it is due.
+    A message is counted once: at the first of the times by which it is due, or after all of them.
     """
     return Command(
         script_loader.load("due_counts"),
@@ -89,7 +89,7 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
 
 
 def ready_count(keys: SlotKeys) -> Command[int]:
-    """Count the messages of a slot that may be taken now, but for its limits and pauses."""
+    """Count the messages of a slot that are due now, regardless of limits and pauses."""
 
     def parse(reply: list[int]) -> int:
         return reply[0] + reply[2]
@@ -100,7 +100,7 @@ def ready_count(keys: SlotKeys) -> Command[int]:
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
-    """Read one message, whichever queue it is in; None where it is in none."""
+    """Read a message from any queue; None: it is in no queue."""
 
     def parse(reply: list[Any]) -> QueueMember | None:
         if reply[0] == b"gone":
@@ -121,7 +121,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
 
 
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
-    """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
+    """Find the queues of up to 1000 messages of one slot, and count the messages of the slot."""
     return Command(
         script_loader.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
@@ -141,7 +141,7 @@ def peek(
     limit: int = 100,
     records: bool = True,
 ) -> Command[list[QueueMember]]:
-    """Read a page of one queue of a slot. `records`: False: they are empty."""
+    """Read a page of one queue of a slot. `records`: whether to read records."""
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, *columns = _columns_of(reply)
@@ -168,7 +168,7 @@ def purge(
     limit: int = 1000,
     ids: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Delete a page of waiting messages or dead letters; return how many."""
+    """Delete a page of waiting messages or dead letters; return their number."""
     return Command(
         script_loader.load("purge"),
         (
@@ -205,13 +205,13 @@ def _columns_of(reply: list[Any]) -> PeekColumns:
 def peek_columns(
     keys: SlotKeys, queue: str, low: str, high: str, offset: int, limit: int, records: bool
 ) -> Command[PeekColumns]:
-    """As `peek`, by columns."""
+    """Read a page as `peek` does, but as columns."""
     command = peek(keys, queue, low=low, high=high, offset=offset, limit=limit, records=records)
     return Command(command.script, command.keys, command.args, _columns_of)
 
 
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
-    """Count what a slot holds and what it has done; the names are in STATS."""
+    """Return the counts of a slot; STATS has their names."""
     return Command(
         script_loader.load("stats"),
         (
@@ -224,7 +224,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
-    """As stats, with the counts that consumers have reported by `lateness_report`."""
+    """Return the counts of a slot, with those that consumers reported by `lateness_report`."""
     command = stats(keys)
     return Command(
         command.script,
@@ -237,15 +237,16 @@ def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
 class TopicReply(NamedTuple):
     """The reply to topic, topic_set, topic_pause, topic_resume and topic_resize."""
 
-    state: int  # 1 created or changed, 0 exists or as before; -1 missing, -2 changed meanwhile
-    kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
+    state: int  # 1 created or changed, 0 unchanged, -1 missing, -2 changed by another client
+    kept: dict[str, str]  # settings in Redis, with `created`, `revision` and `deleting`
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to slot_delete, and what the slot held.
+    """The reply to slot_delete, with the numbers of messages.
 
     Attributes:
-        state: 1 deleted, 0 left, -1 of a newer topic, -2 left: bodies in a store belong to it.
+        state: 1: deleted; 0: not deleted; -1: the slot belongs to a newer topic; -2: not deleted,
+            because a store has bodies of the slot.
     """
 
     state: int
@@ -264,7 +265,7 @@ def _topic_reply(reply: list[Any]) -> TopicReply:
 
 
 def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
-    """Create a topic with these settings if it is missing; None: only read its settings."""
+    """Create a topic with these settings if it is missing; None: only read the settings."""
     return Command(
         script_loader.load("topic"),
         (context.key,),
@@ -276,9 +277,9 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, if its settings are those of this revision.
+    """Change fields about the slots of a topic, if its settings still have this revision.
 
-    An empty value removes a field. The state is -1 as that of topic_set.
+    An empty value removes a field. The reply has the same states as the reply to topic_set.
     """
     return Command(
         script_loader.load("topic_resize"),
@@ -295,7 +296,7 @@ def slot(
     values: dict[str, str],
     revision: int = 0,
 ) -> Command[int]:
-    """Write the settings of a topic to a slot, unless it has those of this revision."""
+    """Write the settings of a topic to a slot, unless the slot has this revision."""
     return Command(
         script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
@@ -305,7 +306,7 @@ def slot(
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
-    """Delete a slot that holds at most so many messages; None: only count them."""
+    """Delete a slot if it has at most `most` messages; None: only count the messages."""
     return Command(
         script_loader.load("slot_delete"),
         (

@@ -1,4 +1,4 @@
-"""Counts of waiting messages by when they are due: the boundaries, and the counts."""
+"""Counts of a topic and its slots, and counts of waiting messages by due time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STEPS_MAX = 60  # as lua/topic/due_counts.lua
 
 
 class DueCount(NamedTuple):
-    """A part of the messages that wait for a time, or are due.
+    """The number of timed messages that are due within a period.
 
     Attributes:
-        within_s: they are due within so many seconds, and not within those of the count before;
-            0: due now. None: later than all others.
-        messages: how many.
+        within_s: End of the period, seconds from now; 0: due now; None: unlimited. The period
+            begins at the end of the previous count.
+        messages: Number of messages.
     """
 
     within_s: float | None
@@ -33,7 +33,7 @@ class DueCount(NamedTuple):
 
 
 def check_steps(steps: Sequence[Duration]) -> list[int]:
-    """Return boundaries in ms from now, if they are 1 to 60 and rise."""
+    """Return the steps in ms; raise an error unless there are 1 to 60, in rising order."""
     given: object = steps
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidType(f"steps: {steps!r}; give a list of seconds or timedeltas")
@@ -49,31 +49,31 @@ def check_steps(steps: Sequence[Duration]) -> list[int]:
 
 
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return what each slot holds and has done; changes nothing."""
+    """Return the counts of each slot; change nothing."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
 
 
 def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
-    """As `counts`, with how late messages were taken."""
+    """Return the counts of each slot, with counts of deliveries by lateness."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats_and_lateness(keys) for keys in context.slots]))
 
 
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return what each slot holds and has done, after dropping what is past its retention."""
+    """Drop data whose retention is over, and return the counts of each slot."""
     yield from opening.ensure_open(context, create=False)
     yield from tidy.tidy_if_allowed(context)
     return (yield from counts(context))
 
 
 def stats(context: TopicContext) -> Flow[dict[str, int]]:
-    """Return what a topic holds and has done."""
+    """Drop data whose retention is over, and return the counts of a topic."""
     return total((yield from stats_by_slot(context)))
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Return how many messages of a topic are due by when; changes nothing."""
+    """Count the timed messages of a topic by due time; change nothing."""
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(
@@ -87,7 +87,7 @@ def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[Du
 
 
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Return the slots' figures as the topic's."""
+    """Return the counts of a topic from the counts of its slots."""
     return {
         name: (max if name in NOT_SUMMED else sum)(slot[name] for slot in slots) for name in STATS
     }

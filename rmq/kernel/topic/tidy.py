@@ -1,7 +1,7 @@
-"""Drop dead letters past their retention, and whatever else slots keep for a time.
+"""Drop dead letters and other data of slots whose retention is over.
 
-Acks, rejections and takes do that for their own slot. For slots without any, consumers do it once a
-minute, and so does each call that reads a topic's figures or dead letters.
+Acks, rejections and receives do this for their own slot. For slots without such calls, consumers do
+it once a minute, and so does each call that reads the counts or dead letters of a topic.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 log = logging.getLogger("rmq")
 
-TIDY_S = 60.0  # a consumer tidies once in so long
+TIDY_S = 60.0  # time between two runs of a consumer
 DEAD_PAGE = 100
-ROUNDS_MAX = 1000  # of one call; the next call goes on
+ROUNDS_MAX = 1000  # rounds per call; the next call continues
 
 
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
-    """Tidy the slots of a topic; return how many dead letters were dropped.
+    """Tidy the slots of a topic; return the number of dropped dead letters.
 
-    `fails_fast`: as of a command.
+    `fails_fast`: whether commands fail at once if a master is away.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
@@ -50,8 +50,8 @@ def tidy_if_allowed(context: TopicContext) -> Flow[None]:
 
 
 def try_tidy(context: TopicContext) -> Flow[None]:
-    """Tidy a topic; an error of Redis is logged only."""
+    """Tidy a topic; log errors of Redis."""
     try:
         yield from tidy(context, fails_fast=True)
     except StorageError as error:
-        log.debug("topic %r cannot be tidied just now: %s", context.name, error)
+        log.debug("topic %r cannot be tidied now: %s", context.name, error)

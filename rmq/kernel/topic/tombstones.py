@@ -1,9 +1,9 @@
 """Remove the objects of offloaded bodies whose messages are gone.
 
-The script that removes such a record leaves a tombstone in the same moment
-(lua/lib/records/large_bodies), which is removed after the object. So an object is never removed
-before its record, and what a process that dies leaves is done by the next one. Removing twice does
-no harm.
+A script that removes a record with an offloaded body adds a tombstone in the same step
+(lua/lib/records/large_bodies). The tombstone is removed after the object. Therefore an object is
+never removed before its record, and if a process dies, another process removes the object. It does
+no harm to remove an object twice.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.object_store import Reference
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
-FIELD = b"gone:"  # of `bodies`, then a number
+FIELD = b"gone:"  # prefix of the fields of `bodies`; a number follows
 PAGE = 100
 
 
-class Taken(NamedTuple):
-    """What became of the tombstones of a slot.
+class Removed(NamedTuple):
+    """The result of a removal.
 
     Attributes:
-        removed: how many objects were removed.
-        problem: why others were not; '': none is left.
-        is_used: whether the slot has had offloaded bodies.
+        removed: Number of removed objects.
+        problem: Why other objects remain; '': no object remains.
+        is_used: Whether the slot has ever had offloaded bodies.
     """
 
     removed: int
@@ -36,23 +36,25 @@ class Taken(NamedTuple):
     is_used: bool
 
 
-def take(keys: SlotKeys) -> Flow[Taken]:
-    """Remove the objects that a slot has tombstones of.
+def remove_objects(keys: SlotKeys) -> Flow[Removed]:
+    """Remove the objects that the tombstones of a slot name.
 
-    Those whose store is away, or not known here, keep their tombstones.
+    A tombstone remains if its store is unavailable, or if this process does not have the store.
     """
     removed = 0
     while True:
-        newest, taken = yield RawCommand("tombstones", "HMGET", keys.slot, "offloaded", "released")
-        first = int(taken or 0) + 1
+        newest, released = yield RawCommand(
+            "tombstones", "HMGET", keys.slot, "offloaded", "released"
+        )
+        first = int(released or 0) + 1
         names = [FIELD + b"%d" % n for n in range(first, int(newest or 0) + 1)[:PAGE]]
         if not names:
-            return Taken(removed, "", newest is not None)
+            return Removed(removed, "", newest is not None)
         found = yield RawCommand("tombstones", "HMGET", keys.bodies, *names)
         there = {name: packed for name, packed in zip(names, found, strict=True) if packed}
         references: dict[bytes, Reference] = {}
         for name, packed in there.items():
-            with suppress(DecodeError):  # it names no object
+            with suppress(DecodeError):  # the tombstone names no object
                 references[name] = Reference.read(packed)
         remove = partial(object_store.remove_all, list(references.values()))
         problems = dict(zip(references, (yield InThread(remove)), strict=True))
@@ -64,4 +66,4 @@ def take(keys: SlotKeys) -> Flow[Taken]:
         if passed:
             yield RawCommand("tombstones", "HSET", keys.slot, "released", first - 1 + passed)
         if left:
-            return Taken(removed, problems[names[left[0]]], True)
+            return Removed(removed, problems[names[left[0]]], True)

@@ -1,4 +1,4 @@
-"""The base of the parts of Admin: how a verb of a topic is run."""
+"""Base classes of the parts of Admin: they run the flow of a verb."""
 
 from __future__ import annotations
 
