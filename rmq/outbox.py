@@ -20,14 +20,6 @@ from rmq.sql.outbox.resend import Resender, Round
 from rmq.sql.outbox.tables import metadata, stub_id
 
 __all__ = [
-    "Exhausted",
-    "Outbox",
-    "Relay",
-    "Resender",
-    "Round",
-    "StubNotFound",
-    "StubSettled",
-    "Webhook",
-    "metadata",
-    "stub_id",
-]
+    "Exhausted", "Outbox", "Relay", "Resender", "Round", "StubNotFound", "StubSettled", "Webhook",
+    "metadata", "stub_id",
+]  # fmt: skip

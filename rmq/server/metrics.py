@@ -12,9 +12,9 @@ from rmq.features.workers.wanted import WorkersWanted
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import TopicCounts
 from rmq.kernel.core import packages, slo, telemetry
-from rmq.kernel.core.counts import COUNTERS
 from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Metric
+from rmq.kernel.topic.stats import COUNTERS
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
 TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 series

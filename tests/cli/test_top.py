@@ -22,8 +22,8 @@ from rich.console import Console, Group
 
 import rmq
 from rmq.cli.top import FIGURES, SORTS, Top
-from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.slo import Slo
+from rmq.kernel.topic.stats import COUNTERS, GAUGES
 from tests.cli.conftest import Shell, bury
 from tests.servers import Server
 

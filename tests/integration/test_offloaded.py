@@ -538,20 +538,17 @@ def test_two_may_remove_at_once_and_a_page_has_a_limit(
     topic.send_many([rmq.Outgoing({"n": n, "film": "x" * 200}) for n in range(40)])
     client.admin.purge(name, "store")
     keys = topic._context.slots[0]
-    taken: list[int] = []
-    threads = [
-        threading.Thread(
-            target=lambda: taken.append(
-                client._transport.run(tombstones.remove_objects(keys)).removed
-            )
-        )
-        for _ in range(2)
-    ]
+    removed: list[int] = []
+
+    def remove() -> None:
+        removed.append(client._transport.run(tombstones.remove_objects(keys)).removed)
+
+    threads = [threading.Thread(target=remove) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (sum(taken), objects(url)) == (40, [])
+    assert (sum(removed), objects(url)) == (40, [])
     assert client._transport.run(tombstones.remove_objects(keys)) == (0, "", True)
 
 

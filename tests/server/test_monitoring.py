@@ -15,7 +15,7 @@ import yaml
 
 from rmq.cli import cli
 from rmq.kernel.core import telemetry
-from rmq.kernel.core.counts import COUNTERS
+from rmq.kernel.topic.stats import COUNTERS
 from rmq.server.metrics import QUEUES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -7,7 +7,7 @@ from datetime import timedelta
 from rmq.features.audit import flows as audit_flow
 from rmq.features.audit.audit import AuditResult
 from rmq.kernel.core.validation import duration_ms
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 from rmq.kernel.transport.flow.steps import Progress
 
 

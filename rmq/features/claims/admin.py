@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.features.claims import flows
 from rmq.kernel.delivery.claim import ClaimStatus
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncClaimAdmin(AsyncAdminPart):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rmq.features.claims import flows
 from rmq.kernel.delivery.claim import ClaimStatus
-from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.topic.admin_part import AdminPart
 
 
 class ClaimAdmin(AdminPart):

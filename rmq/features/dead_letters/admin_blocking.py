@@ -13,7 +13,7 @@ from rmq.features.dead_letters.jobs import flows as jobs_flows
 from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import QueueWord
-from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.topic.admin_part import AdminPart
 from rmq.kernel.transport.flow.steps import Progress
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rmq.features.doctor import flows
 from rmq.features.doctor.look import Finding
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncDoctorAdmin(AsyncAdminPart):

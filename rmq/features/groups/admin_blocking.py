@@ -7,7 +7,7 @@ from rmq.features.groups import flows
 from rmq.features.groups.flows import GroupPage, Sort
 from rmq.features.groups.scripts import GroupState
 from rmq.kernel.core.ids import Id
-from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.topic.admin_part import AdminPart
 from rmq.kernel.transport.flow.steps import Progress
 
 

@@ -8,8 +8,8 @@ from rmq.kernel.consumer import rollback
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import Message, QueueWord
 from rmq.kernel.topic import paging, reading
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 from rmq.kernel.topic.paging import Cursor, Page, Span
-from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncMessageAdmin(AsyncAdminPart):

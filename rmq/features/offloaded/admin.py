@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.features.offloaded import flows
 from rmq.features.offloaded.flows import SweepResult
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncOffloadedAdmin(AsyncAdminPart):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from rmq.features.offloaded import flows
 from rmq.features.offloaded.flows import SweepResult
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.topic.admin_part import AdminPart
 
 
 class OffloadedAdmin(AdminPart):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.features.schedules import flows
 from rmq.features.schedules.flows import ScheduleState
 from rmq.kernel.core.message import SendResult
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncScheduleAdmin(AsyncAdminPart):

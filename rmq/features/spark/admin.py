@@ -6,7 +6,7 @@ from rmq.features.spark import held
 from rmq.features.spark.held import HeldQuery, Sink
 from rmq.features.spark.stage import check_text
 from rmq.kernel.consumer.scripts import check_run
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncQueryAdmin(AsyncAdminPart):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from rmq.features.tokens import flows
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncTokenAdmin(AsyncAdminPart):

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from rmq.features.tokens import flows
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.topic.admin_part import AdminPart
 
 
 class TokenAdmin(AdminPart):

@@ -15,8 +15,8 @@ from rmq.kernel.core.pause import Pause, PauseVerb, check_text, verbs_of, who
 from rmq.kernel.core.settings import Settings, TopicSettings, check_changes
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic import overview, stats
+from rmq.kernel.topic.admin_part import AdminPart
 from rmq.kernel.topic.stats import STEPS, DueCount
-from rmq.kernel.topic.verbs import AdminPart
 from rmq.kernel.transport.flow.steps import Progress
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.features.workers import flows
 from rmq.features.workers.status import WorkerStatus
 from rmq.features.workers.wanted import WorkersWanted, check_bounds
-from rmq.kernel.topic.verbs import AsyncAdminPart
+from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncWorkerAdmin(AsyncAdminPart):

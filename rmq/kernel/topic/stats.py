@@ -18,6 +18,40 @@ from rmq.kernel.transport.flow.steps import Flow, pipeline
 STEPS: tuple[Duration, ...] = (0, 60, 300, 900, 3600, 21_600, 86_400, 604_800)
 STEPS_MAX = 60  # as lua/topic/due_counts.lua
 
+# The names of the counts, and their descriptions for people.
+GAUGES = {
+    "priority": "waiting by priority",
+    "due": "waiting, timed and due",
+    "retries": "waiting to be retried at once",
+    "later": "not due yet",
+    "in_flight": "in flight",
+    "dead": "dead letters",
+    "merge_windows": "open merge windows",
+    "records": "message records",
+    "remembered": "settled ids remembered",
+    "late_ms": "oldest due message waits for",
+    "held": "held back by a pause, limit or group",
+    "groups_paused": "groups that are paused",
+    "groups_held": "groups held by a dead letter",
+    "paused_ms": "paused since",
+    "sends_paused_ms": "sends paused since",
+}
+COUNTERS = {
+    "accepted": "accepted",
+    "merged": "merged into another",
+    "delivered": "delivered",
+    "settled": "settled",
+    "returned": "failed and went back at once",
+    "rolled_back": "leases expired",
+    "dead_lettered": "became dead letters",
+    "redriven": "redriven",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "dropped": "dropped as overflow",
+    "purged": "purged",
+    "dead_dropped": "dead letters past retention",
+}
+
 
 class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.

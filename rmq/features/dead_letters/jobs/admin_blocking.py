@@ -14,8 +14,8 @@ from rmq.features.dead_letters.jobs.job import Job, JobOutcome
 from rmq.kernel.core.message import TRASH_KEEP_S
 from rmq.kernel.core.validation import Moment, duration_ms
 from rmq.kernel.topic import audit_trail
+from rmq.kernel.topic.admin_part import AdminPart
 from rmq.kernel.topic.audit_trail import AuditLine
-from rmq.kernel.topic.verbs import AdminPart
 from rmq.kernel.transport.flow.steps import Progress
 
 

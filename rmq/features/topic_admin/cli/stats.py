@@ -14,9 +14,9 @@ from rmq.cli_framework.app import Command
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.tables import Column
 from rmq.features.topic_admin.cli.listing import note_held, overview, waiting
-from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import format_duration
+from rmq.kernel.topic.stats import COUNTERS, GAUGES
 
 ROW_FIGURES = ("waiting", "later", "in_flight", "dead", "late_ms", "accepted", "settled")
 ROW_TITLES = ("WAITING", "LATER", "IN-FLIGHT", "DEAD", "LATE", "ACCEPTED", "SETTLED")
