@@ -9,7 +9,7 @@ import pytest
 
 from rmq.kernel.transport.lua import inlining, script_loader
 from tests.lua.box import case
-from tests.lua.lua_names import LuaError, read_chunk
+from tests.lua.lua_names import LuaError, read_chunk, tokens
 
 LUA = Path(str(script_loader.directory()))
 LIBRARIES = sorted(
@@ -19,6 +19,10 @@ ALONE = sorted(path.stem for path in LUA.glob("alone/*.lua"))  # short forms, wh
 GLOBALS = {
     "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table",
     "error", "ipairs", "pcall", "select", "tonumber", "type", "unpack",
+}  # fmt: skip
+# Their statements are nested in four blocks.
+NESTED_DEEPER = {
+    "lib/take/key_limits", "lib/take/pick_messages", "lib/take/take_messages", "next_ready",
 }  # fmt: skip
 LINES_MOST = 65  # of a function
 
@@ -51,6 +55,52 @@ def code_of(part: str) -> str:
     """A script or a library without its header and its comments."""
     text = re.sub(r"\A--\[\[\n.*?\n\]\]\n", "", script_loader.source(part), flags=re.DOTALL)
     return inlining.without_comments(text)
+
+
+def levels(text: str) -> int:
+    """The most blocks around a statement, up to the function that it is in."""
+    blocks: list[str] = []
+    deepest = heads = 0  # heads of loops, whose `do` follows
+    for kind, word in tokens(text):
+        if kind != "keyword":
+            continue
+        if word in ("for", "while"):
+            heads += 1
+        elif word == "do" and heads:
+            heads -= 1
+            blocks.append(word)
+        elif word in ("do", "function", "if", "repeat"):
+            blocks.append(word)
+        elif word in ("end", "until"):
+            blocks.pop()
+        outside = len(blocks) - 1 - blocks[::-1].index("function") if "function" in blocks else -1
+        deepest = max(deepest, len(blocks) - 1 - outside)
+    return deepest
+
+
+def test_statements_are_nested_in_at_most_three_blocks():
+    assert {part for part in parts() if levels(script_loader.source(part)) > 3} == NESTED_DEEPER
+
+
+def test_functions_have_at_most_six_parameters():
+    for part in parts():
+        with case(part):
+            lists = re.findall(r"\bfunction *\w*\((.*?)\)", code_of(part), re.DOTALL)
+            assert all(names.count(",") < 6 for names in lists)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return 1", 0),
+        ("if a then b() elseif c then d() end", 1),
+        ("for i = 1, 2 do while a do repeat if b then c() end until d end end", 4),
+        ("do if a then local f = function() if b then c() end end end end", 2),
+        ("local function f() for i = 1, 2 do a() end end if b then c() end", 1),
+    ],
+)
+def test_levels_are_the_blocks_inside_of_a_function(text, expected):
+    assert levels(text) == expected
 
 
 def test_a_long_number_has_a_name():
