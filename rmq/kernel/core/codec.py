@@ -4,7 +4,7 @@ Each record stores the number of its codec, so a consumer needs no configuration
 be read raises DecodeError. Custom codecs have the numbers 4 to 7; installed packages list their
 codecs as entry points (`GROUP`).
 
-See `json_text` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
+See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import msgpack
@@ -28,8 +28,8 @@ from rmq.kernel.core import compression, encryption, object_store, packages
 from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.compression import CEILING, PLAIN, How
 from rmq.kernel.core.encryption import Keys
-from rmq.kernel.core.forms import JSON_TYPES, to_builtins
-from rmq.kernel.core.json_text import MsgspecJson, StdlibJson, installed
+from rmq.kernel.core.forms import find_unwritable, to_builtins
+from rmq.kernel.core.json_codec import JsonCodec
 from rmq.kernel.core.validation import check_int
 
 
@@ -65,63 +65,6 @@ class BytesCodec:
         return data
 
 
-class JsonCodec:
-    """Writes bodies as JSON in UTF-8; refuses NaN and infinity in both directions."""
-
-    name = "json"
-    number = 1
-
-    @cached_property
-    def _json(self) -> StdlibJson | MsgspecJson:
-        return installed()  # at the first body: `import rmq` loads no extra
-
-    def encode(self, body: Any) -> bytes:
-        """Return the JSON of a body; raises EncodeError that names the part without a JSON form."""
-        try:
-            return self._json.encode(body)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            found = _find_unwritable(body, self._json.encode)
-            raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
-
-    def decode(self, data: bytes) -> Any:
-        """Return the body; raises DecodeError for bytes that are not JSON."""
-        try:
-            return self._json.read_at_once(data)
-        except Exception:
-            pass  # `decode` reads more, and has the same errors with every JSON library
-        try:
-            return self._json.decode(data)
-        except (ValueError, RecursionError) as error:
-            raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
-
-
-NAMED_DEPTH = 20  # an error never names a value that is nested deeper
-
-
-def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return path and type of the value that cannot be written, as `body['at']: complex`."""
-    for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
-        try:
-            encode(each)
-        except RecursionError:
-            break
-        except (TypeError, ValueError, OverflowError):
-            return _find_unwritable(each, encode, f"{path}[{name!r:.60}]")
-    return f"{path}: {type(value).__name__}"
-
-
-def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the members of a map, a list, or a value that is written as a map or list."""
-    if not isinstance(value, JSON_TYPES):
-        try:
-            value = to_builtins(value)
-        except Exception:  # a model runs code of its user
-            return ()
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
 def _no_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not accepted")
 
@@ -147,7 +90,7 @@ class MsgpackCodec:
         try:
             return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            found = _find_unwritable(body, _pack)
+            found = find_unwritable(body, _pack)
             raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:

@@ -20,7 +20,7 @@ import dataclasses
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -233,3 +233,30 @@ READERS: dict[type, Callable[[Any], Any]] = {
     Decimal: _read_decimal,
     bytes: _read_bytes,
 }
+
+
+NAMED_DEPTH = 20  # an error never names a value that is nested deeper
+
+
+def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
+    """Return path and type of the value that cannot be written, as `body['at']: complex`."""
+    for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
+        try:
+            encode(each)
+        except RecursionError:
+            break
+        except (TypeError, ValueError, OverflowError):
+            return find_unwritable(each, encode, f"{path}[{name!r:.60}]")
+    return f"{path}: {type(value).__name__}"
+
+
+def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the members of a map, a list, or a value that is written as a map or list."""
+    if not isinstance(value, JSON_TYPES):
+        try:
+            value = to_builtins(value)
+        except Exception:  # a model runs code of its user
+            return ()
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()

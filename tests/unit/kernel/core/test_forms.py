@@ -23,7 +23,7 @@ from hypothesis import given, strategies as st
 
 import rmq
 from rmq.kernel.core import body_types, codec
-from rmq.kernel.core.json_text import MsgspecJson, StdlibJson
+from rmq.kernel.core.json_codec import MsgspecJson, StdlibJson
 
 attrs = pytest.importorskip("attrs")
 msgspec = pytest.importorskip("msgspec")

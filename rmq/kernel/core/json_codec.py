@@ -1,4 +1,4 @@
-"""JSON, written and read by msgspec if it is installed, else by the standard library.
+"""The JSON codec, which uses msgspec if it is installed, else the standard library.
 
 Producers with and without msgspec write the same bytes: msgspec gets only bodies that both write
 alike. The standard library handles all other bodies, and all errors (docs/decisions/0022).
@@ -11,11 +11,13 @@ import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
+from rmq.errors import DecodeError, EncodeError
 from rmq.kernel.core.body_types import plain_form
-from rmq.kernel.core.forms import JSON_TYPES, has_seconds, to_builtins
+from rmq.kernel.core.forms import JSON_TYPES, find_unwritable, has_seconds, to_builtins
 
 MSGSPEC_MIN = (0, 19)  # older versions misread some integers of more than 64 bits
 
@@ -157,3 +159,33 @@ def installed() -> StdlibJson | MsgspecJson:
         return stdlib
     version = tuple(int(part) for part in msgspec.__version__.split(".")[:2])
     return MsgspecJson(msgspec, stdlib) if version >= MSGSPEC_MIN else stdlib
+
+
+class JsonCodec:
+    """Writes bodies as JSON in UTF-8; refuses NaN and infinity in both directions."""
+
+    name = "json"
+    number = 1
+
+    @cached_property
+    def _json(self) -> StdlibJson | MsgspecJson:
+        return installed()  # at the first body: `import rmq` loads no extra
+
+    def encode(self, body: Any) -> bytes:
+        """Return the JSON of a body; raises EncodeError that names the part without a JSON form."""
+        try:
+            return self._json.encode(body)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            found = find_unwritable(body, self._json.encode)
+            raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
+
+    def decode(self, data: bytes) -> Any:
+        """Return the body; raises DecodeError for bytes that are not JSON."""
+        try:
+            return self._json.read_at_once(data)
+        except Exception:
+            pass  # `decode` reads more, and has the same errors with every JSON library
+        try:
+            return self._json.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error

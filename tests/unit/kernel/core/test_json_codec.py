@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import example, given, strategies as st
 
-from rmq.kernel.core.json_text import (
+from rmq.kernel.core.json_codec import (
     MSGSPEC_MIN,
     MsgspecJson,
     StdlibJson,
