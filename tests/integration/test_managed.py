@@ -30,7 +30,7 @@ from tests.restricted import (
 from tests.servers import OLDEST_SUPPORTED, Server, engines
 
 LARGE = "x" * 40_000
-ANSWER = "large bodies stand in their records"
+ANSWER = "large bodies are stored in their records"
 
 
 def live(url: str, kind: str, name: str) -> None:

@@ -460,7 +460,7 @@ class ClusterCommands:
         node = (host, int(port)) if slash else masters[0]
         if node not in masters:
             raise Unavailable(
-                f"{name}: {place} is no master any more, and its keys were not all looked at; "
+                f"{name}: {place} is no longer a master, so some of its keys were not read; "
                 "call again"
             )
         call = RoutedCall(None, [words[0], cursor or "0", *words[2:]], node)

@@ -155,7 +155,7 @@ class _PoolState:
         return ConnectionsBusy(
             f"all {self._size} connections of this client were in use for {self._wait_s:g} s; "
             "allow more with max_connections, an argument of the client and an option of the URL, "
-            "or call less at once"
+            "or make fewer calls at the same time"
         )
 
 

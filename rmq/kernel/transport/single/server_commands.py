@@ -94,8 +94,8 @@ class ServerCommands:
             self._takes_transactions = refusal is None
             if refusal is not None:
                 _log.info(
-                    "%s runs no script in a transaction (%s), so large bodies stand in their "
-                    "records, which takes it more time. Nothing is lost",
+                    "%s runs no script in a transaction (%s), so large bodies are stored in their "
+                    "records, which costs it more time. Nothing is lost",
                     self._address.described,
                     str(refusal)[:200],
                 )
