@@ -46,7 +46,7 @@ _OPERATOR = (
     "redrive", "redrive_hold", "redrive_send", "redrive_settle", "purge",
     "trash", "restore", "tidy",
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
-    "send",  # of a schedule, now
+    "send",  # to send the message of a schedule now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     )),
     "operator": frozenset(_OPERATOR),
     "viewer": frozenset(_VIEWER),
-    # Its API has the verbs of an operator and sends; its services do the rest.
+    # Its API has the verbs of an operator and sends messages; its services need the other scripts.
     "server": frozenset((
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
         "sample", "drop_expired",
@@ -72,16 +72,16 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     "admin": frozenset(),
 }  # fmt: skip
 
-# Roles that reach no topic.
+# Roles without rights on topics.
 OF_NO_TOPIC = frozenset(("admin",))
 
-# What every connection sends besides scripts. AUTH and HELLO need no right.
-# ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
+# Commands of each connection. AUTH and HELLO need no right. ROLE checks the master that sentinels
+# name. The rules are the same for each kind of server.
 CLUSTER = frozenset(("cluster|slots", "asking"))
 _CONNECTION = ("ping", "select", "client|setinfo", "role", *CLUSTER)
 _OF_SCRIPTS = ("evalsha", "script|load")
 _LARGE_BODIES = ("multi", "exec", "hset")
-# Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
+# Commands for hand-overs on a Cluster, by shard channels.
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
 _CONSUMING = (
     "subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "hdel", "sadd", "exists",
@@ -94,7 +94,7 @@ _OPERATING = (
     "hscan",
 )  # fmt: skip
 
-# The plain commands of each role: transports, and RawCommand in `flows/`.
+# The plain commands of each role, sent by transports and by RawCommand.
 COMMANDS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_CONNECTION, *_LARGE_BODIES, "sadd", "smismember", "exists", "hmget", "wait", "waitaof",
@@ -172,15 +172,15 @@ class AclRules(NamedTuple):
     """The rights of a Redis user.
 
     Attributes:
-        roles: that it has.
-        keys: patterns of keys that it may read and write.
-        read_keys: patterns of keys that it may only read. Redis 6.2 does not know such; there
-            they are among `keys`.
-        channels: patterns of Pub/Sub channels.
-        commands: that it may call, with `|` before a subcommand.
-        server_version: for which they are.
-        selectors: Patterns of keys that it may use with a few commands only, such as
-            "~rmq:topics +sadd". Redis 6.2 does not know such; there the patterns are among `keys`.
+        roles: Roles of the user.
+        keys: Patterns of keys that the user may read and write.
+        read_keys: Patterns of keys that the user may only read. Redis 6.2 does not support them, so
+            they are part of `keys` there.
+        channels: Patterns of Pub/Sub channels.
+        commands: Commands that the user may call, with `|` before a subcommand.
+        server_version: Oldest server that accepts the rules.
+        selectors: Patterns of keys with a few permitted commands, such as "~rmq:topics +sadd".
+            Redis 6.2 does not support them, so the patterns are part of `keys` there.
     """
 
     roles: tuple[Role, ...]
@@ -219,13 +219,13 @@ def acl_rules(
 
     Args:
         roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin".
-        topics: names, or patterns with `*` and `?`.
-        prefix: the first part of every key, as the clients of this user have it.
-        server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
+        topics: Names of topics, or patterns with `*` and `?`.
+        prefix: First part of every key, the same as in the clients of this user.
+        server_version: Oldest server that must accept the rules: "6.2", "7.0", or "7.2" for Redis
             7.2 and later and Valkey.
 
     Raises:
-        InvalidValue, InvalidType: a role, pattern or version that is none.
+        InvalidValue, InvalidType: A role, pattern or version is not valid.
     """
     chosen = tuple(_known(role, ROLES, "role") for role in _listed(roles, "roles"))
     version = _known(server_version, SERVER_VERSIONS, "server_version")

@@ -9,9 +9,10 @@ are repeated after these replies:
 * TRYAGAIN: the slot is being moved, and the keys are on two nodes, or a key does not exist. Pause
   and repeat.
 * NOSCRIPT: repeat on the same node, after SCRIPT LOAD.
-* CLUSTERDOWN, READONLY, LOADING, a lost connection: read the table of slots again, and repeat.
+* CLUSTERDOWN, READONLY, LOADING, or a lost connection: read the table of slots again, and repeat.
 
-After any of these replies the call was not executed. Only a lost reply leaves this open.
+Each of these replies means that the call was not executed. If the connection is lost before the
+reply, the call may have been executed.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class _NodePoolsState(Generic[P]):
 
     @property
     def idle(self) -> list[PooledConnection]:
-        """The connections that are open and not in use."""
+        """The idle connections."""
         return [pooled for pool in list(self._pools.values()) for pooled in pool.idle]
 
     def _pool_of(self, part: NodeExchange) -> P:

@@ -59,7 +59,7 @@ class AsyncClusterTransport(AsyncTransport):
         self._pools = self._new_pools()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await super().close()
         await self._current_pools().close()
 
@@ -158,7 +158,7 @@ class ClusterTransport(Transport):
         self._pools = self._new_pools()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         super().close()
         self._current_pools().close()
 
@@ -199,7 +199,7 @@ class ClusterTransport(Transport):
         brief._connector = self._connector.with_timeout(timeout_s)
         brief._cluster = brief._new_commands()
         brief._pools = brief._new_pools()
-        brief._pools.base_epoch = self.epoch  # of the subscription that the flow may still read
+        brief._pools.base_epoch = self.epoch  # the flow may still read from its subscription
         return brief
 
     def _end_brief(self) -> None:

@@ -14,8 +14,8 @@ The replacement does the same as the call: arguments are evaluated first, once e
 the function do not conflict with names of its caller. A call that these rules do not cover is an
 error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
 
-A line may end with a character of `PLACES`, which stands for its file and line (`places.py`). The
-character moves with its line; without such characters the text is the same.
+A line may end with a character of `PLACES`, which stands for its file and line (`error_places.py`).
+The character moves with its line; without such characters the text is the same.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class _Function(NamedTuple):
 
 
 def without_comments(text: str) -> str:
-    """A script without its comments; marks of inline functions stay."""
+    """Return a script without comments, but with the marks of inline functions."""
     return _COMMENT.sub(lambda match: match.group(1) or "", text)
 
 
 def folded(text: str) -> str:
-    """A script with the values of constants instead of their names.
+    """Return a script with the values of constants in place of their names.
 
     Raises:
-        ValueError: two constants have one name.
+        ValueError: Two constants have the same name.
     """
     values: dict[str, str] = {}
 
@@ -97,10 +97,10 @@ def folded(text: str) -> str:
 
 
 def inlined(text: str) -> str:
-    """A script that has inline functions in the place of their calls.
+    """Return a script with calls of inline functions replaced by their lines.
 
     Raises:
-        ValueError: a function, or a call of one, cannot be put in place.
+        ValueError: A function or a call does not follow the rules above.
     """
     # Begin with the last function, so that a nested function is replaced before its outer function.
     for mark in reversed([match.start() for match in _MARK.finditer(text)]):
@@ -136,12 +136,12 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
 
 
 def called(text: str) -> str:
-    """A script whose inline functions are functions like others, for tests to compare."""
+    """Return a script with inline functions as normal functions; for tests that compare both."""
     return _MARK.sub("", text)
 
 
 def names(text: str) -> list[str]:
-    """The inline functions of a text."""
+    """Return the names of the inline functions of a text."""
     found = (_INLINE.match(text, mark.start()) for mark in _MARK.finditer(text))
     return [definition.group(2) for definition in found if definition]
 
@@ -202,7 +202,7 @@ def _placed(
     targets: list[str],
     place: str,
 ) -> list[str]:
-    """The lines instead of one call; `place` is the character of its first line, if any."""
+    """Return the lines that replace a call; `place`: the character of its first line, if any."""
     name, lines, results = function.name, function.lines, function.results
     if results is None and (returns or targets):
         raise ValueError(f"{name} does not end with a return")
@@ -210,14 +210,14 @@ def _placed(
         raise ValueError(f"{name} has fewer parameters")
     if local and not _names_in(" ".join(arguments)).isdisjoint(targets):
         raise ValueError(f"{name} makes a local from one of the same name")
-    # A variable of the caller that has a parameter's name is used as it is, unless it would change.
+    # A variable of the caller with the parameter's name needs no local, unless it would change.
     passed = dict(zip(function.parameters, arguments, strict=False))
     shared = {p for p in passed if passed[p] == p and not _is_assigned(p, lines)}
     parameters = [p for p in function.parameters if p not in shared]
     if returns:
         lines = [*lines, f"  return {results}"]
     elif results is not None:
-        # Locals of the function that have the names of targets get other names.
+        # Locals of the function with the names of targets get other names.
         own = set(parameters).union(*map(_declared_in, lines))
         used = _names_in("\n".join([*lines, results]))
         for target in set(targets) & used - shared:
@@ -246,7 +246,7 @@ def _placed(
 
 
 def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
-    """The lines of a function; an early return assigns to the targets of a call and breaks."""
+    """Return the lines of a function; an early return assigns to the targets, and breaks."""
     lines = [line for line in lines if line.strip()]
     code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
     depths = [len(line) - len(line.lstrip(" ")) for line in lines]
@@ -275,7 +275,7 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
 
 
 def _assignment(targets: list[str], statement: str) -> list[str]:
-    """Assign the results of a return to targets; without targets, only make calls in them."""
+    """Assign the results of a return to targets; without targets, only execute their calls."""
     found = _RETURN.fullmatch(statement)
     assert found is not None
     indent, values, place = found.groups()
@@ -285,7 +285,7 @@ def _assignment(targets: list[str], statement: str) -> list[str]:
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
-    """The arguments of a call whose bracket opens before `start`, and where it ends."""
+    """Return the arguments of a call whose bracket opens before `start`, and the call's end."""
     found, depth, begin = [], 0, start
     for token in _BRACKET.finditer(text, start):
         depth += (token.group() in "({[") - (token.group() in ")}]")
@@ -311,7 +311,7 @@ def _declared_in(line: str) -> set[str]:
 
 
 def _is_assigned(name: str, lines: list[str]) -> bool:
-    """Whether a line may assign to a name, or declare it again."""
+    """Return whether a line may assign to a name, or declare it again."""
     for line in lines:
         if name not in line:
             continue
@@ -324,7 +324,7 @@ def _is_assigned(name: str, lines: list[str]) -> bool:
 
 
 def _renamed(text: str, name: str, fresh: str) -> str:
-    """Lua with another name for a local."""
+    """Return Lua code with another name for a local."""
     if name not in text:
         return text
 

@@ -206,7 +206,7 @@ def expanded(
     """
     here = set() if known is None else known
     first = source(name).count("\n") - text.count("\n") + 1 if name else 1
-    blocks: list[tuple[int, set[str]]] = []  # around a line: how far each is indented, what it has
+    blocks: list[tuple[int, set[str]]] = []  # indentation and libraries of the blocks around a line
     lines = []
     for number, line in enumerate(text.splitlines(keepends=True), first):
         depth = len(line) - len(line.lstrip(" "))
@@ -260,11 +260,11 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 def _check_once(name: str, text: str, sites: Sites) -> None:
     """Check that no function of a library is twice in the text of a script.
 
-    A short form, in `alone/`, may have a function that the long form has: a function that both
-    share would be made at each run.
+    A short form in `alone/` may repeat a function of the long form. A common function would be
+    created again at each execution.
 
     Raises:
-        ValueError: names the script, the library and two lines that put it in.
+        ValueError: A function is there twice. The text names the script, the library and two lines.
     """
     made = long_form = Counter(_FUNCTION.findall(text))
     if f"{ALONE}/{name}" in sites:
@@ -284,7 +284,7 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
             )
 
 
-ALL_KEYS = "all_keys"  # the name of the list of all keys, in a script that repeats its keys
+ALL_KEYS = "all_keys"  # name of the list of all keys in a script that repeats its keys
 
 
 def keys_of(name: str) -> tuple[list[str], bool]:
@@ -305,7 +305,7 @@ def bound(name: str, text: str) -> str:
     which keys it reads.
 
     Raises:
-        ValueError: a function that the text still has reads a key that the script does not have.
+        ValueError: A function of the text reads a key that the script does not have.
     """
     plain = _STRING.sub("''", text)
     keys, repeat = keys_of(name)
@@ -338,9 +338,7 @@ def _is_read(key: str, plain: str) -> bool:
 
 
 def final_text(name: str, mark: Mark | None = None) -> str:
-    """Compose a script as it is sent: one text, without all that it does not need.
-
-    Lines stay as they are, without their indentation; empty lines are left out.
+    """Compose a script for Redis: one text, without unused parts, indentation and empty lines.
 
     Args:
         name: The verb.
@@ -365,8 +363,8 @@ def load(name: str) -> Script:
     return Script(name, final_text(name))
 
 
-ALONE = "alone"  # the folder of the short forms
-COMPOSED = "composed"  # the folder of a wheel's lua/ with one text for each script
+ALONE = "alone"  # folder of the short forms
+COMPOSED = "composed"  # folder of a wheel's lua/ with one text for each script
 
 
 class _KeptTexts:
