@@ -128,9 +128,9 @@ end
 
 local now = clock(ARGV[1])
 session, call_number = session_of(call)
-local before = answer_in(last_call, call_number)
-if before then
-  return before
+local earlier_answer = answer_in(last_call, call_number)
+if earlier_answer then
+  return earlier_answer
 end
 if not created then
   fail('GONE', slot)

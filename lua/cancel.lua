@@ -23,9 +23,9 @@ Atomic    Only a waiting message is removed, with everything that belongs to it.
 --- @include "lib/settle/settled"
 local id = ARGV[3]
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local created, dedup_ms, settled_turn, audited = unpack(redis.call('HMGET', slot, 'created',
   'dedup_ms', 'settled_turn', 'audited'))

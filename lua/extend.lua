@@ -18,9 +18,9 @@ Atomic    Only a member whose score equals the receipt changes. A call that is s
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then

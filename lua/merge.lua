@@ -43,17 +43,17 @@ Atomic    The waiting messages are found and changed in one step. A refused call
 --- @include "lib/send/merge_messages"
 local BEFORE = 5 -- arguments before the messages
 local call, created = ARGV[2], ARGV[5]
-local session, number = session_of(call)
+local session, call_number = session_of(call)
 local count = (#ARGV - BEFORE) / OF_EACH
 if count < 1 or count > MOST or count % 1 > 0 then
   fail('ARG', 'count')
 end
 local fields = read_store_fields(session)
-local before = answer_in(fields[SESSION], number)
-if before then
+local earlier_answer = answer_in(fields[SESSION], call_number)
+if earlier_answer then
   --- @include "lib/writes"
   write_again(slot, session, fields[SESSION])
-  local accepted, letters, into = string.match(before, '^(%d+):(%a+):(.*)$')
+  local accepted, letters, into = string.match(earlier_answer, '^(%d+):(%a+):(.*)$')
   return { tonumber(accepted), letters, into }
 end
 if fields[CREATED] ~= created then
@@ -66,7 +66,7 @@ local now = clock(ARGV[1])
 local messages = read_messages(ARGV, BEFORE, count, fields[SESSION])
 local reply, is_changed, is_stored = merge_messages(messages, fields, now, ARGV[3], ARGV[4])
 if is_changed then
-  local answer = kept_answer(number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
+  local answer = kept_answer(call_number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
   if is_stored then
     redis.call('HSET', slot, 'accepted', reply[1], session, answer)
   else

@@ -83,13 +83,14 @@ lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local is_repeated, bits = ARGV[9] == '1', 0
 local channel, credit_verbs = nil, nil -- of the credit that the caller offers or has
 if #waits > 1 then
+  -- Most calls need no credit, so functions of credits are created only by calling credit_verbs.
   --- @include "lib/wake/credit_functions"
   --- @include "lib/wake/credits"
   channel = offered_channel(waits)
   credit_verbs = credit_functions
 end
 session, call_number = session_of(call)
-local before = answer_in(last_call, call_number)
+local earlier_answer = answer_in(last_call, call_number)
 if is_repeated and channel then -- the caller does not know whether an earlier copy left the credit
   local _, remove = credit_verbs()
   bits, waits = CREDIT_REPEATED + HAND_OVER * remove(channel), '1'
@@ -123,8 +124,8 @@ local function repeated_reply(answer)
   return { 0, bits, deadline, first_delivery, accepted, table.concat(retries), ids, taken }
 end
 
-if before then
-  return repeated_reply(before)
+if earlier_answer then
+  return repeated_reply(earlier_answer)
 end
 
 local lease_number, lease_end = nil, nil -- of the shared lease
@@ -239,7 +240,7 @@ if string.byte(waits, 1) == RENEWS then
   bits = bits + HAND_OVER * remove(channel)
 end
 local wait, retries = 0, ''
-if ordered then
+if ordered then -- the slot has work when the lease of this batch ends
   wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif batch.gate or not batch.more then
   wait = next_ready_in(now_us, until_ms, nil, batch.gate)

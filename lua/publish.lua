@@ -32,13 +32,13 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
-local session, number = session_of(ARGV[4])
+local session, call_number = session_of(ARGV[4])
 local fields = read_store_fields(session)
-local before = answer_in(fields[SESSION], number)
-if before then
+local earlier_answer = answer_in(fields[SESSION], call_number)
+if earlier_answer then
   --- @include "lib/writes"
   write_again(slot, session, fields[SESSION])
-  return cmsgpack.unpack(before)
+  return cmsgpack.unpack(earlier_answer)
 end
 if fields[CREATED] ~= ARGV[5] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)

@@ -26,9 +26,9 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/replay"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')
-local before = replayed(ARGV[2])
-if before then
-  return tonumber(before)
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return tonumber(earlier_answer)
 end
 local created, audited, chunk = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk'))
 if not created then

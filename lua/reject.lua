@@ -24,9 +24,9 @@ Atomic    Like nack. In a slot in order, the last reject of a batch wakes the co
 --- @include "lib/groups/leave_groups"
 --- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')

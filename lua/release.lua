@@ -25,9 +25,9 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local wait = whole_number(ARGV[5], 0, WAIT_MOST_MS, 'wait_ms')
 local fields = read_return_fields()

@@ -26,9 +26,9 @@ Atomic    Score and record change together. Priority and retries stay, an expiry
 local id = ARGV[5]
 local now = clock(ARGV[1])
 local due = whole_number(ARGV[6], 0, DUE_MOST, 'due')
-local before = replayed(ARGV[2])
-if before then
-  return { 'rescheduled', tonumber(before) }
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return { 'rescheduled', tonumber(earlier_answer) }
 end
 if due < TIMED_MIN then
   due = now + due

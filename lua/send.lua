@@ -33,12 +33,8 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
           earlier send.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare
---- @include "lib/add"
 --- @include "lib/split_call"
---- @include "lib/scores/counters"
---- @include "lib/records/record"
 --- @include "lib/slot_fields"
---- @include "lib/read_time"
 local BEFORE = 7 -- arguments before the messages
 local call, head, first_member = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
 local session, call_number = split_call(call)
@@ -62,32 +58,32 @@ local members
 if head ~= '' then
   members = run_members(first_member, count)
 end
-local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
+local body_names = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
 if last_call and tonumber(string.match(last_call, '^%d+')) > tonumber(call_number) then
-  drop_unused(large) -- answer_in refuses this late copy
+  drop_unused(body_names) -- answer_in refuses this late copy
 end
 -- The kept answer is checked before the stamp: the topic may have been resized since an earlier
 -- copy of the call stored the messages.
-local before = answer_in(last_call, call_number)
-if before then
+local earlier_answer = answer_in(last_call, call_number)
+if earlier_answer then
   --- @include "lib/writes"
   write_again(slot, session, last_call)
-  drop_unused(large)
-  local accepted, letters = string.match(before, '^(%d+):(.*)$')
+  drop_unused(body_names)
+  local accepted, letters = string.match(earlier_answer, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
 end
 if fields[CREATED] ~= ARGV[5] then
-  drop_unused(large)
+  drop_unused(body_names)
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  drop_unused(large)
+  drop_unused(body_names)
   return { 0, 'P' }
 end
 local now = clock(ARGV[1])
 local accepted, serves_sleepers = nil, false
 local needs_body = is_large(head)
-if needs_body and not large then
+if needs_body and not body_names then
   fail('BODY', bodies)
 end
 if head ~= '' and last_call then
@@ -102,16 +98,16 @@ local reply = { accepted, '' }
 if not accepted then
   --- @include "lib/send/store_messages"
   local given = members or ARGV
-  for i = 1, members and count or 0 do
+  for i = 1, members and count or 0 do -- ids first, then head and rest of each message
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
-  local batch = { given = given, at = members and 0 or BEFORE, count = count, large = large }
+  local batch = { given = given, at = members and 0 or BEFORE, count = count, large = body_names }
   reply, serves_sleepers = store_messages(batch, fields, now)
 end
-if large then
+if body_names then
   local stored = 0
   for i = 1, count do
-    if large[i] and (reply[2] == '' or string.sub(reply[2], i, i) == 's') then
+    if body_names[i] and (reply[2] == '' or string.sub(reply[2], i, i) == 's') then
       stored = stored + 1
     end
   end
@@ -119,7 +115,7 @@ if large then
     redis.call('HINCRBY', slot, 'large', stored)
   end
   if reply[2] ~= '' then
-    drop_unused(large)
+    drop_unused(body_names)
   end
 end
 if reply[2] == '' or string.find(reply[2], 's', 1, true) then

@@ -23,9 +23,9 @@ Atomic    Score and record change together. A call that is sent twice gets the f
 local id = ARGV[3]
 local now = clock(ARGV[1])
 local priority = whole_number(ARGV[4], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local score, record = find_waiting(id)
 if not score then

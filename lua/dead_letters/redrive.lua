@@ -29,9 +29,9 @@ Atomic    Only dead letters move, each to the end of its priority. A letter with
 --- @include "lib/settle/given_back"
 --- @include "lib/replay"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local created, order, waiting, holds, max_retries, grouped, default, delivered =
   unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries', 'groups',
@@ -50,10 +50,10 @@ end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
-local redrive, write_heads
+local redrive, write_entries
 if grouped then
   --- @include "lib/groups/enter_groups"
-  redrive, write_heads = returning_groups(grouped, true)
+  redrive, write_entries = returning_groups(grouped, true)
 end
 local outcomes, ids, add, without_expiry, bytes, seen = {}, {}, {}, {}, 0, {}
 order = tonumber(order or 0)
@@ -121,8 +121,8 @@ local answer = table.concat(outcomes)
 if #ids == 0 then
   return answer
 end
-if write_heads then
-  write_heads()
+if write_entries then
+  write_entries()
 else
   redis.call('ZADD', store, unpack(add))
 end

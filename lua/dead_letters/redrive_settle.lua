@@ -25,9 +25,9 @@ Atomic    A dead letter is removed only if it is held under the token that was s
 --- @include "lib/settle/settled"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET', slot, 'created',
   'audited', 'chunk', 'dedup_ms', 'settled_turn'))

@@ -19,9 +19,9 @@ Atomic    If the topic drops dead letters after a time, the next `tidy` does not
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local created, dead_retention_ms = unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms'))
 if not created then

@@ -21,9 +21,9 @@ Atomic    Only dead letters move, with their time of death. Record and failure e
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local keep = whole_number(ARGV[3], 0, SPAN_MOST_MS, 'keep_ms')
-local before = replayed(ARGV[2])
-if before then
-  return before
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
+  return earlier_answer
 end
 local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created', 'audited',
   'chunk', 'holds'))

@@ -19,6 +19,7 @@ nothing, because an earlier copy may arrive later and would find messages that w
 --- @needs slot
 --- @include "lib/check"
 --- @include "lib/session"
+--- @include "lib/split_call"
 local KEPT_S = 300
 -- Fields that a new session reads: five for each field that is added. An answer may have 13 KB and
 -- is read as a whole.
@@ -62,7 +63,7 @@ local function sweep_sessions(now, count)
   local page = redis.call('HSCAN', slot, swept, 'COUNT', count)
   local fields, silent = page[2], {}
   for i = 1, #fields, 2 do
-    local since = string.byte(fields[i], 1) == 64 and string.match(fields[i + 1], '^%d+:(%d+):')
+    local since = string.byte(fields[i], 1) == AT and string.match(fields[i + 1], '^%d+:(%d+):')
     if since and tonumber(since) < now / 1000 - KEPT_S then
       silent[#silent + 1] = fields[i]
     end

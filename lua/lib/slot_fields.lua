@@ -1,6 +1,7 @@
 -- Fields of a slot that many scripts read at once. Each constant is the place of a field in the
 -- list that a function below returns. A field that the slot does not have is false. lua/README.md
--- describes the fields.
+-- describes the fields. The fields `waiting` and `groups` have different places in the lists, so
+-- their constants have different names in different scripts: WAITING, AWAITED; GROUPS, GROUPED.
 --- @needs slot
 local CREATED, ACCEPTED, ORDER, FRONT, SESSION = 1, 2, 3, 4, 5
 -- Of read_store_fields, with the first five:

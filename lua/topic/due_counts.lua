@@ -5,7 +5,7 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] boundaries           ms from now, ascending; 1 to 60
 Returns   For each boundary, the number of timed messages that are due by then and after the
           previous boundary. Then the number that is due after the last boundary. A message that was
-          handed back is due. Last, the number of retries and messages with a priority: they have no
+          given back is due. Last, the number of retries and messages with a priority: they have no
           due time.
 Cost      O(b log L), b = boundaries, L = waiting messages
 Atomic    Reads only: one moment of one slot.

@@ -109,7 +109,7 @@ end
 local first =
   redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)
 local oldest = first[2] and math.floor(tonumber(first[2])) or now
-if oldest < TIMED_MIN then -- the first due message was handed back
+if oldest < TIMED_MIN then -- the first due message was given back
   oldest = due_since(first[1]) or now
 end
 oldest = math.min(oldest, oldest_due(now))

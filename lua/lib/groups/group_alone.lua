@@ -17,17 +17,18 @@ local MARK = 1 -- first byte of the header's value if it also has a weight or a 
 -- headers begin in `text`.
 --- @inline
 local function plain_group(flags, text, at)
-  local kind = string.byte(text, at + 13)
-  if flags % (2 * HEADERS) ~= HEADERS or not kind then
+  local value_byte = string.byte(text, at + 13) -- says how long the text of the value is
+  if flags % (2 * HEADERS) ~= HEADERS or not value_byte then
     return nil
   end
-  if kind <= SHORT_TEXT or kind >= SHORT_TEXT_END or string.byte(text, at + 14) == MARK then
+  if value_byte <= SHORT_TEXT or value_byte >= SHORT_TEXT_END
+      or string.byte(text, at + 14) == MARK then
     return nil
   end
   if string.sub(text, at + 3, at + 12) ~= GROUP_HEADER then
     return nil
   end
-  return string.sub(text, at + 14, at + 13 + kind - SHORT_TEXT)
+  return string.sub(text, at + 14, at + 13 + value_byte - SHORT_TEXT)
 end
 
 -- Return the entry and the tag of a group whose first message goes out. `made`: how many groups the
@@ -67,13 +68,13 @@ end
 -- not plain. `new_lane`: the number of an empty lane, for an entry without one.
 --- @inline
 local function held_entry(text, new_lane, id, priority)
-  local flags, finish, weight, member, head, lane_priority, lane, place, share, front =
+  local flags, finish, weight, member, out_priority, lane_priority, lane, place, share, front =
     struct.unpack(GROUP_ENTRY, text)
   local in_front = string.sub(text, GROUP_ENTRY_BYTES + 1)
   if flags % MORE > SINGLE or share ~= 0 or weight ~= 1 or front ~= #in_front then
     return nil, nil
   end
-  if flags % 2 == SINGLE and (member == NOBODY or priority > head) then
+  if flags % 2 == SINGLE and (member == NOBODY or priority > out_priority) then
     return nil, nil -- the message may have to go first
   end
   if lane_priority == 0 then
@@ -88,8 +89,8 @@ local function held_entry(text, new_lane, id, priority)
     flags = flags + MORE
   end
   local score = lane_score(lane, priority, place)
-  local entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, head, lane_priority, lane,
-    place + 1, 0, #in_front) .. in_front
+  local entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, out_priority, lane_priority,
+    lane, place + 1, 0, #in_front) .. in_front
   return score, entry
 end
 
@@ -98,7 +99,7 @@ end
 -- the id of the message that goes out next, or nil, its priority and its tag.
 --- @inline
 local function entry_without(text, vtime, id)
-  local flags, finish, weight, member, head, priority, lane, place, share, front =
+  local flags, finish, weight, member, out_priority, priority, lane, place, share, front =
     struct.unpack(GROUP_ENTRY, text)
   if flags % MORE > SINGLE or flags % 2 == SINGLE and member ~= id then
     return nil
@@ -121,9 +122,9 @@ local function entry_without(text, vtime, id)
   local in_front = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1)
   local next_priority, step, late = priority, UNIT / weight, vtime - UNIT
   if flags % 2 == SINGLE then
-    member, head = next_id, priority
+    member, out_priority = next_id, priority
   else
-    head = 0
+    out_priority = 0
   end
   local latest = vtime + (count + 2) * step
   if finish > latest then
@@ -134,7 +135,7 @@ local function entry_without(text, vtime, id)
     priority, lane, place = 0, 0, 0 -- no message is held any more
   end
   finish = (finish > late and finish or late) + step
-  local entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, head, priority, lane,
-    place, 0, front - MEMBER) .. in_front
+  local entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, out_priority, priority,
+    lane, place, 0, front - MEMBER) .. in_front
   return entry, next_id, next_priority, tag
 end

@@ -254,14 +254,14 @@ end
 -- Let a message go out instead of the message of its group that is out, and hold that message
 -- again. Return false, and change nothing, if that message does not wait in a priority.
 local function go_before(groups, entry, id, priority)
-  local head = entry.member
-  local score = groups.pending[head] and PRIORITY_MIN
-    or tonumber(redis.call('ZSCORE', store, head) or 0)
+  local out_id = entry.member
+  local score = groups.pending[out_id] and PRIORITY_MIN
+    or tonumber(redis.call('ZSCORE', store, out_id) or 0)
   if score < PRIORITY_MIN or score >= PRIORITY_END then
     return false
   end
-  groups.moved, groups.pending[head] = groups.moved - 1, nil
-  hold_back(groups, entry, head, entry.priority, true)
+  groups.moved, groups.pending[out_id] = groups.moved - 1, nil
+  hold_back(groups, entry, out_id, entry.priority, true)
   entry.member, entry.out = nil, 0
   go_out(groups, entry, groups.add, id, priority)
   return true

@@ -1,6 +1,6 @@
 --[[
 The counters that order the messages of a slot: `order` grows with each arrival, `front` falls with
-each message that is handed back. A large counter restarts if no message with a score from it is
+each message that is given back. A large counter restarts if no message with a score from it is
 left.
 ]]
 --- @needs store
@@ -17,8 +17,8 @@ local function restarted_order(order)
   return order
 end
 
--- Return the counter of messages handed back to continue from. Timed messages and retries are also
--- handed back, so it restarts only if none of them waits.
+-- Return the counter of messages given back to continue from. Timed messages and retries are also
+-- given back, so it restarts only if none of them waits.
 --- @inline
 local function restarted_front(front)
   if front < -RESTART and redis.call('ZCOUNT', store, '-inf', '(' .. TIMED_MIN) == 0 then

@@ -203,11 +203,11 @@ local function store_messages(batch, fields, now)
   local new_front = restarted_front(front)
   local excess = capacity > 0 and redis.call('ZCARD', store) - capacity
   local duplicates = find_duplicates(batch, fields, now)
-  local enter, write_heads
+  local enter, write_entries
   if fields[GROUPS] then
     local _, open_entrance = group_entrances()
     local given, heads_at = batch.given, batch.at + batch.count
-    enter, write_heads = open_entrance(fields[GROUPS], nil, given, heads_at, batch.count, 2)
+    enter, write_entries = open_entrance(fields[GROUPS], nil, given, heads_at, batch.count, 2)
   end
   local plan = plan_entries(batch, fields, duplicates, now, enter)
   local letters = letters_of(batch.count, duplicates)
@@ -232,8 +232,8 @@ local function store_messages(batch, fields, now)
   if #plan.scores > 0 then
     add_members(store, plan.scores, #plan.scores / 2)
   end
-  if write_heads then
-    plan.at_once = write_heads()
+  if write_entries then
+    plan.at_once = write_entries()
   end
   redis.call('HSET', records, unpack(plan.records))
   redis.call('HSET', slot, 'accepted', plan.accepted, 'order', plan.order)

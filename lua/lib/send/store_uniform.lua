@@ -27,7 +27,8 @@ local function ordered_scores(integer, order, ids, count)
     two[n] = string.format('%02d', n)
   end
   local common, stem = -1, nil
-  local step = ordered_score(integer, order + count) > integer and steps[integer] -- no score ties
+  -- false if the last scores are equal, so that each score has to be computed
+  local step = ordered_score(integer, order + count) > integer and steps[integer]
   for i = 1, count do
     local fraction = step and 0.5 - (order + i) * step
       or ordered_score(integer, order + i) - integer
@@ -38,9 +39,10 @@ local function ordered_scores(integer, order, ids, count)
       common = fraction - last
       stem = string.format('%d.%010d', integer, common / LAST_SIX)
     end
-    local b = last % 10000
-    local c = b % 100
-    scores[2 * i - 1] = stem .. two[(last - b) / 10000] .. two[(b - c) / 100] .. two[c]
+    local last_four = last % 10000
+    local last_two = last_four % 100
+    scores[2 * i - 1] = stem .. two[(last - last_four) / 10000]
+      .. two[(last_four - last_two) / 100] .. two[last_two]
     scores[2 * i] = ids[i]
   end
   return scores

@@ -26,10 +26,10 @@ local function due_messages(take, page, past, limit)
   local most_joining = fields[GROUPED] and GROUPED_MOST or MOST
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
-  local enter, write_heads, last_priority, step
+  local enter, write_entries, last_priority, step
   if fields[GROUPED] then
     local returning = take.group_functions()
-    enter, write_heads = returning(fields[GROUPED])
+    enter, write_entries = returning(fields[GROUPED])
   end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
@@ -69,7 +69,7 @@ local function due_messages(take, page, past, limit)
   if #joining > 0 then
     allow_oom(store)
     if enter then
-      write_heads()
+      write_entries()
     else
       redis.call('ZADD', store, unpack(joining))
       redis.call('HSET', slot, 'order', order)
@@ -79,7 +79,7 @@ local function due_messages(take, page, past, limit)
 end
 
 -- Return messages of priorities from a slot whose counters are larger than a score can order. Later
--- messages share the lowest score of their priority, and messages that were handed back the
+-- messages share the lowest score of their priority, and messages that were given back the
 -- highest. Redis lists equal scores from above with the largest id first. Here the smallest id is
 -- first: it is the oldest message if producers make the ids.
 --- @inline

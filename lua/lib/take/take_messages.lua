@@ -166,7 +166,7 @@ local function finish_take(take, batch, removed, above)
     batch.more = true
     return
   end
-  if last_score then
+  if last_score then -- the virtual time of the groups moves to it
     --- @include "lib/groups/group_entries"
     note_taken(tonumber(last_score))
   end
@@ -223,6 +223,7 @@ local function take_messages(take)
   if fields[LIMIT] then
     --- @include "lib/take/take_limits"
     --- @include "lib/take/skip_limited"
+    -- Functions that exist only in this block, for calls outside of it.
     take.skip_limited, take.take_tokens = skip_limited, take_tokens
     local gate = open_limits(take)
     if gate then

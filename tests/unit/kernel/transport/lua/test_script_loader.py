@@ -151,11 +151,11 @@ def test_a_short_form_may_have_a_function_of_the_long_form(checkout: Path) -> No
     include = '  --- @include "lib/send/run_members"\n'
     call = f"if known then\n{include}  run_members('', 1)\nend\n"
     edit(checkout, "alone/ack", "repeat\n", f"{call}repeat\n")
-    edit(checkout, "ack", "local before = ", f"{call}local before = ")
+    edit(checkout, "ack", "local earlier_answer = ", f"{call}local earlier_answer = ")
 
     assert script_loader.final_text("ack").count("local function run_members(") == 2
 
-    edit(checkout, "ack", "local before = ", f"{call}local before = ")
+    edit(checkout, "ack", "local earlier_answer = ", f"{call}local earlier_answer = ")
     with pytest.raises(ValueError, match="ack has lib/send/run_members twice"):
         script_loader.final_text("ack")
 
