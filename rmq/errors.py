@@ -36,7 +36,7 @@ class RMQError(Exception):
 
     @property
     def _documented(self) -> str:
-        """The name of the nearest class that is RMQ's own."""
+        """The name of the nearest base class that RMQ defines."""
         ours = (cls for cls in type(self).__mro__ if cls.__module__.partition(".")[0] == "rmq")
         return next(ours).__name__
 

@@ -176,7 +176,7 @@ class Stored:
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows whose records Arrow cannot read alone."""
+        """The rows whose records need more than Arrow, because the body is not at a fixed place."""
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):

@@ -20,10 +20,10 @@ class Counting(Protocol):
     """The part of a worker that `watch` uses."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return by topic how many deliveries were taken, are held, were lost."""
+        """Return counts of deliveries by topic: received, present and lost."""
 
     def missing(self) -> dict[str, int]:
-        """Return by topic how many messages its last audit found missing."""
+        """Return the number of missing messages in the last audit, by topic."""
 
 
 class Prometheus(Interceptor):

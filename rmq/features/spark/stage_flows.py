@@ -449,8 +449,8 @@ def publish_once(
             # Checked before the batch begins, since it could never end with an expired stage.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
-        # Repeated for a begun or ended batch, whose earlier call may have failed to wait for
-        # copies.
+        # Repeat this for a batch that has begun or ended: an earlier call may have failed while it
+        # waited for replicas.
         begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
         (begun,) = yield from _durably(context, [begin])
         if begun.state == "done":

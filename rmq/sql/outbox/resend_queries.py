@@ -139,7 +139,7 @@ def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list
 
 
 def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None:
-    """Set the resend time of stubs: (seq, ms from now) of each. No send is counted."""
+    """Delay the resend of stubs without counting a send; `waits` has pairs (seq, ms from now)."""
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits:
         by_wait.setdefault(wait_ms, []).append(seq)
