@@ -28,7 +28,7 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/plan_drop_lowest"
 --- @include "lib/send/run_members"
---- @include "lib/settle/settled"
+--- @include "lib/settle/dedup_window"
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)

@@ -93,12 +93,12 @@ if TYPE_CHECKING:
     from rmq.kernel.consumer.consumer_blocking import Consumer
     from rmq.kernel.core.access import AccessToken
     from rmq.kernel.core.codec import Compressed, Encrypted, Offloaded
+    from rmq.kernel.core.delivery_limits import Concurrency, Rate
     from rmq.kernel.core.failure import Attempt, Failure
     from rmq.kernel.core.groups import Groups
     from rmq.kernel.core.history import Sample
     from rmq.kernel.core.ids import MessageId
     from rmq.kernel.core.interceptor import Interceptor, Outcome
-    from rmq.kernel.core.limits import Concurrency, Rate
     from rmq.kernel.core.message import Message, Outgoing, Receipt, SendResult
     from rmq.kernel.core.pause import Pause
     from rmq.kernel.core.retry import Exponential, Immediate, Levels
@@ -166,7 +166,7 @@ _MODULES = {
     "rmq.kernel.core.history": "Sample",
     "rmq.kernel.core.ids": "MessageId",
     "rmq.kernel.core.interceptor": "Interceptor Outcome",
-    "rmq.kernel.core.limits": "Concurrency Rate",
+    "rmq.kernel.core.delivery_limits": "Concurrency Rate",
     "rmq.kernel.core.message": "Message Outgoing Receipt SendResult",
     "rmq.kernel.core.pause": "Pause",
     "rmq.kernel.core.retry": "Exponential Immediate Levels",

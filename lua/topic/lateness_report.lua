@@ -1,6 +1,6 @@
 --[[
 lateness_report: add to the counts of how late messages of a topic were received
-(rmq/kernel/core/telemetry.py). The field `lateness` of the slot has one count for each bucket.
+(rmq/kernel/core/metrics.py). The field `lateness` of the slot has one count for each bucket.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`

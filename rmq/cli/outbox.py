@@ -17,7 +17,7 @@ from rmq.cli_framework.options import common_options
 from rmq.cli_framework.param_types import DURATION, RETRY
 from rmq.cli_framework.tables import Column
 from rmq.kernel.core.environment import variable
-from rmq.kernel.core.process import STOPPING, handling
+from rmq.kernel.core.stop_signals import STOPPING, handling
 
 if TYPE_CHECKING:
     from rmq.sql.outbox.inspect import Entry

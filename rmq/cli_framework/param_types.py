@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 import rmq
 from rmq.cli_framework.names import ParamType, choices, message_ids
-from rmq.kernel.core.limits import parse_limits
+from rmq.kernel.core.delivery_limits import parse_limits
 from rmq.kernel.core.message import parse_queue
 from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.slo import check as check_slo

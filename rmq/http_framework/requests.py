@@ -28,8 +28,8 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect
 
 from rmq.http_framework.problems import ApiError
+from rmq.kernel.core.delivery_limits import TEXT_MAX
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.limits import TEXT_MAX
 
 if TYPE_CHECKING:
     from starlette.requests import Request as StarletteRequest

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rmq import errors
-from rmq.kernel.core import history, slo, telemetry
+from rmq.kernel.core import history, metrics, slo
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
-from rmq.kernel.core.telemetry import Counts
+from rmq.kernel.core.metrics import Counts
 from rmq.kernel.topic import overview, scheduled, stats
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
@@ -172,7 +172,7 @@ class Survey:
 
     def _read(self, context: TopicContext) -> TopicCounts:
         slots = self._transport.run(stats.counts_and_lateness(context))
-        late = telemetry.total(slot.lateness for slot in slots)
+        late = metrics.total(slot.lateness for slot in slots)
         return TopicCounts(context, [slot.counts for slot in slots], late)
 
 

@@ -5,7 +5,7 @@
     client = rmq.Client(url, interceptors=[Logging(), Prometheus(), OpenTelemetry()])
 
 logs         structured events, and the message's id in every record that a handler logs
-prometheus   the metrics of the catalogue (`rmq.kernel.core.telemetry`); the extra `prometheus`
+prometheus   the metrics of the catalogue (`rmq.kernel.core.metrics`); the extra `prometheus`
 otel         spans, and the trace in the headers of a message; the extra `otel`
 active_runs  the deliveries that the current thread or task runs a handler for
 

@@ -13,8 +13,8 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
+from rmq.kernel.core.metrics import lateness_s
 from rmq.kernel.core.record import TIMED
-from rmq.kernel.core.telemetry import lateness_s
 from rmq.kernel.delivery.delivery import DeliveryData, inner_of
 
 T = TypeVar("T")

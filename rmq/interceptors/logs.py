@@ -14,7 +14,7 @@ from rmq.interceptors.active_runs import Runs, late_s
 from rmq.kernel.core import failure
 from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.kernel.core.message import Outgoing, SendResult
-from rmq.kernel.core.telemetry import (
+from rmq.kernel.core.metrics import (
     MESSAGE_FAILED,
     MESSAGE_HANDLED,
     MESSAGE_NOT_SENT,
@@ -32,7 +32,7 @@ _runs: Runs[float | None] = Runs("rmq_logging")
 class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
-    The text is for people; the fields are in `extra`, as in `rmq.kernel.core.telemetry.EVENTS`.
+    The text is for people; the fields are in `extra`, as in `rmq.kernel.core.metrics.EVENTS`.
     Level INFO for success, WARNING for a send that raised and a handler that failed. With a
     `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
     """

@@ -13,8 +13,8 @@ from typing import Any
 
 from rmq.interceptors.active_runs import Runs, late_s
 from rmq.kernel.core import failure, packages
+from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.interceptor import Interceptor, Outcome
-from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.delivery.delivery import DeliveryData
 

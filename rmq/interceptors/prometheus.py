@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from rmq.errors import ConfigurationError
 from rmq.interceptors.active_runs import late_s
-from rmq.kernel.core import packages, telemetry
+from rmq.kernel.core import metrics, packages
 from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.kernel.core.message import Outgoing, SendResult
-from rmq.kernel.core.telemetry import Metric
+from rmq.kernel.core.metrics import Metric
 from rmq.kernel.delivery.delivery import DeliveryData
 
 
@@ -45,11 +45,11 @@ class Prometheus(Interceptor):
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._overran: set[DeliveryData] = set()
         self._types: set[str] = set()  # that handlers of watched workers take
-        self._late = self._metric(telemetry.LATENESS)
-        self._seconds = self._metric(telemetry.HANDLER_SECONDS)
-        self._handled = self._metric(telemetry.HANDLED)
-        self._sent = self._metric(telemetry.SENT)
-        self._send_errors = self._metric(telemetry.SEND_ERRORS)
+        self._late = self._metric(metrics.LATENESS)
+        self._seconds = self._metric(metrics.HANDLER_SECONDS)
+        self._handled = self._metric(metrics.HANDLED)
+        self._sent = self._metric(metrics.SENT)
+        self._send_errors = self._metric(metrics.SEND_ERRORS)
         self._registry.register(self)
 
     def _metric(self, metric: Metric) -> Any:
@@ -128,12 +128,12 @@ class Prometheus(Interceptor):
 
     def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:
         for metric, key in (
-            (telemetry.IN_HAND, "held"),
-            (telemetry.TAKEN, "taken"),
-            (telemetry.LEASE_LOST, "lost"),
-            (telemetry.DUPLICATES, "duplicate"),
-            (telemetry.CLAIM_LOST, "claim_lost"),
-            (telemetry.AUDIT_MISSING, "missing"),
+            (metrics.IN_HAND, "held"),
+            (metrics.TAKEN, "taken"),
+            (metrics.LEASE_LOST, "lost"),
+            (metrics.DUPLICATES, "duplicate"),
+            (metrics.CLAIM_LOST, "claim_lost"),
+            (metrics.AUDIT_MISSING, "missing"),
         ):
             kind = "Gauge" if metric.kind == "gauge" else "Counter"
             family = getattr(self._families, f"{kind}MetricFamily")

@@ -11,9 +11,9 @@ from rmq.features.spark.held import HeldQuery
 from rmq.features.workers.wanted import WorkersWanted
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import TopicCounts
-from rmq.kernel.core import packages, slo, telemetry
+from rmq.kernel.core import metrics, packages, slo
 from rmq.kernel.core.history import Figures
-from rmq.kernel.core.telemetry import Metric
+from rmq.kernel.core.metrics import Metric
 from rmq.kernel.topic.stats import COUNTERS
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
@@ -22,9 +22,9 @@ TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 
 QUERIES_MAX = 100
 # Figures that the driver of a query reports, by their names in its report.
 OF_QUERIES = {
-    "rows": telemetry.QUERY_ROWS, "bytes": telemetry.QUERY_BYTES,
-    "batches": telemetry.QUERY_BATCHES, "replays": telemetry.QUERY_REPLAYS,
-    "lapses": telemetry.QUERY_LAPSES, "commands": telemetry.QUERY_COMMANDS,
+    "rows": metrics.QUERY_ROWS, "bytes": metrics.QUERY_BYTES,
+    "batches": metrics.QUERY_BATCHES, "replays": metrics.QUERY_REPLAYS,
+    "lapses": metrics.QUERY_LAPSES, "commands": metrics.QUERY_COMMANDS,
 }  # fmt: skip
 
 
@@ -73,40 +73,38 @@ class ServerMetrics:
             return self._family(metric, [((name,), value(total)) for name, total in totals.items()])
 
         yield self._family(
-            telemetry.MESSAGES,
+            metrics.MESSAGES,
             [((name, queue), count[queue]) for name, count in totals.items() for queue in QUEUES],
         )
-        yield of_topics(telemetry.OLDEST_DUE, lambda count: count["late_ms"] / 1000)
+        yield of_topics(metrics.OLDEST_DUE, lambda count: count["late_ms"] / 1000)
         yield self._lateness(topics)
         yield from self._of_slos(topics)
         wanted = [((name,), of) for name, of in self._wanted().items() if name in topics]
-        yield self._family(telemetry.WORKERS_WANTED, [(at, of.processes) for at, of in wanted])
-        yield self._family(telemetry.WORKERS_RUNNING, [(at, of.running) for at, of in wanted])
+        yield self._family(metrics.WORKERS_WANTED, [(at, of.processes) for at, of in wanted])
+        yield self._family(metrics.WORKERS_RUNNING, [(at, of.running) for at, of in wanted])
         long_runs = self._long_runs()
-        yield self._family(telemetry.LONG_RUNS, [(at, long_runs.get(at[0], 0)) for at, _ in wanted])
-        yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
-        yield of_topics(telemetry.GROUPS_PAUSED, lambda count: count["groups_paused"])
-        yield of_topics(telemetry.GROUPS_HELD, lambda count: count["groups_held"])
-        yield of_topics(telemetry.PAUSED, lambda count: count["paused_ms"] > 0)
-        yield of_topics(telemetry.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
-        yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
+        yield self._family(metrics.LONG_RUNS, [(at, long_runs.get(at[0], 0)) for at, _ in wanted])
+        yield of_topics(metrics.HELD_BACK, lambda count: count["held"])
+        yield of_topics(metrics.GROUPS_PAUSED, lambda count: count["groups_paused"])
+        yield of_topics(metrics.GROUPS_HELD, lambda count: count["groups_held"])
+        yield of_topics(metrics.PAUSED, lambda count: count["paused_ms"] > 0)
+        yield of_topics(metrics.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
+        yield self._family(metrics.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
         yield self._family(
-            telemetry.TOPIC_EVENTS,
+            metrics.TOPIC_EVENTS,
             [((name, event), count[event]) for name, count in totals.items() for event in COUNTERS],
         )
         audited = sorted(self._state.missing().items())[:TOPICS_MAX]
         yield self._family(
-            telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited]
+            metrics.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited]
         )
         yield from self._of_queries()
-        yield self._family(telemetry.LEADER, [((), int(self._state.leads()))])
+        yield self._family(metrics.LEADER, [((), int(self._state.leads()))])
         services = [((status.name,), status) for status in self._state.services()]
         idle = [(of, status.idle_s) for of, status in services if status.idle_s is not None]
-        yield self._family(telemetry.SERVICE_IDLE, idle)
-        yield self._family(telemetry.SERVICE_DONE, [(of, each.done) for of, each in services])
-        yield self._family(
-            telemetry.SERVICE_FAILURES, [(of, each.failures) for of, each in services]
-        )
+        yield self._family(metrics.SERVICE_IDLE, idle)
+        yield self._family(metrics.SERVICE_DONE, [(of, each.done) for of, each in services])
+        yield self._family(metrics.SERVICE_FAILURES, [(of, each.failures) for of, each in services])
 
     def _of_queries(self) -> Iterator[Any]:
         """Yield the metric families of queries: held messages, and the figures of their drivers."""
@@ -114,25 +112,25 @@ class ServerMetrics:
         queries = every[:QUERIES_MAX]
         held_of = [((topic, of.run), n) for of in queries for topic, n in of.held.items()]
         yield self._family(
-            telemetry.QUERY_MESSAGES,
+            metrics.QUERY_MESSAGES,
             sorted(held_of, key=lambda sample: -sample[1])[:TOPICS_MAX],
         )
         running = [((of.run,), int(of.owner is not None)) for of in queries]
-        yield self._family(telemetry.QUERY_OWNED, running)
+        yield self._family(metrics.QUERY_OWNED, running)
         # A driver that is gone would report a wrong lag forever.
         lags = [
             ((of.run,), of.report["lag_ms"] / 1000)
             for of in queries
             if of.owner is not None and "lag_ms" in of.report
         ]
-        yield self._family(telemetry.QUERY_LAG, lags)
+        yield self._family(metrics.QUERY_LAG, lags)
         for name, metric in OF_QUERIES.items():
             told = [((of.run,), of.report[name]) for of in queries if name in of.report]
             yield self._family(metric, told)
-        yield self._family(telemetry.QUERIES_NOT_COUNTED, [((), len(every) - len(queries))])
+        yield self._family(metrics.QUERIES_NOT_COUNTED, [((), len(every) - len(queries))])
 
     def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
-        metric = telemetry.TAKE_LATENESS
+        metric = metrics.TAKE_LATENESS
         bounds = [*map(str, metric.buckets), "+Inf"]
         family = self._new(metric)
         for name, counts in topics.items():
@@ -149,11 +147,11 @@ class ServerMetrics:
                 continue
             promised.append(((name,), objective.within_s))
             earlier = self._before(name, slo.WINDOW_MS)
-            taken = telemetry.growth(counts.lateness, earlier.lateness) if earlier else ()
+            taken = metrics.growth(counts.lateness, earlier.lateness) if earlier else ()
             lateness_s = objective.lateness_s(taken, counts.total["late_ms"])
             measured.append(((name,), lateness_s or 0.0))
-        yield self._family(telemetry.SLO, promised)
-        yield self._family(telemetry.SLO_LATENESS, measured)
+        yield self._family(metrics.SLO, promised)
+        yield self._family(metrics.SLO_LATENESS, measured)
 
     def _new(self, metric: Metric) -> Any:
         """Create a family without samples, for example a GaugeMetricFamily."""

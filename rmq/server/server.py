@@ -24,7 +24,7 @@ from rmq.features.topic_admin.service import Resizes, Retention, Sampler
 from rmq.features.workers.service import Wanted, WorkerRecords
 from rmq.http_framework.service import ServerState, Service, ServiceStatus, ServiceThread
 from rmq.http_framework.survey import Survey
-from rmq.kernel.core.process import STOPPING, handling
+from rmq.kernel.core.stop_signals import STOPPING, handling
 from rmq.server.application import make_api, make_application, open_client
 from rmq.server.authentication import Authentication, Proxy
 from rmq.server.config import ServerConfig

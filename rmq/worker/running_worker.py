@@ -17,8 +17,8 @@ from rmq.features.audit.auditor import Auditor
 from rmq.features.schedules.dispatch import Dispatch
 from rmq.features.workers.reporter import StatusReporter
 from rmq.kernel.core.interceptor import Hooks
-from rmq.kernel.core.process import StopSignals
 from rmq.kernel.core.settings import LEASE_MIN_MS
+from rmq.kernel.core.stop_signals import StopSignals
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine, seconds_until

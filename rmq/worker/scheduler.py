@@ -17,7 +17,7 @@ from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, RMQError
 from rmq.features.schedules.dispatch import POLL_S, RETRY_S, Dispatch
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.process import StopSignals
+from rmq.kernel.core.stop_signals import StopSignals
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.open import as_blocking

@@ -20,7 +20,7 @@ from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
 from rmq.features.audit.audit import Audit
 from rmq.kernel.core.interceptor import Hooks, Interceptor, call_hook
-from rmq.kernel.core.process import StopSignals
+from rmq.kernel.core.stop_signals import StopSignals
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.kernel.topic import opening

@@ -14,7 +14,7 @@ import pytest
 import rmq
 from rmq import Outgoing
 from rmq.interceptors import JsonFormatter, Logging, MessageFilter, logs
-from rmq.kernel.core.telemetry import EVENTS
+from rmq.kernel.core.metrics import EVENTS
 from tests.integration.driven import both_clients
 from tests.integration.working import handle, work
 from tests.servers import Server

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 import rmq
 from rmq import Outgoing
 from rmq.interceptors import Prometheus
-from rmq.kernel.core.telemetry import METRICS
+from rmq.kernel.core.metrics import METRICS
 from tests.integration.working import handle, work
 from tests.patience import wait_for
 from tests.servers import Server

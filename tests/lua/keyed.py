@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 
 from rmq.kernel.core import record
-from rmq.kernel.core.limits import Concurrency, Limits, Rate
+from rmq.kernel.core.delivery_limits import Concurrency, Limits, Rate
 from rmq.kernel.producer import scripts
 from tests.lua.box import Box
 

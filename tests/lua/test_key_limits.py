@@ -8,9 +8,9 @@ import pytest
 from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import record
+from rmq.kernel.core.delivery_limits import Concurrency, Limits, Rate
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.layout import Layout
-from rmq.kernel.core.limits import Concurrency, Limits, Rate
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.keyed import bounded, send, taken
 from tests.lua.test_limits import QUERY, ask

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.kernel.core.delivery_limits import Limits, Rate
 from rmq.kernel.core.layout import Layout
-from rmq.kernel.core.limits import Limits, Rate
 from rmq.kernel.topic import scripts
 from tests.lua.box import LEASE_MAX_MS
 from tests.lua.keyed import rated, send, taken

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rmq.kernel.consumer import scripts
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
 from rmq.kernel.topic import scripts as topic_scripts
 
 
@@ -50,8 +50,8 @@ def test_large_counts_keep_their_digits(box):
 
 
 def test_counts_of_all_buckets_are_kept(box):
-    report(box, *range(telemetry.BUCKETS))
-    assert counts_of(box) == tuple(range(telemetry.BUCKETS))
+    report(box, *range(metrics.BUCKETS))
+    assert counts_of(box) == tuple(range(metrics.BUCKETS))
 
 
 @pytest.mark.parametrize("counts", [(), (1,) * 65, (-1,), (1e3,), ("x",)])

@@ -8,8 +8,8 @@ import pytest
 
 from rmq.features.spark import scripts as queries_scripts
 from rmq.kernel.consumer import scripts
+from rmq.kernel.core.delivery_limits import Concurrency, Limits, Rate
 from rmq.kernel.core.layout import Layout
-from rmq.kernel.core.limits import Concurrency, Limits, Rate
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua import keyed
 from tests.lua.box import LEASE_MAX_MS, Box

@@ -9,8 +9,8 @@ import redis
 
 from rmq.features.messages import scripts
 from rmq.kernel.core import keys
+from rmq.kernel.core.delivery_limits import Concurrency, Limits
 from rmq.kernel.core.groups import Groups
-from rmq.kernel.core.limits import Concurrency, Limits
 from rmq.kernel.topic import clock as command_clock
 from tests.lua.box import LEASE_MAX_MS, Box, case
 from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of

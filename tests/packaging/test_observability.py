@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.kernel.core.telemetry import EVENTS, METRICS, SERVER_METRICS
+from rmq.kernel.core.metrics import EVENTS, METRICS, SERVER_METRICS
 from tests.examples.running import run_forked
 from tests.servers import Server
 

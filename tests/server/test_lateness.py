@@ -12,7 +12,7 @@ from rmq.features.topic_admin.service import Sampler
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import Survey
 from rmq.kernel.consumer import scripts
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
 from rmq.kernel.topic import stats
 from rmq.server.metrics import ServerMetrics
 from tests.conftest import Clock
@@ -29,17 +29,17 @@ def either(request: pytest.FixtureRequest, server: Redis, prefix: str) -> Any:
         yield made
 
 
-def counted(client: rmq.Client) -> telemetry.Counts:
+def counted(client: rmq.Client) -> metrics.Counts:
     """The counts that were reported for the topic."""
     context = client.topic(TOPIC)._context
     slots = client._transport.run(stats.counts_and_lateness(context))
-    return telemetry.total(slot.lateness for slot in slots)
+    return metrics.total(slot.lateness for slot in slots)
 
 
-def in_buckets(*lates_ms: int) -> telemetry.Counts:
-    found = [0] * telemetry.BUCKETS
+def in_buckets(*lates_ms: int) -> metrics.Counts:
+    found = [0] * metrics.BUCKETS
     for late_ms in lates_ms:
-        found[telemetry.bucket_of(late_ms)] += 1
+        found[metrics.bucket_of(late_ms)] += 1
     return tuple(found)
 
 
@@ -66,7 +66,7 @@ class Look:
         self.sampler.run_once()
 
 
-def metrics(look: Look) -> dict[str, float]:
+def exposed_buckets(look: Look) -> dict[str, float]:
     """The buckets of the topic on /metrics, by their upper bounds."""
     exposed = ServerMetrics(lambda: look.survey.topics, ServerState()).text().decode()
     name = 'rmq_take_lateness_seconds_bucket{le="'
@@ -99,8 +99,8 @@ def test_known_lateness_gives_known_percentiles_of_each_step(
     assert 2.048 <= first[1] <= 4.096
     assert 0.512 <= second[0] <= second[1] <= 1.024, "nothing of the step before"
     assert counted(client) == in_buckets(*[20] * 48, *[3000] * 2, *[700] * 5)
-    buckets = metrics(look)
-    assert len(buckets) == telemetry.BUCKETS
+    buckets = exposed_buckets(look)
+    assert len(buckets) == metrics.BUCKETS
     assert (buckets["0.016"], buckets["0.032"], buckets["1.024"], buckets["+Inf"]) == (
         0,
         48,
@@ -116,7 +116,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
     look = Look(client, prefix)
     client.topic(TOPIC).open()
     look()
-    monkeypatch.setattr(telemetry.LatenessCounter, "count", lambda *args, **named: None)
+    monkeypatch.setattr(metrics.LatenessCounter, "count", lambda *args, **named: None)
     take_late(client, clock, [20] * 3)
     clock.advance(20)
     look()
@@ -126,8 +126,8 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
 
     assert found
     assert {(sample.late_p50_s, sample.late_p99_s) for sample in found} == {(None, None)}
-    assert counted(client) == telemetry.NONE
-    assert metrics(look)["+Inf"] == 0
+    assert counted(client) == metrics.NONE
+    assert exposed_buckets(look)["+Inf"] == 0
 
 
 def slo_metrics(look: Look) -> dict[str, float]:
@@ -193,7 +193,7 @@ def test_a_consumer_that_waits_reports_while_it_waits_and_one_that_is_closed_at_
         assert sum(counted(client)) == 0, "not with every message"
     assert sum(counted(client)) == 1
 
-    monkeypatch.setattr(telemetry, "REPORT_S", 0.05)
+    monkeypatch.setattr(metrics, "REPORT_S", 0.05)
     with topic.consumer() as consumer:
         topic.send(2)
         consumer.receive()[0].ack()
@@ -218,7 +218,7 @@ def test_messages_that_are_handed_over_and_those_at_most_once_count(
 def test_a_worker_reports_while_it_runs_and_when_it_stops(
     client: rmq.Client, every_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "REPORT_S", every_s)
+    monkeypatch.setattr(metrics, "REPORT_S", every_s)
     topic, seen = client.topic(TOPIC), []
     topic.handler()(lambda body: seen.append(body))
     with rmq.Worker(client, heartbeat="thread"):
@@ -235,7 +235,7 @@ def test_a_worker_reports_while_it_runs_and_when_it_stops(
 def test_a_report_that_is_refused_hinders_nothing_and_is_made_later(
     client: rmq.Client, either: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "REPORT_S", 0.0)
+    monkeypatch.setattr(metrics, "REPORT_S", 0.0)
     topic, build = either.topic(TOPIC), scripts.lateness_report
     with topic.consumer() as consumer, monkeypatch.context() as refusing:
         refusing.setattr(scripts, "lateness_report", lambda *args: build(*args[:2], ["none"]))

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from rmq.cli import cli
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
 from rmq.kernel.topic.stats import COUNTERS
 from rmq.server.metrics import QUEUES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CATALOGUE = {metric.name: metric for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)}
+CATALOGUE = {metric.name: metric for metric in (*metrics.METRICS, *metrics.SERVER_METRICS)}
 EXPORTER = {"redis_memory_used_bytes", "redis_memory_max_bytes"}  # of redis_exporter
 SERVICES = (
     "leadership", "survey", "rollback", "retention", "schedules", "sampler", "expiry", "audits",
@@ -193,7 +193,7 @@ def test_every_metric_of_the_server_is_on_the_dashboard_or_in_a_rule() -> None:
         for expression in EXPRESSIONS.values()
         for use in uses(expression)
     }
-    missing = {metric.name for metric in telemetry.SERVER_METRICS} - named
+    missing = {metric.name for metric in metrics.SERVER_METRICS} - named
     assert missing <= {"rmq_server_service_done_total"}
 
 

@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.cli import cli
 from rmq.http_framework import requests
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
 from rmq.kernel.transport.lua import script_loader
 from rmq.server import api
 
@@ -103,7 +103,7 @@ def cli_names() -> set[str]:
 NAMES = {
     "rmq": lambda: set(rmq.__all__),
     "the command line": cli_names,
-    "metrics": lambda: {metric.name for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)},
+    "metrics": lambda: {metric.name for metric in (*metrics.METRICS, *metrics.SERVER_METRICS)},
     "scripts": lambda: set(script_loader.names()),
 }
 

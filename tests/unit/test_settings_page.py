@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.errors import RMQError
 from rmq.kernel.core import settings
-from rmq.kernel.core.limits import parse_limits
+from rmq.kernel.core.delivery_limits import parse_limits
 from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.validation import TEN_YEARS_MS, parse_duration
 

@@ -1,6 +1,6 @@
 --[[
 The limits of a slot for each key, that is each value of one header. They are the end of the slot's
-`limit`, after what lib/take/room_in reads, as `rmq/kernel/core/limits.py` writes it:
+`limit`, after what lib/take/room_in reads, as `rmq/kernel/core/delivery_limits.py` writes it:
 `:<rate>:<per>:<burst>:<most>:<header>`. A message without that header has none of these limits.
 
 At each take, the messages in flight of a key are counted in the records of the PrepareQueue's

@@ -1,8 +1,8 @@
 --[[
-The limit of a slot: its part of the topic's limit. `rmq/kernel/core/limits.py` writes it to the
-slot's hash as `<rate>:<per>:<burst>:<most>`. It means `rate` messages in `per` ms, `burst` messages
-at once, and `most` messages in flight. 0 as rate or most is no limit. lib/take/key_limits reads the
-rest of the field.
+The limit of a slot: its part of the topic's limit. `rmq/kernel/core/delivery_limits.py` writes it
+to the slot's hash as `<rate>:<per>:<burst>:<most>`. It means `rate` messages in `per` ms, `burst`
+messages at once, and `most` messages in flight. 0 as rate or most is no limit.
+lib/take/key_limits reads the rest of the field.
 
 The rate is a token bucket. A new token arrives after `per` / `rate`. The field `bucket` of the slot
 is `<since>:<taken>`: how many tokens were taken since that ms, when the bucket was full. Both are

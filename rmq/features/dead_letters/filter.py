@@ -33,7 +33,7 @@ from rmq.features.dead_letters.filter_terms import (
     conditions,
 )
 from rmq.kernel.core import failure
-from rmq.kernel.core.limits import CONDITIONS_MAX, DEPTH_MAX, PATH_MAX, TEXT_MAX
+from rmq.kernel.core.delivery_limits import CONDITIONS_MAX, DEPTH_MAX, PATH_MAX, TEXT_MAX
 from rmq.kernel.core.validation import parse_duration
 
 SHOWN = 60  # number of characters of a filter in an error

@@ -12,7 +12,7 @@ from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
 from rmq.features.workers.status import HandlerRun, WorkerStatus
-from rmq.kernel.core import record, slo as slos, telemetry
+from rmq.kernel.core import metrics, record, slo as slos
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
@@ -314,7 +314,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
         objective = topic.settings.objective
         assert objective is not None
         (before,) = yield from samples.before(topic.context, now_ms, slos.WINDOW_MS)
-        taken = telemetry.growth(topic.lateness, before.lateness) if before else ()
+        taken = metrics.growth(topic.lateness, before.lateness) if before else ()
         lateness_s = objective.lateness_s(taken, topic.total["late_ms"])
         if objective.is_missed(lateness_s):
             assert lateness_s is not None

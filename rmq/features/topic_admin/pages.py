@@ -29,8 +29,8 @@ from rmq.http_framework.figures import (
 from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration, whole_number
 from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
+from rmq.kernel.core.delivery_limits import Limits
 from rmq.kernel.core.history import Sample
-from rmq.kernel.core.limits import Limits
 from rmq.kernel.core.settings import FIXED, Settings
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic.stats import COUNTERS, GAUGES

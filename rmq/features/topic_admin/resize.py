@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from rmq.errors import InvalidValue, RMQError, TopicVanished
 from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.core.delivery_limits import Limits
 from rmq.kernel.core.layout import RESIZES_MAX, Layout, Resizing
-from rmq.kernel.core.limits import Limits
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.capacity import change_layout as _change, waiting as _waiting

@@ -16,8 +16,8 @@ from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.metrics import LatenessCounter
 from rmq.kernel.core.places import Places
-from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.delivery.inner_delivery import SharedLeases
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
+from rmq.kernel.core.metrics import Counts
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.telemetry import Counts
 
 LEVELS = ("retries", "priority", "due", "later", "in_flight", "dead", "held")
 COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead_lettered")
@@ -148,9 +148,9 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
-    if not 0 <= size <= len(counters) or not 0 <= first <= telemetry.BUCKETS - size:
+    if not 0 <= size <= len(counters) or not 0 <= first <= metrics.BUCKETS - size:
         return ()
-    after = telemetry.BUCKETS - first - size
+    after = metrics.BUCKETS - first - size
     return (*(0,) * first, *counters[:size], *(0,) * after)
 
 
@@ -243,12 +243,12 @@ def _point(
 ) -> Sample:
     taken: Counts = ()
     if before is not None:
-        taken = telemetry.growth(figures.lateness, before.lateness)
+        taken = metrics.growth(figures.lateness, before.lateness)
     due_since_ms = figures.due_since_ms
     return Sample(
         moment(at_ms),
         dict(zip(LEVELS, figures.levels, strict=True)),
         max(0, at_ms - due_since_ms) / 1000 if due_since_ms else 0.0,
         rates,
-        *(telemetry.percentile_s(taken, share) for share in (0.50, 0.99, 0.90, 0.95)),
+        *(metrics.percentile_s(taken, share) for share in (0.50, 0.99, 0.90, 0.95)),
     )

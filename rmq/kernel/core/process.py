@@ -1,19 +1,9 @@
-"""Forks, and the signals that stop a process.
-
-A child must not use the connections and replay sessions of its parent. The first SIGTERM or SIGINT
-asks a worker to stop; the second ends the worker at once.
-"""
+"""Forks: a child must not use the connections and replay sessions of its parent."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from queue import Empty, SimpleQueue
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 FORKS = hasattr(os, "fork")  # POSIX only; Windows does not inherit descriptors either
 generation = 0  # number of forks between this process and the process that imported RMQ
@@ -31,62 +21,3 @@ def _forked() -> None:
 
 
 call_in_child(_forked)
-
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-END_S = 2.0  # time from a second signal to the forced end of the process
-
-
-@contextlib.contextmanager
-def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Handle signals by a function of number and frame; restore the old handlers at the end."""
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-class StopSignals:
-    """Signals that arrive while `received` is open."""
-
-    def __init__(self) -> None:
-        self.asked = False  # after a first signal
-        self.at_once = False  # after a second signal
-        self.number = 0  # number of the second signal
-        # Only a SimpleQueue is safe if a signal interrupts `put`.
-        self._received: SimpleQueue[int] = SimpleQueue()
-
-    @contextlib.contextmanager
-    def received(self) -> Iterator[None]:
-        """Receive signals if this is the main thread; do nothing in other threads."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self.asked = self.at_once = False
-        with handling(STOPPING, self._on_signal):
-            try:
-                yield
-            finally:
-                self.asked = False
-
-    def wait(self, seconds: float) -> None:
-        """Wait until a signal arrives or `wake` is called."""
-        with contextlib.suppress(Empty):
-            self._received.get(timeout=seconds)
-
-    def wake(self) -> None:
-        """End a wait; may be called from any thread."""
-        self._received.put(0)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal, without a lock: the interrupted code may hold the lock."""
-        if self.asked:
-            self.number = number
-            self.at_once = True
-            # A normal release may be impossible: Redis is unreachable, or a thread is blocked.
-            end = threading.Timer(END_S, os._exit, (128 + number,))
-            end.daemon = True
-            end.start()
-        self.asked = True
-        self._received.put(number)

@@ -13,11 +13,17 @@ from shlex import quote
 from typing import Any, Literal, TypedDict
 
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
-from rmq.kernel.core import layout as layouts, limits, pause, retry as policies, slo as slos
+from rmq.kernel.core import (
+    delivery_limits,
+    layout as layouts,
+    pause,
+    retry as policies,
+    slo as slos,
+)
+from rmq.kernel.core.delivery_limits import Limit, Limits, parse_limits
 from rmq.kernel.core.groups import OFF as NO_GROUPS, Groups, parse_groups
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.layout import Layout
-from rmq.kernel.core.limits import Limit, Limits, parse_limits
 from rmq.kernel.core.pause import Pause
 from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN
@@ -462,7 +468,7 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
         elif name == "durability":
             values[name] = _read_durability(text)
         elif name == "limit":
-            values[name] = limits.from_redis(text)
+            values[name] = delivery_limits.from_redis(text)
         elif name in ("groups", "slo", "overflow", "on_expire"):
             values[name] = _CHECKS[name][1](text)
         elif name in ("slots", "max_retries", "max_length", "max_body"):

@@ -2,7 +2,7 @@
 
 A service-level objective such as "p99<2s": 99 of 100 messages are taken less than 2 s after they
 were due. It is compared with the messages taken in the last minutes (`WINDOW_MS`), as
-`telemetry` counts them, to within a factor of 2. If none was taken, it is compared with the wait of
+`metrics` counts them, to within a factor of 2. If none was taken, it is compared with the wait of
 the oldest message, whose lateness will be at least that long.
 """
 
@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core.telemetry import Counts, percentile_s
+from rmq.kernel.core.metrics import Counts, percentile_s
 from rmq.kernel.core.validation import duration_ms, format_duration, parse_duration
 
 OFF = "off"

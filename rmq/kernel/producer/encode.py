@@ -11,9 +11,9 @@ import msgpack
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import ids, record
 from rmq.kernel.core.codec import Codec, Offloaded
+from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.settings import Settings

@@ -15,7 +15,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.core import settings, telemetry
+from rmq.kernel.core import metrics, settings
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.keys import (
     NAME,
@@ -26,8 +26,8 @@ from rmq.kernel.core.keys import (
     topics_key,
     workers_key,
 )
+from rmq.kernel.core.metrics import Counts
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import opening, scripts, stats
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
@@ -97,7 +97,7 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
         each.error = next((reply for reply in slots if isinstance(reply, RMQError)), None)
         if each.error is None:
             each.slots = [slot.counts for slot in slots]
-            each.lateness = telemetry.total(slot.lateness for slot in slots)
+            each.lateness = metrics.total(slot.lateness for slot in slots)
     return topics
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rmq.errors import DecodeError
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import metrics
 from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.telemetry import Counts
+from rmq.kernel.core.metrics import Counts
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -230,7 +230,7 @@ def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
         command.script,
         command.keys,
         command.args,
-        lambda reply: SlotCounts(command.parse(reply), telemetry.read(reply[-1])),
+        lambda reply: SlotCounts(command.parse(reply), metrics.read(reply[-1])),
     )
 
 

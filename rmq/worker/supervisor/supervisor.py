@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from rmq.kernel.core.process import STOPPING, handling
+from rmq.kernel.core.stop_signals import STOPPING, handling
 from rmq.worker.supervisor.process import Counts, WorkerProcess
 from rmq.worker.watchdog import Health
 from rmq.worker.worker import HANDED_BACK, RECYCLED, STUCK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core import settings, slo, telemetry
+from rmq.kernel.core import metrics, settings, slo
 from rmq.kernel.core.slo import Slo
 
 
@@ -60,10 +60,10 @@ def test_topic_of_an_older_version_has_none() -> None:
     assert settings.from_redis("t", stored).objective is None
 
 
-def taken(*lates_ms: int) -> telemetry.Counts:
-    found = [0] * telemetry.BUCKETS
+def taken(*lates_ms: int) -> metrics.Counts:
+    found = [0] * metrics.BUCKETS
     for late_ms in lates_ms:
-        found[telemetry.bucket_of(late_ms)] += 1
+        found[metrics.bucket_of(late_ms)] += 1
     return tuple(found)
 
 
@@ -80,5 +80,5 @@ def test_while_none_is_taken_the_oldest_that_waits_is_compared() -> None:
 
     assert objective.lateness_s((), 0) is None
     assert not objective.is_missed(None)
-    assert objective.is_missed(objective.lateness_s(telemetry.NONE, 2000))
+    assert objective.is_missed(objective.lateness_s(metrics.NONE, 2000))
     assert not objective.is_missed(objective.lateness_s((), 1999))

@@ -11,7 +11,7 @@ import rmq
 from rmq.errors import InvalidValue
 from rmq.kernel.core import record
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
+from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.producer.encode import EncodedMessage, encode
 from rmq.kernel.topic.context import TopicContext

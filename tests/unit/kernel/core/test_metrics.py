@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from rmq.kernel.core import telemetry
-from rmq.kernel.core.telemetry import EVENTS, LABELS, METRICS, SERVER_METRICS, Event, Metric
+from rmq.kernel.core import metrics
+from rmq.kernel.core.metrics import EVENTS, LABELS, METRICS, SERVER_METRICS, Event, Metric
 
 ALL = (*METRICS, *SERVER_METRICS)
 
@@ -52,12 +52,12 @@ def test_an_event_has_fields_that_logging_takes(event: Event) -> None:
 def test_names_are_given_once_and_everything_is_listed() -> None:
     for kind, listed in ((Metric, ALL), (Event, EVENTS)):
         assert len({one.name for one in listed}) == len(listed)
-        defined = [one for one in vars(telemetry).values() if isinstance(one, kind)]
+        defined = [one for one in vars(metrics).values() if isinstance(one, kind)]
         assert sorted(one.name for one in defined) == sorted(one.name for one in listed)
 
 
 def test_lateness_is_reported_of_first_attempts_and_is_never_negative() -> None:
-    assert telemetry.lateness_s(1, 10_000, 1_000, 12_500) == 2.5
-    assert telemetry.lateness_s(1, 0, 1_000, 12_500) == 11.5, "to be taken at once"
-    assert telemetry.lateness_s(1, 10_000, 0, 9_000) == 0, "our clock is behind"
-    assert telemetry.lateness_s(2, 10_000, 0, 12_500) is None
+    assert metrics.lateness_s(1, 10_000, 1_000, 12_500) == 2.5
+    assert metrics.lateness_s(1, 0, 1_000, 12_500) == 11.5, "to be taken at once"
+    assert metrics.lateness_s(1, 10_000, 0, 9_000) == 0, "our clock is behind"
+    assert metrics.lateness_s(2, 10_000, 0, 12_500) is None

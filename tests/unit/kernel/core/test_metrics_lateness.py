@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rmq.kernel.core import ids, telemetry
-from rmq.kernel.core.telemetry import BOUNDS_MS, BUCKETS, NONE, LatenessCounter
+from rmq.kernel.core import ids, metrics
+from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, NONE, LatenessCounter
 
 NOW_MS = 1_790_000_000_000
 RETRIES = 3
@@ -17,7 +17,7 @@ def timed(late_ms: int) -> bytes:
     return bytes((1, 0, 0, 0, 0, 0, 0, 1)) + (NOW_MS - late_ms).to_bytes(6, "big") + b"body"
 
 
-def counted(*lates_ms: int) -> telemetry.Counts:
+def counted(*lates_ms: int) -> metrics.Counts:
     counter = LatenessCounter()
     for late_ms in lates_ms:
         counter.count([bytes(16)], [timed(late_ms)], b"", RETRIES, NOW_MS)
@@ -35,15 +35,15 @@ def at_rank(lates_ms: list[int], share: float) -> int:
 
 @pytest.mark.parametrize("late_ms", [0, 1, 2, 3, 4, 1000, 3_600_000, *BOUNDS_MS])
 def test_a_lateness_is_in_the_bucket_between_its_bounds(late_ms: int) -> None:
-    bucket = telemetry.bucket_of(late_ms)
+    bucket = metrics.bucket_of(late_ms)
 
     assert bucket == 0 or BOUNDS_MS[bucket - 1] <= late_ms
     assert bucket == BUCKETS - 1 or late_ms < BOUNDS_MS[bucket]
 
 
 def test_a_lateness_below_zero_counts_as_none_and_one_of_days_as_the_last() -> None:
-    assert telemetry.bucket_of(-5) == 0
-    assert telemetry.bucket_of(7 * 86_400_000) == BUCKETS - 1
+    assert metrics.bucket_of(-5) == 0
+    assert metrics.bucket_of(7 * 86_400_000) == BUCKETS - 1
     assert BOUNDS_MS[-1] >= 3_600_000
 
 
@@ -53,10 +53,10 @@ def test_a_percentile_lies_in_the_bucket_of_the_true_one(seed: int, share: float
     chance = random.Random(seed)
     lates_ms = [int(chance.lognormvariate(5, 3)) for _ in range(chance.randint(1, 500))]
 
-    found_s = telemetry.percentile_s(counted(*lates_ms), share)
+    found_s = metrics.percentile_s(counted(*lates_ms), share)
 
     true_ms = at_rank(lates_ms, share)
-    bucket = telemetry.bucket_of(true_ms)
+    bucket = metrics.bucket_of(true_ms)
     assert found_s is not None
     low, high = (0, *BOUNDS_MS)[bucket], (*BOUNDS_MS, BOUNDS_MS[-1])[bucket]
     assert low <= found_s * 1000 <= high
@@ -64,33 +64,33 @@ def test_a_percentile_lies_in_the_bucket_of_the_true_one(seed: int, share: float
 
 def test_a_percentile_of_another_bucket_is_noticed() -> None:
     """Negative control: the p50 of a hundred times later messages is not within these bounds."""
-    found_s = telemetry.percentile_s(counted(*[100_000] * 9), 0.5)
+    found_s = metrics.percentile_s(counted(*[100_000] * 9), 0.5)
     assert found_s is not None
     assert not 512 <= found_s * 1000 <= 1024
 
 
 def test_without_deliveries_there_is_no_percentile() -> None:
-    assert telemetry.percentile_s(NONE, 0.5) is None
-    assert telemetry.percentile_s((), 0.99) is None
-    assert telemetry.percentile_s(telemetry.growth(counted(5), counted(5)), 0.5) is None
+    assert metrics.percentile_s(NONE, 0.5) is None
+    assert metrics.percentile_s((), 0.99) is None
+    assert metrics.percentile_s(metrics.growth(counted(5), counted(5)), 0.5) is None
 
 
 def test_growth_is_of_what_is_known_and_never_negative() -> None:
-    assert telemetry.growth(counted(5, 900), counted(5)) == counted(900)
-    assert telemetry.growth(counted(5), ()) == telemetry.growth((), counted(5)) == ()
-    assert telemetry.growth(counted(5), counted(5, 5, 900)) == NONE
-    assert telemetry.growth((1, 2), counted()) == (1, 2, *NONE[2:])
+    assert metrics.growth(counted(5, 900), counted(5)) == counted(900)
+    assert metrics.growth(counted(5), ()) == metrics.growth((), counted(5)) == ()
+    assert metrics.growth(counted(5), counted(5, 5, 900)) == NONE
+    assert metrics.growth((1, 2), counted()) == (1, 2, *NONE[2:])
 
 
 def test_the_total_of_slots_is_the_sum_of_each_bucket() -> None:
-    assert telemetry.total([counted(5), (), counted(5, 900)]) == counted(5, 5, 900)
-    assert telemetry.total([]) == NONE
+    assert metrics.total([counted(5), (), counted(5, 900)]) == counted(5, 5, 900)
+    assert metrics.total([]) == NONE
 
 
 def test_what_a_slot_stores_is_read() -> None:
-    assert telemetry.read(b"") == ()
-    assert telemetry.read(b"0 3 1") == (0, 3, 1)
-    assert len(telemetry.read(b"1 " * 40)) == BUCKETS
+    assert metrics.read(b"") == ()
+    assert metrics.read(b"0 3 1") == (0, 3, 1)
+    assert len(metrics.read(b"1 " * 40)) == BUCKETS
 
 
 def test_a_message_without_a_due_time_counts_from_when_its_id_was_made() -> None:
@@ -99,7 +99,7 @@ def test_a_message_without_a_due_time_counts_from_when_its_id_was_made() -> None
 
     counter.count([made(NOW_MS - 700), made(NOW_MS - 700, 0x40)], [plain] * 2, b"", RETRIES, NOW_MS)
 
-    assert telemetry.bucket_of(700) == 10
+    assert metrics.bucket_of(700) == 10
     assert counter.take() == counted(700, 700)
 
 
@@ -128,11 +128,11 @@ def test_of_a_large_batch_some_stand_for_all(size: int) -> None:
     counts = counter.take()
     assert sum(counts) == size
     for share in (0.1, 0.5, 0.9):
-        found_s = telemetry.percentile_s(counts, share)
+        found_s = metrics.percentile_s(counts, share)
         assert found_s is not None
         near = max(1 / 8, 1 / size)  # of the ranks
-        low = telemetry.bucket_of(at_rank(lates_ms, max(0.001, share - near)))
-        high = telemetry.bucket_of(at_rank(lates_ms, min(1.0, share + near)))
+        low = metrics.bucket_of(at_rank(lates_ms, max(0.001, share - near)))
+        high = metrics.bucket_of(at_rank(lates_ms, min(1.0, share + near)))
         assert (0, *BOUNDS_MS)[low] <= found_s * 1000 <= BOUNDS_MS[high]
 
 

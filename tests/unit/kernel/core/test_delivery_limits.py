@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.core import limits, settings
+from rmq.kernel.core import delivery_limits, settings
+from rmq.kernel.core.delivery_limits import Concurrency, Limits, Rate, parse_limits
 from rmq.kernel.core.layout import Layout
-from rmq.kernel.core.limits import Concurrency, Limits, Rate, parse_limits
 
 BOTH = Limits(Rate(100, 1), Concurrency(5))
 
@@ -43,7 +43,7 @@ def test_limit_is_accepted_in_every_form_and_comes_back_from_its_texts(
     found = parse_limits(given)
 
     assert found.to_redis() == parsed.to_redis()
-    assert limits.from_redis(found.to_redis()).to_redis() == parsed.to_redis()
+    assert delivery_limits.from_redis(found.to_redis()).to_redis() == parsed.to_redis()
     assert parse_limits(str(found)).to_redis() == parsed.to_redis()
 
 
@@ -164,4 +164,4 @@ def test_limit_of_a_later_version_is_refused() -> None:
         "rate:1:2:3:by=a",
     ):
         with pytest.raises(rmq.InvalidValue, match="in Redis"):
-            limits.from_redis(text)
+            delivery_limits.from_redis(text)

@@ -1,4 +1,4 @@
-"""The catalogue of telemetry: every metric and every log event of RMQ.
+"""Every metric and every log event of RMQ: names, kinds, labels and units.
 
 The interceptors in `rmq.interceptors` emit them. A label has few values, and never a message id.
 
