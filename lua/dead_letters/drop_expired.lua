@@ -56,7 +56,7 @@ while looked < #members and bytes < READ_BYTES do
     local record, id = batch[i], members[looked + i]
     bytes = bytes + (record and #record or 0)
     local expiry, key, _
-    if record and #record >= FIXED then -- a take handles a record that is cut short
+    if record and #record >= FIXED then -- prepare handles a record that is cut short
       _, expiry, key = envelope(record)
     end
     if expiry and expiry <= now then

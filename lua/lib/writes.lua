@@ -1,7 +1,7 @@
 -- Writes that avoid a limit or a slow path of Redis.
 
 -- Let the script write while Redis is at maxmemory. Redis stops checking memory after a write that
--- needs none. Removing a member that is missing is such a write.
+-- needs no memory. To remove a member that is missing needs no memory.
 --- @inline
 local function allow_oom(zset)
   redis.call('ZREM', zset, '')

@@ -7,9 +7,9 @@ Returns   For each query, in the order in which their leases end: its run, and t
           lease ends, negative after that.
 Cost      O(k), k = limit
 Atomic    One moment of one slot. The only write corrects `leases_until` of the slot, which is when
-          the first lease ends. Consumers read it when they receive: with a past time and no expired
-          lease, they would look for one again and again. The write needs no memory. A second run
-          does the same.
+          the first lease ends. Consumers search for expired leases if that time has passed. If it
+          were too early, they would search each time. The write needs no memory. A second run does
+          the same.
 ]]
 --- @keys slot queries leases
 --- @include "lib/check"

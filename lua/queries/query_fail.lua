@@ -8,8 +8,8 @@ ARGV[3]   index                the slot's index, sent to the consumers that are 
 ARGV[4]   reason               f failed: each message uses up a retry; r rejected: dead at once
 ARGV[5..] n numbers of the log, ascending, within 4000; n members (13 bytes each); n times a
           wait_ms until the retry, '' for the topic's policy; n errors (at most 64 KiB each)
-Returns   A letter for each message: r goes back for a retry, d dead. R or D: an earlier call has
-          done that. 0: it is not in flight for the query.
+Returns   A letter for each message: r goes back for a retry, d dead. R or D: the same, by an
+          earlier call. 0: it is not in flight for the query.
 Cost      O(L / 500 + s + n log M), L = ids in the log, s = numbers from the first to the last, M =
           members of the slot. n is at most 1000. A slot in order also reads the n records.
 Atomic    A message moves in the step that marks its number, so no second call moves it, whoever

@@ -2,8 +2,8 @@
 query_read: hand out messages of a query. Stores the newest number handed out and the bytes read,
 and changes nothing else. The script only checks that the slot exists.
 
-ARGV[1]   after                the first message has the number after this
-ARGV[2]   upto                 largest number of the last message
+ARGV[1]   after                messages after this number
+ARGV[2]   upto                 up to this number
 ARGV[3]   limit                1 to 4000; with records 1 to 1000
 ARGV[4]   records              1: also return the records; 0: the caller reads them with HMGET
 ARGV[5]   bytes                that the caller has read since its last call; query_settle returns

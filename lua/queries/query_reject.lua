@@ -1,6 +1,6 @@
 --[[
-query_reject: send messages of a query to the DeadQueue, from the beginning of its log. In a slot
-with groups, the next messages of these groups go out in `store`.
+query_reject: send messages of a query to the DeadQueue, from the beginning of its log. `store` is
+for slots with groups, whose next messages go out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

@@ -1,6 +1,6 @@
 --[[
-query_release: give back messages of a query that were never handed out, as if it had not received
-them. They are the messages after a number of its log. `failures` and `records` are only read.
+query_release: give back the messages after a number of a query's log, if none was handed out. It
+is as if the query had not received them. `failures` and `records` are only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

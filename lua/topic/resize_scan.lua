@@ -16,7 +16,7 @@ Returns   {cursor of the next page, 0 at the end; number of such messages in the
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. The caller repeats a page until it finds no such message there, and then reads
           the next page. So no such message is left at the end: one HSCAN returns every record that
-          exists from the first page to the last. This is true for one server until it restarts.
+          exists during the whole pass. This is true for one server until it restarts.
           Another server has the records in another order, so a cursor names its server.
 ]]
 --- @keys slot store prepare records

@@ -1,6 +1,6 @@
 --[[
-slot: give a slot the settings of its topic, which its scripts read. A slot that has them already is
-not changed.
+slot: store the settings of a topic in one of its slots, where the scripts read them. A slot that
+has them already is not changed.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
@@ -12,16 +12,16 @@ ARGV[6..] pairs of setting, value. The topic need not have `paused`, `paused_sen
 Returns   1 created or changed, 0 had these settings or later settings, -1 belongs to a topic with
           another stamp
 Cost      O(settings)
-Atomic    Settings of an older revision change nothing, so callers may come in any order. No message
+Atomic    Settings of an older revision change nothing, so calls may come in any order. No message
           changes. A slot with messages keeps the smaller `chunk`, because its messages may be
           larger than the topic accepts now. A slot with an older stamp and without messages is
           created again. An existing slot is changed also while Redis is at maxmemory.
           A slot whose stamp is at most `resizes` older is of the same topic with another number of
-          slots. It gets the new stamp and keeps its messages, `upto` gets its last acceptance
-          number, and its consumers are woken.
+          slots. It gets the new stamp and keeps its messages. `upto` gets its last acceptance
+          number. Its consumers are woken.
           After a resize the slot numbers its deliveries by the clock (lib/take/delivery_numbers).
-          The next number is larger than `delivered_from`, so fences also grow for a basis that
-          moves to this slot from another slot.
+          The next number is larger than `delivered_from`. So fences also grow for messages of a
+          basis that went to another slot before.
           A changed `max_retries` is stored with a plus (lib/leases/receipt), because clients may
           use the former value for a time.
           A new dedup window begins with the ids that the former window still remembers. Ids that it
@@ -79,7 +79,7 @@ local function change_window(window)
   if not settled_turn or window <= 0 or window == tonumber(dedup_ms) then
     return nil
   end
-  -- Turns are counted in windows. The set that is being filled must stay the same.
+  -- A turn is the number of a window. The set that is being filled must stay the same.
   local last_turn, turn = tonumber(settled_turn), math.floor(now / window)
   if turn % 2 ~= last_turn % 2 then
     turn = turn + 1

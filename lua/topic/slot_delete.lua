@@ -5,8 +5,8 @@ count its messages.
 ARGV[1]   created              the topic's stamp
 ARGV[2]   most           ''    only count; or the number of messages that may be deleted with it
 Returns   {1 deleted | 0 not deleted: it has more messages, or the call only counts | -1 not
-          deleted: it has a newer stamp | -2 not deleted: bodies in a store belong to it; number of
-          messages that wait, that are in flight, that are dead}
+          deleted: it has a newer stamp | -2 not deleted: bodies in an object store belong to it;
+          number of messages waiting, in flight, dead}
 Cost      O(1): Redis frees large keys in another thread.
 Atomic    The slot is deleted as a whole or not changed. Letters in its trash are not counted. Types
           are checked first. A slot that has had offloaded bodies is deleted only when it has no

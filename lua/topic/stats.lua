@@ -6,7 +6,7 @@ Returns   A list of numbers, and a text at its end:
           1-4    retries, messages with a priority, due messages, later messages
           5-7    messages in flight, dead letters, letters in the trash
           8-10   records, merge windows, remembered ids
-          11     for how many ms the oldest message has waited that may be received
+          11     how long the oldest message has waited that may be received, ms
           12     waiting messages that are held back by a pause, by the limit or by their groups
           13-14  since when receives are paused, and since when sends are (epoch ms, or 0)
           15     expired leases that were not given back; a shared lease and a query count as one
@@ -17,8 +17,8 @@ Returns   A list of numbers, and a text at its end:
           32     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
-          has no time. The script reads the first due message, and the first messages of the 24
-          lowest priorities and numbers of retries: others are received before them.
+          has no time. The script compares the first due message and the first messages of the 24
+          lowest priorities and numbers of retries, because others are received before them.
           Messages behind others of their group count as messages with a priority.
 Cost      O(log L), up to 50 look-ups, L = messages of the slot. With a limit for each key, up to
           2000 records of 8 MiB at most.

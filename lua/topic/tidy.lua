@@ -1,5 +1,5 @@
 --[[
-tidy: drop everything of a slot whose time is over.
+tidy: drop everything in a slot that has passed its time.
 
 It drops dead letters past the topic's retention, letters in the trash, settled ids past the dedup
 window, and old answers in replay sessions. It drops full buckets of limits for each key, and old

@@ -10,15 +10,17 @@ The failures hash has an entry for each message that has failed:
               n no handler, d redriven
   byte 4      flags: 1 earlier attempts follow; 8 the details belong to an earlier attempt
   bytes 5-10  when, epoch ms
-  flag 1      2 bytes: attempts since the message was sent; 1 byte: number of items; 2: their
-              bytes; the items
+  if flag 1   attempts since the message was sent (2 bytes), number of items (1 byte), size of the
+              items (2 bytes), the items
   rest        details: the consumer's error, msgpack of [error, traceback, worker]
 
-Items are earlier attempts, the newest first. An item has a byte of reason, a byte of flags, 6 bytes
-of time, and then error, traceback and worker, each after 2 bytes of length. A flag leaves a text
-out: 1, 2 or 4 if error, traceback or worker is the same as in the item before, or in the entry; 16
-if the traceback is the same without its last lines, which are the error. Flag 8 is as above. A
-lease that expired and a redrive are no attempts and have no number.
+Items are earlier attempts, the newest first. An item has the reason (1 byte), flags (1 byte), the
+time (6 bytes), error, traceback and worker. Each of these texts is behind its length (2 bytes).
+
+A text that the next newer attempt has is left out. Flags 1, 2 and 4 say that for the error, the
+traceback and the worker. Flag 16 says that the traceback is the same without its last lines, which
+are the error. Flag 8 is as above. An expired lease and a redrive are no attempts and have no
+number.
 
 A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]

@@ -4,8 +4,8 @@ Ids of settled messages, remembered for at least the topic's dedup window.
 Two sets take turns. One set is filled for a window while the other ages; then the older set is
 dropped as a whole. So an id is remembered for one to two windows, and forgetting has no cost for
 each id. The sets do not expire: Redis frees an expired key in its main thread, which takes 100 to
-300 ms for 600 000 ids. UNLINK in a script frees it in another thread. The next writer to the slot
-calls it, or tidy.
+300 ms for 600 000 ids. UNLINK in a script frees it in another thread. The next write to the slot
+calls it, or tidy does.
 
 If the clock steps back, the turns do not. If the clock was more than one window ahead, the turns
 follow it again: the set that is being filled becomes the set of the next turn with the same parity.
@@ -57,7 +57,7 @@ end
 local function find_settled(window, last_turn, now, given, from, to)
   local turn = turn_of(window, now, last_turn)
   if last_turn == nil or turn - last_turn >= 2 then
-    return nil -- both sets are older than the window, or never were
+    return nil -- both sets are older than the window, or do not exist
   end
   local young, old = settled0, settled1
   if turn % 2 == 1 then

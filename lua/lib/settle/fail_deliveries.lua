@@ -6,7 +6,7 @@
 --- @include "lib/settle/retry"
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
-local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
+local SEED_MOST = 2147483647 -- 2^31 - 1: the largest seed of random numbers
 
 -- Return the set of some ids.
 local function set_of(ids)
@@ -90,13 +90,13 @@ local function store_retries(failed, fields, places, now)
   return letters, died, later, leaving
 end
 
--- Give failed deliveries back: a message with retries left goes to the StoreQueue again, another to
--- the DeadQueue. The first write frees memory.
---   failed: `ids`, at least one, and for each its receipt as text (`receipts`) and the text of its
---     error or nil (`details`); `reason`, a letter (lib/settle/attempts); `wait` or `waits`: ms
---     until the retry, of all or of each; without a wait the policy of the topic applies
+-- Give failed deliveries back. A message with retries left goes to the StoreQueue again, a message
+-- without retries goes to the DeadQueue. The first write frees memory.
+--   failed: a table of `ids`, at least one; `receipts`, as text; `details`, the text of each error
+--     or nil; `reason`, a letter (lib/settle/attempts); `wait`, ms until all retries, or `waits`,
+--     ms until each retry. Without a wait the policy of the topic applies
 --   fields: from read_return_fields
--- Returns a letter for each, r retry or d dead, and how many are dead.
+-- Returns a letter for each delivery, r retry or d dead, and how many are dead.
 --- @inline
 local function fail_deliveries(failed, fields, now, now_us)
   local places = fields[ORDERED] and read_places(fields[ORDERED])

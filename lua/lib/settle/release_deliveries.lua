@@ -8,8 +8,8 @@
 
 -- Move deliveries to the front of their priority, or of the due messages if they have none, or
 -- delay them. It uses up no retry. The first write frees memory.
---   released: `ids`, at least one, in the order of delivery; for each its receipt (`receipts`) and
---     its priority, or when it was due (`places`), as numbers
+--   released: a table of `ids`, at least one, in the order of delivery; `receipts`, as numbers; and
+--     `places`: the priority of each message, or when it was due
 --   fields: from read_return_fields
 --   wait: ms until they may be received; 0: at once
 --- @inline
