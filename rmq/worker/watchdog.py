@@ -241,8 +241,7 @@ class Watchdog:
         self._stopping = stopping
         self._limits = limits
         self._ended = threading.Event()
-        self._pinged_at = float("-inf")  # time of the last PING
-        self._last_outage = float("-inf")  # time of the last failed PING
+        self._pinged_at = self._last_outage = float("-inf")  # last PING, and last failed PING
         self._outage_log = OutageLog(transport)
         self.stuck = False
         self._may_kill = False  # whether the heartbeat may kill this process at a standstill

@@ -271,7 +271,7 @@ def keeps_and_gives_back_shared_leases(s: Scene) -> None:
 
     def flow() -> Any:
         assert (yield scripts.get(keys, id))
-        yield from rollback.release_unheld(topic._context, {0: 1}, lambda id: False)
+        yield from rollback.release_orphans(topic._context, {0: 1}, lambda id: False)
         yield consumer_scripts.lease_renew(keys, 1, 60_000)
         yield consumer_scripts.lease_release(topic._context.channel, keys, 1, 1)
 

@@ -172,7 +172,7 @@ def test_a_message_that_is_heard_before_the_take_of_its_credit_is_answered_is_gi
         while not state.subscription.payloads:
             run(_once(AwaitSignal(state.subscription, PATIENCE_S)))
 
-        given = run(receive.take_handed_over(state))
+        given = run(receive.receive_handed_over(state))
         state.ready_at = [0.0]
         given += run(receive.receive_ready(state, LIMIT))
 
@@ -194,7 +194,7 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         del state.subscription.payloads[heard:]  # the connection died
         state.subscription.is_deaf = state.credits.in_doubt = True
 
-        given = run(receive.take_handed_over(state))
+        given = run(receive.receive_handed_over(state))
         state.ready_at = [0.0]
         again = run(receive.receive_ready(state, LIMIT))
 
@@ -225,7 +225,7 @@ def test_what_a_take_took_whose_master_was_away_is_taken_when_it_is_back(
 
         assert [len(batch.ids) for _, batch in given] == [1]
         assert not any(batch.lefts for _, batch in given)  # it costs no retry
-        assert not state.is_to_hand_back
+        assert not state.must_hand_back
 
 
 def test_what_was_handed_over_to_a_workers_connection_that_died_comes_soon(
@@ -336,7 +336,7 @@ def check_that_a_repeated_take_forgets_nothing(
             state.ready_at = [0.0]
             given += run(receive.receive_ready(state, LIMIT))
             run(_once(AwaitSignal(state.subscription, 0.05)))
-            given += run(receive.take_handed_over(state))
+            given += run(receive.receive_handed_over(state))
 
         ids = [id for _, batch in given for id in batch.ids]
         assert len(ids) == len(set(ids)) == sent + 1

@@ -50,12 +50,12 @@ def test_a_worker_that_compares_nothing_is_found(
 def test_a_worker_that_gives_back_what_it_holds_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_held, count = ConsumerFlows.is_held, itertools.count(1)
+    has_delivery, count = ConsumerFlows.has_delivery, itertools.count(1)
 
     def forgetful(self: ConsumerFlows, id: bytes) -> bool:
-        return is_held(self, id) and next(count) % 3 > 0
+        return has_delivery(self, id) and next(count) % 3 > 0
 
-    monkeypatch.setattr(ConsumerFlows, "is_held", forgetful)
+    monkeypatch.setattr(ConsumerFlows, "has_delivery", forgetful)
     monkeypatch.setattr(lost_acks, "COMPARE_S", 0.2)
     monkeypatch.setattr("rmq.worker.receiving.fetcher.POLL_S", 0.2)
 

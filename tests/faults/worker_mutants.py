@@ -61,7 +61,7 @@ def acks_by_id() -> None:
             yield RawCommand("ack", "HDEL", keys.records, one.id.member)
             one.state = SETTLED
         assert self._shared_leases is not None
-        self._shared_leases.forget(deliveries)
+        self._shared_leases.remove(deliveries)
         return []
 
     ConsumerFlows.ack = ack  # type: ignore[method-assign]

@@ -154,7 +154,7 @@ def test_retry_takes_a_token_and_costs_no_more_retries(make_box):
     assert box.take_one().left == 15
 
 
-def test_what_is_held_back_keeps_its_order_and_its_retries(make_box):
+def test_what_must_wait_keeps_its_order_and_its_retries(make_box):
     box = rated(make_box, 10, burst=1)
     low, high = box.send(3), box.send(3, priority=900)
     due = box.one(due=50)

@@ -277,7 +277,7 @@ def test_a_message_sent_and_not_marked_is_sent_again_and_stored_once(
     assert drain(client.topic(name)) == list(range(5))
 
 
-def test_a_topic_that_redis_cannot_serve_is_held_back_and_no_other(database, client, server, name):
+def test_a_topic_that_redis_cannot_serve_must_wait_and_no_other(database, client, server, name):
     engine, outbox = prepared(database), Outbox()
     client.topic(f"{name}-bad").open()
     with server.raw() as raw:

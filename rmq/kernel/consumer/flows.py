@@ -170,7 +170,7 @@ class ConsumerFlows:
     def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:
         """Remember deliveries until they are settled, or until long after their lease expired."""
         if self._shared_leases is not None:
-            self._shared_leases.hold(deliveries)
+            self._shared_leases.add(deliveries)
         self.open.update({delivery.raw_id: delivery for delivery in deliveries})
         if len(self.open) > self._tidy_at:
             long_ago = time.monotonic() - FORGET_S
@@ -180,8 +180,8 @@ class ConsumerFlows:
                     self._forget(delivery)
             self._tidy_at = 2 * len(self.open) + TIDY_FROM
 
-    def is_held(self, id: bytes) -> bool:
-        """Return whether an unsettled delivery of this message is held."""
+    def has_delivery(self, id: bytes) -> bool:
+        """Return whether there is an unsettled delivery of this message."""
         delivery = self.open.get(id)
         return delivery is not None and delivery.state == OPEN
 
@@ -341,7 +341,7 @@ class ConsumerFlows:
             self._forget(delivery)
             settled.append(delivery)
         if self._shared_leases is not None:
-            self._shared_leases.forget(settled)
+            self._shared_leases.remove(settled)
         return lost
 
     def _note_deadlines(
@@ -431,14 +431,14 @@ class ConsumerFlows:
         lost = note(deliveries, answer)
         if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
+        if error is None:
+            return lost
         if settling.unanswered:
             if settles:
                 for delivery in deliveries:
                     delivery.settling_calls -= 1
             self._missing_replies.add(verb, deliveries, settling, note)
-        if error is not None:
-            raise error
-        return lost
+        raise error
 
     def _build_ack(self, deliveries: list[InnerDelivery], leases: Leases) -> Settling[str]:
         marks = [

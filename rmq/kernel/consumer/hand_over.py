@@ -2,19 +2,20 @@
 
 A credit allows hand-overs of some messages: the script that stores the next messages leases them to
 this consumer, and publishes them on the channel of its subscription. A single message therefore
-needs one script and one wake-up, instead of a signal and a take with two of each. A consumer that
-listens all the time, as a worker does, leaves credits for several hand-overs.
+needs one script and one wake-up, instead of a signal and a receive with two of each. A consumer
+that listens all the time, as a worker does, leaves credits for several hand-overs.
 
-A standing credit costs little: each second its consumer looks at it, which only reads, and returns
-the number of hand-overs made. A hand-over that should have arrived by then is treated as lost.
+A credit costs little: its consumer checks it once a second, by a script that only reads and returns
+the number of hand-overs. A hand-over that should have arrived by then is treated as lost.
 
-A consumer records which of its credits may still stand. Before a call ends, it withdraws them: the
-script that removes them publishes a number after all hand-overs. The consumer reads everything up
-to this number, so nothing remains in a socket while a program works.
+A consumer records which of its credits may still be valid. Before a call ends, it withdraws them:
+the script that removes them publishes a number after all hand-overs. The consumer reads everything
+up to this number, so nothing remains in a socket while a program works.
 
-Each hand-over is a take that found nothing at first, and whose answer may come later. A hand-over
-that was lost with its connection is recovered like any take without a reply. The take is repeated
-under its number, returns the same batch, and the batch is released. That costs no retry.
+Each hand-over is a call of `prepare` that found nothing at first, and whose answer may come later.
+A hand-over that was lost with its connection is recovered like any call without a reply. The call
+is repeated under its number, returns the same batch, and the batch is released. That costs no
+retry.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # Leases count from the last poll, because a message may have been in the socket since then. If the
-# second since then is a large part of the lease, `prepare` takes the messages instead.
+# second since then is a large part of the lease, `prepare` leases the messages instead.
 LEASE_MIN_MS = 5000
 SLOTS_MAX = 64  # slots of a topic; with more, credits cost more than a signal to all consumers
 # After IDLE_S without a message, only a wait of at least LONG_S is worth the cost of credits, which
@@ -48,13 +49,13 @@ DEAF_S = 0.5  # a connection that does not receive an offer within this time is 
 SlotBatch = tuple[SlotKeys, Batch]
 
 
-class Take(NamedTuple):
+class PrepareCall(NamedTuple):
     """A `prepare` without a reply; its session keeps its number until the reply comes."""
 
     keys: SlotKeys
     session: ReplaySession
     command: Command[Batch]
-    began: float = 0.0  # by the monotonic clock; the leases that it takes are not older
+    began: float = 0.0  # by the monotonic clock; its leases are not older
     offer: Offer | None = None
 
 
@@ -74,7 +75,7 @@ class Credits:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._number = 0
-        self._offered = 0  # number of the last offer that must be heard; 0: none
+        self._offered = 0  # number of the last offer that must arrive; 0: none
         self._offered_at = 0.0
         self.hand_overs = 1  # hand-overs that each credit allows
         self.used_at = time.monotonic()  # time of the last message, with a credit or without
@@ -168,17 +169,18 @@ class Credits:
             self.in_doubt = True
 
 
-def _again(state: ReceiveState, keys: SlotKeys) -> list[Take]:
-    """Return takes that repeat the hand-overs of a slot's credit, which no longer stands."""
+def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
+    """Return calls that repeat the hand-overs of a slot's credit, which has ended."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
-        Take(keys, one, scripts.prepare(keys, one, 1, state.lease_ms, False)) for one in sessions
+        PrepareCall(keys, one, scripts.prepare(keys, one, 1, state.lease_ms, False))
+        for one in sessions
     ]
 
 
-def take_payloads(state: ReceiveState) -> list[SlotBatch]:
-    """Return the hand-overs for credits that stood.
+def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
+    """Return the hand-overs for valid credits.
 
     All other payloads are ignored: they are malformed, or the answer has come another way. After a
     long pause of this process, hand-overs may have been in the socket for their whole lease; they
@@ -213,7 +215,7 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     slots = [keys for keys in state.context.slots if keys.index in credits.standing]
     if not slots:  # the credit in doubt has ended in the meantime
         credits.in_doubt = False
-        return take_payloads(state)
+        return read_hand_overs(state)
     command = scripts.withdraw(slots, channel, number)
     command.fails_fast = state.fails_fast
     listeners, *found = yield command
@@ -229,13 +231,13 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
                 subscription.is_deaf = True
                 break
             state.note_signals((yield AwaitSignal(subscription, left_s)))
-            batches += take_payloads(state)
+            batches += read_hand_overs(state)
     except BaseException:
         state.undelivered += batches
         raise
     finally:
         subscription.awaited = 0
-    batches += take_payloads(state)
+    batches += read_hand_overs(state)
     for keys in slots:
         state.unconfirmed_offers += _again(state, keys)
     credits.in_doubt = False

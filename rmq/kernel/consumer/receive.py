@@ -1,15 +1,15 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
-Each visit returns when its slot next has work; until then the consumer sleeps on the topic's wake
-channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks slots
-all the same: all of them, in one command, or LOOKS of them in turn, where it is subscribed and
-there are more.
+A visit of a slot is a call of `prepare`. It also returns when the slot next has work. Until then
+the consumer sleeps on the topic's wake channel. A signal can get lost, because Pub/Sub does not
+guarantee delivery. So the consumer also checks slots once in POLL_S, in one command: all of them,
+or LOOKS slots in turn if it is subscribed and there are more.
 
-While it sleeps, it has left a credit in its slots: `hand_over` describes how messages arrive by it.
+While the consumer sleeps, its slots have a credit: `hand_over` describes how messages arrive by it.
 
-Every take is a lease. Messages that a call has leased, or may have leased, and could not hand over
-(the reply did not come, or the caller was interrupted) are handed back by the next call: it repeats
-the command under its number, which gives the same batch, and releases that. It costs no retry.
+A call may lease messages that it cannot return, because the reply did not come or the caller was
+interrupted. The next call hands them back: it repeats the command under its number, gets the same
+batch, and releases it at no cost of a retry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.consumer import hand_over, rollback, scripts, settle, state as consumer_state
-from rmq.kernel.consumer.hand_over import SlotBatch, Take
+from rmq.kernel.consumer.hand_over import PrepareCall, SlotBatch
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, CreditState
 from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
@@ -37,16 +37,16 @@ from rmq.kernel.transport.flow.steps import (
     is_master_away,
 )
 
-ASK_S = 0.05  # a busy consumer asks its other slots again after so long
+CHECK_S = 0.05  # time between two checks of the other slots, in a busy consumer
 ENDED_S = 0.05  # a call that a time limit interrupts ends within this time
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
-    """Take up to `limit` messages, waiting up to `wait` for the first.
+    """Receive up to `limit` messages; wait up to `wait` for the first message.
 
     Returns:
-        The batches taken, by slot; empty when none came in time. In order: of one slot.
+        Batches by slot; empty if no message came in time. An ordered consumer gets one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
@@ -54,7 +54,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     batches: list[SlotBatch] = []
     try:
         batches = _within(state, limit, (yield from _receive(state, limit, wait_s > 0)))
-        if state.unanswered is None and state.may_hold_messages():
+        if state.unanswered is None and state.may_have_messages():
             try:
                 yield from _collect(state, limit, batches)
             except RMQError:
@@ -69,7 +69,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 
 class _Call:
-    """One call of `receive`: what it may take, and when it ends without messages."""
+    """One call of `receive`: its limit, and the conditions for its end without messages."""
 
     __slots__ = ("began", "is_over", "limit", "rounds", "state", "until", "waits")
 
@@ -79,12 +79,12 @@ class _Call:
         self.waits = waits
         self.until = state.until
         self.began = time.monotonic()
-        self.rounds = 0  # visits that found work and no message, after the time was over
+        self.rounds = 0  # visits after the end of the wait that found work but no message
         self.is_over = False
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep, in turn, until there are messages or the time is over."""
+    """Visit slots and sleep alternately, until there are messages or the time is over."""
     call = _Call(state, limit, waits)
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
@@ -102,7 +102,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits that may be gone; return what came for them. Then visit every slot."""
+    """Withdraw credits that may be gone; return their messages, or have every slot visited."""
     batches = yield from hand_over.withdraw(state)
     if not batches:
         yield from hand_back(state)
@@ -111,7 +111,7 @@ def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def _do_chores(state: ReceiveState) -> Flow[None]:
-    """Tidy the topic and report how late messages were taken, if it is time."""
+    """Tidy the topic and report how late messages were received, if it is time."""
     now = time.monotonic()
     if now >= state.tidy_at:
         state.tidy_at = now + tidy.TIDY_S
@@ -121,80 +121,80 @@ def _do_chores(state: ReceiveState) -> Flow[None]:
 
 
 def _wait(call: _Call) -> Flow[list[SlotBatch]]:
-    """After a visit without messages: ask slots, subscribe or sleep, by what is needed first.
+    """Check slots, subscribe or sleep after a visit without messages.
 
     Returns:
-        What was handed over while the consumer slept.
+        Messages that were handed over while the consumer slept.
     """
     state, now = call.state, time.monotonic()
-    if state.masterless and (now >= call.until or call.until == NEVER):
-        state.masterless.raise_overdue()
+    if state.away_slots and (now >= call.until or call.until == NEVER):
+        state.away_slots.raise_overdue()
         if now >= call.until:
             yield from _wait_for_masters(call, now)
             return []
     if now >= call.until:
-        yield from _end_or_ask(call, now)
+        yield from _end_or_check(call, now)
     elif state.subscription.held is None:
         yield from _subscribe(state)
-    elif state.ask_before_sleep:
-        yield from _ask_slots(state, call.limit, call.waits)
+    elif state.check_before_sleep:
+        yield from _check_slots(state, call.limit, call.waits)
     else:
         return (yield from _sleep(call, now))
     return []
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Look again at slots whose masters were away: whether they have messages is not known."""
+    """Check slots whose masters were away again, because they may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
-    yield from _ask_slots(call.state, call.limit, call.waits)
+    yield from _check_slots(call.state, call.limit, call.waits)
 
 
-def _end_or_ask(call: _Call, now: float) -> Flow[None]:
-    """The time is over: end the call if "no message" is an answer about all slots; else ask them.
+def _end_or_check(call: _Call, now: float) -> Flow[None]:
+    """End the call after its wait if all slots were found empty; otherwise check them.
 
-    A slot that has work although its visit gave no message is visited again: all messages that were
-    found had expired, or joined their priority.
+    A slot may have work although its visit gave no message, because all messages that it found had
+    expired or got a priority. Such a slot is visited again.
     """
     state = call.state
     if min(state.ready_at) <= now:
         call.rounds += 1
         call.is_over = call.rounds > ROUNDS_MAX
-    elif state.asked_at >= call.began or (call.waits and state.is_signalled()):
+    elif state.all_checked_at >= call.began or (call.waits and state.is_signalled()):
         call.is_over = True
     else:
-        yield from _ask_slots(state, call.limit, call.waits)
+        yield from _check_slots(state, call.limit, call.waits)
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the signals of the topic; credits that were left before are withdrawn first."""
+    """Subscribe to the signals of the topic; earlier credits are withdrawn first."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
     yield AwaitSignal(state.subscription, 0)
-    # Messages that came before the subscription sent it no signal: visit every slot again.
+    # Earlier messages sent no signal to this subscription: visit every slot again.
     state.ready_at = [0.0] * len(state.context.slots)
 
 
 def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
     """Sleep until a signal, a hand-over, or the next time that a slot may have work."""
     state, signals = call.state, set[int]()
-    pause = min(call.until, min(state.ready_at), state.asked_at + POLL_S) - now
+    pause = min(call.until, min(state.ready_at), state.all_checked_at + POLL_S) - now
     if pause > 0:
         signals = yield AwaitSignal(state.subscription, pause)
         state.note_signals(signals)
-        batches = hand_over.take_payloads(state) if state.subscription.payloads else []
+        batches = hand_over.read_hand_overs(state) if state.subscription.payloads else []
         if batches:
-            state.ask_before_sleep = len(state.ready_at) > 1
+            state.check_before_sleep = len(state.ready_at) > 1
             return batches
-    if not signals and time.monotonic() >= state.asked_at + POLL_S:
-        yield from _ask_slots(state, call.limit, call.waits)
+    if not signals and time.monotonic() >= state.all_checked_at + POLL_S:
+        yield from _check_slots(state, call.limit, call.waits)
     return []
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw the credits that were not used; what came for them meanwhile joins the batches.
+    """Withdraw unused credits, and add their messages to the batches.
 
-    Batches that would be more than `limit` messages are released.
+    Batches beyond `limit` messages are released.
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
@@ -203,9 +203,9 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the first batches with up to `limit` messages; the rest is to be released.
+    """Return the first batches with up to `limit` messages; the others will be released.
 
-    Several slots may have handed over a message each by the time that a consumer wakes up.
+    Several slots may have handed over a message before the consumer wakes up.
     """
     room, kept = limit, []
     for keys, batch in batches:
@@ -218,28 +218,28 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
-    """Take up to `limit` from the slots that have work by `ready_at`; never wait.
+    """Receive up to `limit` messages from the slots that have work by `ready_at`; never wait.
 
-    For a caller that keeps `ready_at` itself, from wake-up signals and `next_ready`. A slot that is
-    found empty notes that a consumer sleeps. Where there is only one, the credit that is left there
-    stands when this returns; what comes for it is in the subscription. In order: of one slot.
+    The caller keeps `ready_at` up to date, by signals and `next_ready`. An empty slot records that
+    a consumer sleeps. In a topic with a single slot, its credit stays after the return. The
+    subscription gets the messages for it. An ordered consumer gets messages of one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
     batches = yield from _visit_slots(state, limit, waits=True)
     if not batches:
-        state.masterless.raise_overdue()
+        state.away_slots.raise_overdue()
     return batches
 
 
-def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return what has come for the credits that `receive_ready` left.
+def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
+    """Return the messages that came for the credits of `receive_ready`.
 
-    Where the take that left one has no reply yet, all is handed back: repeated, that take would
-    give and release what is returned here.
+    If the call that left the credit has no reply yet, all messages are handed back. Its repetition
+    would return and release the same messages.
     """
     yield from _begin(state, keeps_credits=True)
-    batches = hand_over.take_payloads(state)
+    batches = hand_over.read_hand_overs(state)
     if state.undelivered:
         try:
             yield from hand_back(state)
@@ -250,18 +250,18 @@ def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left; what came for them is released."""
+    """Withdraw the credits of `receive_ready`, and release their messages."""
     if state.credits.standing:
         yield from hand_back(state)
 
 
 def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
-    """Open the topic if need be, and hand back what an earlier call could not hand over."""
+    """Open the topic if necessary, and hand back messages that an earlier call did not return."""
     context = state.context
     if not context.is_current():
         yield from opening.ensure_open(context)
     has_credits = state.credits.standing and not keeps_credits
-    if state.handing_back or state.is_to_hand_back or has_credits:
+    if state.handing_back or state.must_hand_back or has_credits:
         yield from hand_back(state)
     state.current_slots()
     if state.lease_ms is None:
@@ -272,23 +272,23 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Before the first visit of a call: learn whether slots that were empty have work now."""
+    """Before the first visit of a call, find out whether empty slots have work now."""
     now = time.monotonic()
     if len(state.ready_at) == 1:
-        state.ready_at[0] = 0.0  # a visit of the only slot returns more than a query
+        state.ready_at[0] = 0.0  # a visit of a single slot is better than a check
     elif waits and state.is_signalled():
         state.note_signals((yield AwaitSignal(state.subscription, 0)))
         is_overdue = state.busy_slots and (
-            now > state.checked_at + ASK_S or min(state.ready_at) > now
+            now > state.checked_at + CHECK_S or min(state.ready_at) > now
         )
-        if is_overdue or now >= state.asked_at + POLL_S:
-            yield from _ask_slots(state, limit, waits)
-    elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
-        yield from _ask_slots(state, limit, waits)
+        if is_overdue or now >= state.all_checked_at + POLL_S:
+            yield from _check_slots(state, limit, waits)
+    elif now > state.all_checked_at + CHECK_S or min(state.ready_at) > now:
+        yield from _check_slots(state, limit, waits)
 
 
 def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
-    """Ask any number of slots of a topic when they have work, as the command does for some."""
+    """Check when slots of a topic have work, for any number of slots."""
     waits_us: list[int] = []
     for at in range(0, len(slots), NEXT_READY_MAX):
         command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)
@@ -297,20 +297,20 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
     return waits_us
 
 
-def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Ask slots when they have work, and leave credits where none has.
+def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
+    """Check when slots have work, and leave credits if no slot has work.
 
-    Of a subscribed consumer, only those slots are queried that gave messages, and once in
-    POLL_S, however busy it is, those whose turn it is: a signal can get lost.
+    A subscribed consumer checks only slots that gave messages. Once in POLL_S it also checks all
+    slots, or the next slots in turn, because a signal can get lost.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
-    is_turn = now >= state.asked_at + POLL_S or not chosen or not state.is_signalled()
-    if is_turn or not waits:
-        chosen = chosen.union(state.next_looks() if waits else range(len(slots)))
-        state.asked_at, state.all_know_we_sleep = now, waits
-    asked = sorted(chosen)
-    state.ask_before_sleep, state.checked_at = False, now
+    is_due = now >= state.all_checked_at + POLL_S or not chosen or not state.is_signalled()
+    if is_due or not waits:
+        chosen = chosen.union(state.next_checks() if waits else range(len(slots)))
+        state.all_checked_at, state.all_send_signals = now, waits
+    checked = sorted(chosen)
+    state.check_before_sleep, state.checked_at = False, now
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
@@ -321,24 +321,24 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
         try:
-            waits_us = yield from next_ready([slots[index] for index in asked], waits, True)
+            waits_us = yield from next_ready([slots[index] for index in checked], waits, True)
         except StorageError as error:
             if not is_master_away(error):
                 raise
-            waits_us = [0] * len(asked)  # the visits tell
+            waits_us = [0] * len(checked)  # visit them
     else:
         assert state.lease_ms is not None
-        state.visited_at = state.asked_at  # what is handed over was leased no earlier
+        state.visited_at = state.all_checked_at  # hand-overs are leased later
         waits_us, found = yield scripts.next_ready_or_credit(
             slots, offer, limit, state.lease_ms, sessions
         )
         for index, credit in enumerate(found):
             credits.note(state, offer, index, credit)
     now = time.monotonic()
-    for index, wait_us in zip(asked, waits_us, strict=True):
+    for index, wait_us in zip(checked, waits_us, strict=True):
         state.ready_at[index] = _ready_at(now, wait_us)
-    state.busy_slots.difference_update(asked)
-    state.masterless.delay(state.ready_at)
+    state.busy_slots.difference_update(checked)
+    state.away_slots.delay(state.ready_at)
 
 
 def _ready_at(now: float, wait_us: int) -> float:
@@ -346,10 +346,10 @@ def _ready_at(now: float, wait_us: int) -> float:
 
 
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Take from slots that have work, in turn, until the limit is reached or none is left.
+    """Visit slots that have work, in turn, until the limit is reached or no such slot is left.
 
-    Batches taken before an error are handed over all the same; the error comes again on the next
-    visit, which begins behind the slot that failed. An interrupted visit hands everything back.
+    Batches that came before an error are returned. The next visit begins behind the failed slot,
+    and gets to the error again. An interrupted visit hands everything back.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()
@@ -363,13 +363,13 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
             state.first_slot = index + 1
             try:
                 limit -= yield from _visit_slot(state, slots[index], limit, waits, batches)
-                state.masterless.end(index)
+                state.away_slots.end(index)
             except StorageError as error:
-                if not state.masterless.note(index, error):
+                if not state.away_slots.note(index, error):
                     raise
-                state.masterless.delay(ready_at)
-                if state.unanswered is not None:  # the take of this slot
-                    state.masterless.takes[index], state.unanswered = state.unanswered, None
+                state.away_slots.delay(ready_at)
+                if state.unanswered is not None:  # the call for this slot
+                    state.away_slots.calls[index], state.unanswered = state.unanswered, None
             if limit <= 0 or (batches and state.ordered):
                 break
     except RMQError:
@@ -384,33 +384,33 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
 def _visit_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
-    """Take from one slot, and roll back its expired leases; return how many were taken."""
-    state.unanswered = state.masterless.takes.pop(keys.index, None)
+    """Lease messages of one slot, and roll back expired leases; return the number of messages."""
+    state.unanswered = state.away_slots.calls.pop(keys.index, None)
     if state.unanswered is not None:
-        yield from _run_take_again(state, state.unanswered)
-        # Now: nothing else may lead to another visit.
+        yield from _repeat_prepare(state, state.unanswered)
+        # Now, because it may not be visited again.
         yield from _release_undelivered(state, state.fails_fast or len(state.ready_at) > 1)
-    batch = yield from _take(state, keys, limit, waits)
+    batch = yield from _prepare(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
         state.credits.used_at = time.monotonic()
-        state.ask_before_sleep = len(state.ready_at) > 1  # a single slot always is
+        state.check_before_sleep = len(state.ready_at) > 1  # a single slot is always visited
         state.busy_slots.add(keys.index)
     if batch.expired:
         if batch.expired & LONG_EXPIRED:
             yield from rollback.rollback_long(keys)
         if (yield from rollback.rollback(state.context, keys)) and not batch.ids:
-            batch = yield from _take(state, keys, limit, waits)
+            batch = yield from _prepare(state, keys, limit, waits)
             if batch.ids:
                 batches.append((keys, batch))
     now = time.monotonic()
     state.ready_at[keys.index] = _ready_at(now, batch.wait_us)
     if len(state.ready_at) == 1:
-        state.asked_at = now
+        state.all_checked_at = now
     return len(batch.ids)
 
 
-def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
+def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
     assert state.lease_ms is not None
     session, index, credits = state.context.sessions.take(), keys.index, state.credits
     offer = None
@@ -421,46 +421,46 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
         keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
     )
     command.fails_fast = state.fails_fast or len(state.ready_at) > 1
-    take = Take(keys, session, command, time.monotonic(), offer)
-    return (yield from _run_take(state, take))
+    call = PrepareCall(keys, session, command, time.monotonic(), offer)
+    return (yield from _run_prepare(state, call))
 
 
-def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
-    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`."""
+def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
+    """Run a call of `prepare`, for the first time or again. Until its reply, it is `unanswered`."""
     is_first = state.unanswered is None
-    state.unanswered = take
+    state.unanswered = call
     try:
-        batch: Batch = yield (take.command if is_first else take.command.again())
+        batch: Batch = yield (call.command if is_first else call.command.again())
     except RMQError as error:
         if not isinstance(error, OutcomeUnknown) and (
             is_first or not isinstance(error, Unavailable)
         ):
-            state.unanswered = None  # nothing was taken, nor a credit left
-            _end_take(state, take, CreditState(is_repeat=not is_first))
+            state.unanswered = None  # it leased nothing and left no credit
+            _end_prepare(state, call, CreditState(is_repeat=not is_first))
         raise
     if state.shared is not None and batch.ids and is_first:
-        # Known at once: the next take is under the same lease. What a repeated take gives is
-        # released, whatever its lease: it may be an older one, or one for each delivery.
+        # The next call uses the same lease. A repeated call is not registered, because its messages
+        # are released: they may have an older lease, or a lease for each delivery.
         number, lease_ms = shared_lease(batch.deadline_s * 1000), state.lease_ms or 0
-        lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
+        lease = state.shared.received(call.keys.index, number, call.began, lease_ms)
         batch = batch._replace(lease=lease)
     if batch.any_large:
         state.context.had_large = True
-        # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
-        records = yield from reading.fetch(take.keys, batch.ids, batch.records)
+        # Until the bodies are read it is unanswered: if this fails, the next call repeats it.
+        records = yield from reading.fetch(call.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
     state.unanswered = None
-    _end_take(state, take, batch.credit)
+    _end_prepare(state, call, batch.credit)
     return batch
 
 
-def _end_take(state: ReceiveState, take: Take, credit: CreditState) -> None:
-    """Give the session of an answered take back, unless it is that of a credit which stands."""
-    offer, slot = take.offer, take.keys.index
+def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
+    """Give the session of an answered call back, unless a credit needs it."""
+    offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
-        state.context.sessions.give(take.session)
+        state.context.sessions.give(call.session)
     elif credit.is_repeat:
-        state.credits.end(state, slot, offer.number)  # the answer was all there is for this number
+        state.credits.end(state, slot, offer.number)  # the answer had all messages for this number
     if offer is not None:
         state.credits.note(state, offer, slot, credit)
 
@@ -470,12 +470,12 @@ def hand_back_interrupted(
 ) -> Flow[None]:
     """Hand back the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    Ctrl-C waits until they are handed back. Other interruptions end the call at once: the batches
-    are handed back in the background, or by the consumer's next call. A time limit may be raised
-    as any exception; errors that RMQ raises are no interruptions.
+    Ctrl-C waits until they are handed back. Other interruptions end the call at once. The batches
+    are then handed back in the background or by the consumer's next call. A time limit may raise
+    any exception; errors of RMQ are no interruptions.
     """
     state.undelivered += batches
-    if isinstance(error, GeneratorExit) or not state.may_hold_messages():
+    if isinstance(error, GeneratorExit) or not state.may_have_messages():
         return
     if isinstance(error, KeyboardInterrupt):
         with suppress(RMQError):
@@ -487,9 +487,10 @@ def hand_back_interrupted(
 
 
 def hand_back_later(state: ReceiveState) -> Flow[None]:
-    """Hand back what an interrupted call left, unless another call runs: that one began with it.
+    """Hand back the messages of an interrupted call, unless another call runs.
 
-    What is unanswered then is a take of that call, which must not be repeated and released.
+    A running call has handed them back at its start. Its own call of `prepare` must not be repeated
+    and released.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -498,27 +499,27 @@ def hand_back_later(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back(state: ReceiveState) -> Flow[None]:
-    """Release messages that earlier calls leased, or may have leased, and never handed over."""
+    """Release messages that earlier calls leased, or may have leased, and did not return."""
     while (place := state.handing_back.take()) is None:
         yield Sleep(RECHECK_S)
     try:
-        if not state.may_hold_messages():
+        if not state.may_have_messages():
             return
-        take = state.unanswered
-        if take is not None:
-            take.command.fails_fast = state.fails_fast
-            yield from _run_take_again(state, take)
+        call = state.unanswered
+        if call is not None:
+            call.command.fails_fast = state.fails_fast
+            yield from _repeat_prepare(state, call)
         if state.credits.standing:
             state.undelivered += yield from hand_over.withdraw(state)
         while state.unconfirmed_offers:
             state.unanswered = state.unconfirmed_offers.pop()
             state.unanswered.command.fails_fast = state.fails_fast
             try:
-                yield from _run_take_again(state, state.unanswered)
+                yield from _repeat_prepare(state, state.unanswered)
             except (OutcomeUnknown, Unavailable):
                 raise
             except RMQError:
-                pass  # refused: what was handed over, if anything was, comes back with its lease
+                pass  # refused: hand-overs, if there were any, come back when their leases expire
         yield from _release_undelivered(state, state.fails_fast)
     finally:
         place.free()
@@ -526,20 +527,20 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """As `hand_back`, with what was taken of slots whose master is away, and the last report."""
+    """Do the same as `hand_back`, also for slots whose master is away; write the last report."""
     yield from hand_back(state)
-    state.unconfirmed_offers += state.masterless.takes.values()
-    state.masterless.takes.clear()
+    state.unconfirmed_offers += state.away_slots.calls.values()
+    state.away_slots.calls.clear()
     yield from hand_back(state)
     if not state.lateness.is_empty:
         yield from consumer_state.report(state)
 
 
-def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:
-    """Repeat a take that has no reply; what it leased is to be released."""
-    batch = yield from _run_take(state, take)
+def _repeat_prepare(state: ReceiveState, call: PrepareCall) -> Flow[None]:
+    """Repeat a call of `prepare` that has no reply; its messages will be released."""
+    batch = yield from _run_prepare(state, call)
     if batch.ids:
-        state.undelivered.append((take.keys, batch))
+        state.undelivered.append((call.keys, batch))
 
 
 def _release_undelivered(state: ReceiveState, fails_fast: bool) -> Flow[None]:

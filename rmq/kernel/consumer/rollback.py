@@ -72,10 +72,10 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
     return total
 
 
-def release_unheld(
-    context: TopicContext, leases: Mapping[int, int], is_held: Callable[[bytes], bool]
+def release_orphans(
+    context: TopicContext, leases: Mapping[int, int], has_delivery: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages in flight under a worker's leases that the worker does not hold.
+    """Release messages in flight under a worker's leases that the worker does not have.
 
     Redis has lost their settling, because a failover or a restart restored an older state. Each
     message is released by its receipt, so a message that has changed since then is not affected.
@@ -83,12 +83,12 @@ def release_unheld(
     Args:
         context: The topic.
         leases: Numbers of the shared leases, by slot.
-        is_held: Function that returns whether the worker holds the message with this id.
+        has_delivery: Function that returns whether the worker has the message with this id.
 
     Returns:
         The number of released messages.
     """
-    unheld: list[settle.Lease] = []
+    missing: list[settle.Lease] = []
     offsets = {slot: 0 for slot in leases if slot < len(context.slots)}
     while offsets:
         looks = [_look(context.slots[slot], leases[slot], at) for slot, at in offsets.items()]
@@ -96,23 +96,24 @@ def release_unheld(
             if isinstance(page, RMQError):
                 del offsets[slot]
                 continue
-            unheld += [settle.Lease(slot, one.id, one.score) for one in page if not is_held(one.id)]
+            unknown = [each for each in page if not has_delivery(each.id)]
+            missing += [settle.Lease(slot, each.id, each.score) for each in unknown]
             offsets[slot] += len(page)
             if len(page) < PAGE:
                 del offsets[slot]
-    held_back: list[tuple[settle.Lease, int]] = []
-    for at in range(0, len(unheld), PAGE):
-        page = unheld[at : at + PAGE]
+    orphans: list[tuple[settle.Lease, int]] = []
+    for at in range(0, len(missing), PAGE):
+        page = missing[at : at + PAGE]
         found = yield Pipeline(
             [topic_scripts.get(context.slots[lease.slot], lease.id) for lease in page]
         )
-        for lease, one in zip(page, found, strict=True):
-            if isinstance(one, topic_scripts.QueueMember):
-                held_back.append((lease, place_of(one.record)))
-    if not held_back:
+        for lease, member in zip(page, found, strict=True):
+            if isinstance(member, topic_scripts.QueueMember):
+                orphans.append((lease, place_of(member.record)))
+    if not orphans:
         return 0
-    rows = settle.Leases.of(lease for lease, _ in held_back)
-    settling = settle.release(context, rows, [place for _, place in held_back], 0)
+    rows = settle.Leases.of(lease for lease, _ in orphans)
+    settling = settle.release(context, rows, [place for _, place in orphans], 0)
     letters, _ = yield from settling.try_run(fails_fast=True)
     return letters.count("1")
 

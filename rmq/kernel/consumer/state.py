@@ -1,9 +1,8 @@
 """A consumer's state between two calls: its slots, and leased messages that were not delivered.
 
-On a Redis Cluster a take fails fast if the master of its slot is away. The slot is visited again
-soon, and its state is kept here. While the client repeats its commands (`retry_for`), that is not
-an error, because a replica takes over within seconds. During that time no call reports that there
-are no messages.
+On a Redis Cluster a visit fails fast if the master of the slot is away. The slot is visited again
+soon. For the time of `retry_for` this is not an error, because a replica takes over within seconds.
+During that time no call reports that there are no messages.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
+from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, PrepareCall, SlotBatch
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import LatenessCounter
 from rmq.kernel.core.places import Places
@@ -39,16 +38,16 @@ class AwaySlots:
     """The slots of one consumer whose masters are away.
 
     Attributes:
-        takes: Takes without a reply, by slot; the next visit of the slot repeats them.
+        calls: Calls of `prepare` without a reply, by slot; the next visit of the slot repeats them.
     """
 
-    __slots__ = ("_error", "_since", "_visit_at", "takes")
+    __slots__ = ("_error", "_since", "_visit_at", "calls")
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # by slot
         self._visit_at: dict[int, float] = {}  # by slot
         self._error: StorageError | None = None
-        self.takes: dict[int, Take] = {}
+        self.calls: dict[int, PrepareCall] = {}
 
     def __bool__(self) -> bool:
         return bool(self._since)
@@ -70,7 +69,7 @@ class AwaySlots:
             self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget the slots from this index on, which no longer exist; keep their takes."""
+        """Forget the slots from this index on, which no longer exist; keep their calls."""
         for slot in [slot for slot in self._since if slot >= count]:
             self.end(slot)
 
@@ -119,10 +118,11 @@ class ReceiveState:
     """A consumer's state of its slots, including when each has work, by the monotonic clock."""
 
     __slots__ = (
-        "all_know_we_sleep",
-        "ask_before_sleep",
-        "asked_at",
+        "all_checked_at",
+        "all_send_signals",
+        "away_slots",
         "busy_slots",
+        "check_before_sleep",
         "checked_at",
         "context",
         "credits",
@@ -132,7 +132,7 @@ class ReceiveState:
         "interrupted",
         "lateness",
         "lease_ms",
-        "masterless",
+        "next_check",
         "ordered",
         "ready_at",
         "receiving",
@@ -141,7 +141,6 @@ class ReceiveState:
         "shared",
         "subscription",
         "tidy_at",
-        "turn",
         "unanswered",
         "unconfirmed_offers",
         "undelivered",
@@ -156,29 +155,29 @@ class ReceiveState:
         self.shared: SharedLeases | None = None  # in a worker; None: each message has its own lease
         self.fails_fast = False  # whether calls fail at once if a master is away
         self.receiving = Places(1)  # one call at a time
-        self.interrupted = False  # whether to stop taking; may be set by another thread
+        self.interrupted = False  # whether to stop receiving; may be set by another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
-        self.masterless = AwaySlots()
+        self.away_slots = AwaySlots()
         self.until = 0.0  # end of the current call
         self.ready_at: list[float] = []  # next visit of each slot
-        self.asked_at = 0.0  # time when all slots, or the slots in turn, were last asked
-        self.turn = 0  # next slot to ask, if there are too many to ask all
-        self.round_began = 0.0  # time when the first slot of this round was asked
-        self.round_ended = 0.0  # every slot was asked after this time
+        self.all_checked_at = 0.0  # time of the last check of all slots, or of the slots in turn
+        self.next_check = 0  # next slot to check, if there are too many for one check
+        self.round_began = 0.0  # time of the check of the first slot in this round
+        self.round_ended = 0.0  # every slot was checked after this time
         self.first_slot = 0  # first slot of the next visit
         self.visited_at = 0.0  # start of the last visit; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
-        self.unanswered: Take | None = None
+        self.unanswered: PrepareCall | None = None
         self.undelivered: list[SlotBatch] = []  # leased, but never delivered
-        self.unconfirmed_offers: list[Take] = []  # takes that may have got a hand-over
+        self.unconfirmed_offers: list[PrepareCall] = []  # calls that may have got a hand-over
         self.handing_back = Places(1)
         self.lateness = LatenessCounter()
-        self.checked_at = 0.0  # time when some slots were last asked
-        self.busy_slots: set[int] = set()  # slots that gave messages since they were asked
-        # Whether all slots, or the slots in turn, recorded at the last ask that we may sleep.
-        self.all_know_we_sleep = False
-        self.ask_before_sleep = False  # whether a busy slot must be asked before we sleep
+        self.checked_at = 0.0  # time of the last check of some slots
+        self.busy_slots: set[int] = set()  # slots that gave messages since their last check
+        # Whether all slots, or the slots in turn, recorded at the last check that we may sleep.
+        self.all_send_signals = False
+        self.check_before_sleep = False  # whether a busy slot must be checked before we sleep
 
     def wait_for_receive(self) -> Flow[None]:
         """Wait until the interrupted call has ended, at most END_S."""
@@ -195,41 +194,41 @@ class ReceiveState:
         if len(self.ready_at) != len(slots):
             self.ready_at = [0.0] * len(slots)
             self.busy_slots.clear()
-            self.masterless.forget_from(len(slots))
+            self.away_slots.forget_from(len(slots))
             self.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
         return slots
 
     @property
-    def is_to_hand_back(self) -> bool:
+    def must_hand_back(self) -> bool:
         """Whether the next call must first release messages that were, or may have been, leased."""
         return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
 
-    def may_hold_messages(self) -> bool:
+    def may_have_messages(self) -> bool:
         """Whether this consumer has, or may have, leased messages that were never delivered."""
-        return self.is_to_hand_back or bool(self.credits.standing)
+        return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
         """Whether slots without work send a signal when they get work, except `busy_slots`.
 
-        If credits are left in slots, all slots are asked each time.
+        If slots may have credits, all slots are checked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
-        if not self.all_know_we_sleep or not subscription.is_heard:
+        if not self.all_send_signals or not subscription.is_heard:
             return False
         if subscription.takes_hand_overs and slots <= SLOTS_MAX:
             return False
         if slots <= LOOKS:
-            return time.monotonic() < self.asked_at + POLL_S
+            return time.monotonic() < self.all_checked_at + POLL_S
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
-    def next_looks(self) -> Sequence[int]:
-        """Return the slots to ask next: all slots if there are few, else the slots in turn."""
+    def next_checks(self) -> Sequence[int]:
+        """Return the slots to check next: all slots if there are few, else the slots in turn."""
         now, slots = time.monotonic(), len(self.ready_at)
-        looks = next_looks(self.turn, slots) if self.is_signalled() else range(slots)
+        looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:
             self.round_began = now
-        self.turn = looks.stop % slots
-        if self.turn == 0:
+        self.next_check = looks.stop % slots
+        if self.next_check == 0:
             self.round_ended = self.round_began
         return looks
 

@@ -119,7 +119,7 @@ class InnerDelivery:
 
 
 class SharedLease(Protocol):
-    """The lease of all deliveries that this process took from a slot under one number."""
+    """The lease of all deliveries that this process received from a slot under one number."""
 
     def is_lost(self) -> bool:
         """Return whether the lease is gone, or has ended as far as this process can see."""
@@ -132,19 +132,19 @@ class SharedLeases(Protocol):
     """The shared leases of a consumer, by slot."""
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next take; 0: open a new lease."""
+        """Return the number of the lease for the next receive; 0: open a new lease."""
 
-    def taken(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Register the lease of a batch that was taken by a call that began at `since`."""
+    def received(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
+        """Register the lease of a batch that was received by a call that began at `since`."""
 
     def handed_over(self, slot: int, number: int) -> SharedLease:
         """Return the lease of a handed-over batch, even if the lease is no longer used."""
 
-    def hold(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Count delivered messages in; from now on their leases are renewed."""
+    def add(self, deliveries: Iterable[InnerDelivery]) -> None:
+        """Add deliveries; their leases are renewed from now on."""
 
-    def forget(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Count settled or lost deliveries out."""
+    def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
+        """Remove settled or lost deliveries."""
 
     def retire(self, slot: int) -> None:
         """Stop renewing the lease of a slot whose delivery cannot be settled."""

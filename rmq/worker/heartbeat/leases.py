@@ -179,7 +179,7 @@ class LeaseTracker:
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 
-    def taken(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
+    def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the lease of a batch that was received by a call that began at `since`."""
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
@@ -206,13 +206,13 @@ class LeaseTracker:
             return lease
         return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
-    def hold(self, deliveries: Iterable[InnerDelivery]) -> None:
+    def add(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Add deliveries; their leases are renewed from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
             self._count(deliveries, 1)
 
-    def forget(self, deliveries: Iterable[InnerDelivery]) -> None:
+    def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove deliveries that are settled or lost; unknown deliveries are ignored."""
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]

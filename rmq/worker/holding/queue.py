@@ -128,7 +128,7 @@ class HandlerQueue:
     def room(self) -> int:
         """Return how many deliveries to receive now; 0 while waiting for more room is better."""
         handler = self.handler
-        if self.suspects.running and self.suspects.is_held_back():
+        if self.suspects.running and self.suspects.must_wait():
             return 0
         if handler.ordered:
             running = self._ordered_begun - self.work.ordered_ended
@@ -158,7 +158,7 @@ class HandlerQueue:
     def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
         """Give received deliveries to the executor, and start suspects that may run."""
         self.begin_last_suspect()  # it may have waited for a minute
-        if self.suspects.running and self.suspects.is_held_back():
+        if self.suspects.running and self.suspects.must_wait():
             self._starter.put_off(deliveries)
             return
         if self.handler.ordered:

@@ -147,7 +147,7 @@ class TopicFeed:
     def _work_at(self) -> float:
         """Return when a slot has work, or messages must be handed back."""
         slots_at = min(self.ready_at, default=0.0)
-        return max(0.0 if self.state.is_to_hand_back else slots_at, self._not_before)
+        return max(0.0 if self.state.must_hand_back else slots_at, self._not_before)
 
     # --- receiving, and giving deliveries to queues -----------------------------------------------
 
@@ -249,7 +249,7 @@ class TopicFeed:
         if self.has_credit:  # a hand-over may be on its way
             self._withdraw_credit()
             self.ready_at[0] = 0.0
-        count = self._run(rollback.release_unheld(self.context, leases, self.flows.is_held))
+        count = self._run(rollback.release_orphans(self.context, leases, self.flows.has_delivery))
         if count:
             log.warning(
                 "topic %r: messages were in flight for this worker that it does not hold: Redis "
@@ -318,7 +318,7 @@ class TopicFeed:
 
     def receive_handed_over(self) -> bool:
         """Receive the hand-overs for the credit; return whether the credit is used up."""
-        take = partial(receive.take_handed_over, self.state)
+        take = partial(receive.receive_handed_over, self.state)
         return bool(self._receive_by(BATCH_MAX, take)) and not self.has_credit
 
     def renew_credit(self) -> None:

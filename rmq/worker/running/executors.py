@@ -127,8 +127,7 @@ class ThreadExecutor:
 
     def _run_work_queue(self, work_queue: WorkQueue) -> None:
         """Run the work of a queue until it is empty, or another queue waits for a thread."""
-        ready, run, copy = work_queue.ready, work_queue.run, self._context.copy
-        left = work_queue.weight
+        ready, run, left = work_queue.ready, work_queue.run, work_queue.weight
         while True:
             try:
                 work = ready.popleft()
@@ -140,7 +139,7 @@ class ThreadExecutor:
                     self._permits -= 1
                     return
             try:
-                copy().run(run, work)
+                self._context.copy().run(run, work)
             except BaseException as error:
                 work_queue.report(work, error)
             left -= 1

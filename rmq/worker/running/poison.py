@@ -73,7 +73,7 @@ class PoisonSuspects:
     def _is_alone(self, now: float) -> bool:
         return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
 
-    def is_held_back(self, delivery: Any = None) -> bool:
+    def must_wait(self, delivery: Any = None) -> bool:
         """Return whether a delivery must wait for the suspect without a retry left."""
         if self._alone is None:
             return False
@@ -88,7 +88,7 @@ class PoisonSuspects:
         that ignores its cancellation, could delay it forever.
         """
         now = time.monotonic()
-        if self._alone is not None and not self.is_held_back():
+        if self._alone is not None and not self.must_wait():
             return True
         return all(
             now - began >= ALONE_S

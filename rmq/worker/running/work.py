@@ -116,7 +116,7 @@ class HandlerWork:
         if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # its next delivery claims the key again
             return False
-        if self.suspects.running and self.suspects.is_held_back(delivery):
+        if self.suspects.running and self.suspects.must_wait(delivery):
             self._report(delivery, RELEASE)
             return False
         return True
@@ -211,7 +211,7 @@ class HandlerWork:
         """Yield the deliveries of an ordered batch to be run; the caller sends each disposition."""
         try:
             for place, delivery in enumerate(run):
-                if self._is_stopping() or self.suspects.is_held_back(delivery):
+                if self._is_stopping() or self.suspects.must_wait(delivery):
                     self.settler.put(Report(None, rest=run[place:]))
                     break
                 if not self._may_run(delivery):

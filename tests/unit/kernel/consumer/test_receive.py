@@ -151,13 +151,13 @@ def test_a_topic_that_has_fewer_slots_now_waits_for_no_master_of_the_others() ->
     state = receive_state(3)
     away = Unavailable("its master is away")
     away._repeat_for = 60.0
-    assert state.masterless.note(2, away)
+    assert state.away_slots.note(2, away)
     state.context.mark_open(Settings(slots=2), b"2")
 
     steps, batches = run_with_replies(receive.receive(state, 1, 0), [-1, -1])
 
     assert (steps, batches) == (["next_ready"], [])
-    assert not state.masterless
+    assert not state.away_slots
 
 
 @pytest.mark.parametrize("slots", [2, 4])
@@ -169,7 +169,7 @@ def test_a_topic_that_is_opened_again_while_its_consumer_sleeps_is_asked_for_all
     assert describe(next(flow)) == "next_ready"
     assert describe(flow.send([-1] * 3)) == "await signal"
     state.context.mark_open(Settings(slots=slots), b"2")
-    state.asked_at = 0.0
+    state.all_checked_at = 0.0
 
     command: Any = flow.send(set())
 

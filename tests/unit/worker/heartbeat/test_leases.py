@@ -50,7 +50,7 @@ class SimpleDelivery(SimpleNamespace):
 
 
 def taken(tracker: LeaseTracker, number: int = NUMBER) -> WorkerLease:
-    return tracker.taken(SLOT, number, time.monotonic(), LEASE_MS)
+    return tracker.received(SLOT, number, time.monotonic(), LEASE_MS)
 
 
 def test_the_next_take_is_under_the_same_lease(tracker: LeaseTracker) -> None:
@@ -71,10 +71,10 @@ def test_the_heartbeat_sees_what_a_lease_holds(
     assert heartbeat.leases(1) == [(PLACE, NUMBER, 0)]
     assert heartbeat.lease_s(1) == LEASE_MS / 1000
 
-    tracker.hold(mine)
+    tracker.add(mine)
     assert heartbeat.leases(1) == [(PLACE, NUMBER, 3)]
-    tracker.forget(mine[:2])
-    tracker.forget(mine[:2])  # each is counted once
+    tracker.remove(mine[:2])
+    tracker.remove(mine[:2])  # each is counted once
     assert heartbeat.leases(1) == [(PLACE, NUMBER, 1)]
     assert heartbeat.leases(0) == []
 
@@ -83,7 +83,7 @@ def test_a_lease_is_safe_for_as_long_as_it_was_taken_then_as_long_as_it_is_renew
     tracker: LeaseTracker, heartbeat: SharedMemory
 ) -> None:
     since = time.monotonic() - 29
-    lease = tracker.taken(SLOT, NUMBER, since, LEASE_MS)
+    lease = tracker.received(SLOT, NUMBER, since, LEASE_MS)
     assert lease.safe_until() == since + 30
     assert not lease.is_lost()
 
@@ -95,10 +95,10 @@ def test_a_lease_is_safe_for_as_long_as_it_was_taken_then_as_long_as_it_is_renew
 
 def test_a_take_of_a_lease_leaves_half_of_it(tracker: LeaseTracker) -> None:
     since = time.monotonic()
-    lease = tracker.taken(SLOT, NUMBER, since - 100, LEASE_MS)
+    lease = tracker.received(SLOT, NUMBER, since - 100, LEASE_MS)
     assert lease.is_lost()
 
-    tracker.taken(SLOT, NUMBER, since, LEASE_MS)
+    tracker.received(SLOT, NUMBER, since, LEASE_MS)
 
     assert lease.safe_until() == since + 15
 
@@ -121,13 +121,13 @@ def test_another_number_tells_that_the_old_lease_is_lost(
 ) -> None:
     old = taken(tracker)
     mine = deliveries(old)
-    tracker.hold(mine)
+    tracker.add(mine)
 
     new = taken(tracker, 7)
 
     assert old.is_lost()
     assert not new.is_lost()
-    tracker.forget(mine)  # of the old lease
+    tracker.remove(mine)  # of the old lease
     assert heartbeat.leases(1) == [(PLACE, 7, 0)]
 
 
@@ -136,7 +136,7 @@ def test_a_retired_lease_is_renewed_no_more_and_holds_until_it_ends(
 ) -> None:
     lease = taken(tracker)
     mine = deliveries(lease)
-    tracker.hold(mine)
+    tracker.add(mine)
 
     tracker.stop_renewing(mine)
 
@@ -154,12 +154,12 @@ def test_what_has_begun_is_there_until_it_is_settled(
 ) -> None:
     lease = taken(tracker)
     first, second = deliveries(lease, 2)
-    tracker.hold([first, second])
+    tracker.add([first, second])
 
     tracker.begin(second)
 
     assert heartbeat.begun() == {PLACE: [second.raw_id]}
-    tracker.forget([second])
+    tracker.remove([second])
     assert heartbeat.begun() == {}
 
 
@@ -167,7 +167,7 @@ def test_more_begun_than_there_are_rows_is_noted(
     tracker: LeaseTracker, heartbeat: SharedMemory
 ) -> None:
     mine = deliveries(taken(tracker), 3)
-    tracker.hold(mine)
+    tracker.add(mine)
     for delivery in mine[:2]:
         tracker.begin(delivery)
     assert heartbeat.words[2] == 0
@@ -175,7 +175,7 @@ def test_more_begun_than_there_are_rows_is_noted(
     tracker.begin(mine[2])
 
     assert heartbeat.words[2] == 1
-    tracker.forget(mine)
+    tracker.remove(mine)
 
 
 def test_claims_are_there_with_their_owner_until_settled(
@@ -184,7 +184,7 @@ def test_claims_are_there_with_their_owner_until_settled(
     (mine,) = deliveries(taken(tracker))
     mine.claim = Claim(b"shop:" + b"k" * 200, b"owner:1", 1000)
     mine.claim.state = FIRST
-    tracker.hold([mine])
+    tracker.add([mine])
 
     tracker.add_claims([mine], lambda name: SLOT + 1)
 
@@ -197,13 +197,13 @@ def test_claims_are_there_with_their_owner_until_settled(
     heartbeat.set_claim_lost(row, serial)
     assert tracker.is_claim_lost(mine)
     assert heartbeat.claims() == []
-    tracker.forget([mine])
+    tracker.remove([mine])
     assert not tracker.is_claim_lost(mine)
 
 
 def test_closed_memory_can_be_looked_at(tracker: LeaseTracker, memory: WorkerMemory) -> None:
     other = WorkerMemory([1000], 1, 0)
-    lease = LeaseTracker(other, 0).taken(SLOT, NUMBER, time.monotonic(), LEASE_MS)
+    lease = LeaseTracker(other, 0).received(SLOT, NUMBER, time.monotonic(), LEASE_MS)
 
     other.close()
 

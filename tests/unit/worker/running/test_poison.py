@@ -92,10 +92,10 @@ def test_one_without_a_retry_left_runs_beside_no_other_suspect(clock: Clock) -> 
 
     assert suspects.begin("last", 4, is_last=True)
     assert not suspects.begin("b", 3)
-    assert suspects.is_held_back("fresh")
-    assert not suspects.is_held_back("last")
+    assert suspects.must_wait("fresh")
+    assert not suspects.must_wait("last")
     suspects.end("last")
-    assert not suspects.is_held_back("fresh")
+    assert not suspects.must_wait("fresh")
     assert suspects.begin("b", 3)
 
 
@@ -138,9 +138,9 @@ def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
     assert suspects.is_quiet()
 
     suspects.begin_alone("last")
-    assert suspects.is_held_back("fresh")
+    assert suspects.must_wait("fresh")
     clock.now += ALONE_S
-    assert not suspects.is_held_back("fresh")
+    assert not suspects.must_wait("fresh")
 
 
 @pytest.mark.parametrize("seed", range(20))
