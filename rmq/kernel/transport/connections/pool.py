@@ -214,7 +214,7 @@ class Pool(_PoolState):
         try:
             pooled = None if self._waiting else self._idle.pop()
         except IndexError:
-            pooled = None  # outside of the `except`: its error would keep this frame
+            pooled = None  # reserve a place below: the error would keep this frame, and the place
         pooled = pooled or (None if self._waiting else self._reserve()) or self._wait()
         if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):
@@ -358,9 +358,11 @@ class AsyncPool(_PoolState):
         self._tasks = CoalescingTasks()
 
     def is_own(self) -> bool:
-        """Return whether this process and event loop may use the pool."""
-        is_own_loop = self.loop in (None, asyncio.get_running_loop())
-        return is_own_loop and self._generation == process.generation
+        """Return whether this process and event loop may use the pool; the first loop owns it."""
+        loop = asyncio.get_running_loop()
+        if self.loop is None:
+            self.loop = loop
+        return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
         """Return a connection; `give` it back after the reply, or `discard` it.
@@ -374,7 +376,6 @@ class AsyncPool(_PoolState):
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or await self._answers(pooled):
                 return pooled
             await self._close([*self._remove_idle(pooled.epoch), pooled.connection])
-        self.loop = asyncio.get_running_loop()
         try:
             await self._make(pooled).connect()
         except BaseException as error:

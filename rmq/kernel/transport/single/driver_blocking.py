@@ -52,7 +52,7 @@ class Driver:
     _server: ServerCommands
     _coalescing: Any
 
-    # --- methods that differ between threads and threads ------------------------------------------
+    # --- methods of `blocking` and `asyncio` ----------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         raise NotImplementedError
@@ -167,7 +167,7 @@ class Driver:
 
     def _current_pool(self) -> Pool:
         """Return the pool of this process and event loop; a new pool after a fork."""
-        if not self._pool.is_own():
+        while not self._pool.is_own():
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
             self._pool.epoch = epoch

@@ -25,18 +25,16 @@ def test_after_a_fork_the_epoch_says_that_the_subscriptions_of_the_parent_are_ol
     assert transport._pool is not pool
 
 
-def test_another_event_loop_gets_another_pool_once_a_connection_was_made() -> None:
+def test_another_event_loop_gets_another_pool() -> None:
     transport = open_async_transport(ADDRESS, 0.0, 1.0)
 
     async def pool() -> object:
         return transport._current_pool()
 
-    first = asyncio.run(pool())
-    assert asyncio.run(pool()) is first
+    async def pools() -> tuple[object, object]:
+        return await pool(), await pool()
 
-    async def connected() -> object:
-        transport._pool.loop = asyncio.get_running_loop()
-        return transport._current_pool()
+    first, same = asyncio.run(pools())
 
-    assert asyncio.run(connected()) is first
+    assert same is first
     assert asyncio.run(pool()) is not first
