@@ -24,7 +24,7 @@ from rmq.kernel.consumer.hand_over import PrepareCall, SlotBatch
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, CreditState
 from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.record import place_of
+from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import receipt_score, shared_lease
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic import opening, reading, tidy
@@ -557,9 +557,10 @@ def _release_batch(
     leases = leases_of(keys, batch, state.context.settings.max_retries)
     if not leases.ids:
         return
-    places = [place_of(record) for id, record in zip(batch.ids, batch.records, strict=True) if id]
+    rows = zip(batch.ids, batch.records, strict=True)
+    positions = [queue_position(record) for id, record in rows if id]
     try:
-        settling = settle.release(state.context, leases, places, 0)
+        settling = settle.release(state.context, leases, positions, 0)
         _, error = yield from settling.try_run(fails_fast)
         if error is not None:
             raise error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from rmq.errors import RMQError
 from rmq.kernel.consumer import scripts, settle
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.record import place_of
+from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import lease_range
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import opening, scripts as topic_scripts
@@ -109,7 +109,7 @@ def release_orphans(
         )
         for lease, member in zip(page, found, strict=True):
             if isinstance(member, topic_scripts.QueueMember):
-                orphans.append((lease, place_of(member.record)))
+                orphans.append((lease, queue_position(member.record)))
     if not orphans:
         return 0
     rows = settle.Leases.of(lease for lease, _ in orphans)

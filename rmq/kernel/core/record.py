@@ -92,7 +92,7 @@ _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
 
 
-def place_of(record: bytes) -> int:
+def queue_position(record: bytes) -> int:
     """Return a message's position in the queue before its first failure: priority or due time.
 
     A missing record gets the lowest priority.

@@ -115,7 +115,7 @@ class InnerDelivery:
 
     def queue_position(self) -> int:
         """Return its position among waiting messages: the priority, or the due time in epoch ms."""
-        return record.place_of(self.record)
+        return record.queue_position(self.record)
 
 
 class SharedLease(Protocol):

@@ -84,29 +84,15 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
     due = entry.due_ms
     if member.queue == "store" and member.score >= TIMED_MIN:
         due = int(member.score)
+    group_header = entry.headers.get(GROUP_MARK)
     return Message(
-        message_id,
-        queue,
-        message_id.slot,
-        record.offset_of(entry.offset_low, member.newest),
-        body,
-        entry.priority or None,
-        moment(due) if due else None,
-        moment(entry.expires_ms) if entry.expires_ms else None,
-        entry.merge_key or None,
-        record.shown_headers(entry.headers),
-        deliveries,
-        deadline,
-        died,
-        last_failure,
-        member.score,
-        unreadable,
-        entry.headers.get(record.TYPE_MARK),
-        group_in(entry.headers.get(GROUP_MARK)),
-        share_in(entry.headers.get(GROUP_MARK)),
-        weight_in(entry.headers.get(GROUP_MARK)),
-        member.failure,
-    )
+        message_id, queue, message_id.slot, record.offset_of(entry.offset_low, member.newest), body,
+        entry.priority or None, moment(due) if due else None,
+        moment(entry.expires_ms) if entry.expires_ms else None, entry.merge_key or None,
+        record.shown_headers(entry.headers), deliveries, deadline, died, last_failure, member.score,
+        unreadable, entry.headers.get(record.TYPE_MARK), group_in(group_header),
+        share_in(group_header), weight_in(group_header), member.failure,
+    )  # fmt: skip
 
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:

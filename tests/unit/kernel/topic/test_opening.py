@@ -63,7 +63,7 @@ def test_a_reader_does_not_wait_for_slots_for_ever() -> None:
     with contextlib.suppress(StopIteration):
         while len(steps) < 1000:
             steps.append(flow.send(0 if isinstance(steps[-1], RawCommand) else None))
-    assert len(steps) == 2 * opening.SLOT_LOOKS
+    assert len(steps) == 2 * opening.SLOT_CHECKS
 
 
 def away() -> Unavailable:
