@@ -142,7 +142,7 @@ def waits(s: Scene) -> None:
         state = inner_of(consumer)._flows.state
         for wait in (0.3, 1, 3, 10):  # a subscription that takes long leaves no time for a credit
             assert consumer.receive(wait=wait) == []  # leaves a credit, and withdraws it
-            held = state.subscription.held
+            held = state.subscription.connection
             if type(held).__name__ == "SubscriptionRefused":  # it polls, and a log line says so
                 raise rmq.AccessDenied("+subscribe")
             if state.credits._number or (held is not None and not state.subscription.own_channel):

@@ -107,14 +107,14 @@ def test_a_consumer_listens_again_once_the_acl_is_repaired(
     monkeypatch.setattr(SubscriptionRefused, "RETRY_S", 0.0)
     with rmq.Client(url) as client, client.topic(name).consumer() as consumer:
         assert consumer.receive(wait=0.05) == []
-        assert isinstance(consumer._flows.state.subscription.held, SubscriptionRefused | None)
+        assert isinstance(consumer._flows.state.subscription.connection, SubscriptionRefused | None)
         with each_server.raw() as raw:
             raw.execute_command("ACL", "SETUSER", "app", "&rmq:*")
 
         for _ in range(3):
             assert consumer.receive(wait=0.05) == []
 
-        held = consumer._flows.state.subscription.held
+        held = consumer._flows.state.subscription.connection
         assert held is not None
         assert not isinstance(held, SubscriptionRefused)
 

@@ -76,7 +76,7 @@ class Known:
 
     def fit(self, slots: int) -> None:
         """Adapt to the number of slots; clear the cache if there are no signals."""
-        if self.subscription.held is None:
+        if self.subscription.connection is None:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
 
@@ -323,7 +323,7 @@ class QueryFlows:
         known = self.known
         try:
             while True:
-                if known.subscription.held is None:
+                if known.subscription.connection is None:
                     yield AwaitSignal(known.subscription, 0)
                     known.ready_at = []  # messages before the subscription were not signalled
                 known.fit(len(self.context.slots))

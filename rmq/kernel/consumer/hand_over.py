@@ -129,7 +129,7 @@ class Credits:
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
-            subscription.held is not None
+            subscription.connection is not None
             and not subscription.is_deaf
             and subscription.own_channel != b""
             and len(state.context.slots) <= (1 if subscription.is_sharded else SLOTS_MAX)
@@ -227,7 +227,7 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     try:
         while hears and credits.standing and not subscription.is_answered():
             left_s = until - time.monotonic()
-            if subscription.held is None or left_s <= 0:
+            if subscription.connection is None or left_s <= 0:
                 subscription.is_deaf = True
                 break
             state.note_signals((yield AwaitSignal(subscription, left_s)))

@@ -134,7 +134,7 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
             return []
     if now >= call.until:
         yield from _end_or_check(call, now)
-    elif state.subscription.held is None:
+    elif state.subscription.connection is None:
         yield from _subscribe(state)
     elif state.check_before_sleep:
         yield from _check_slots(state, call.limit, call.waits)
@@ -268,7 +268,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
         state.lease_ms = context.settings.lease_ms
     if state.ordered and not context.settings.in_slot_order(True):
         state.ordered = False
-        state.subscription.takes_batches = state.subscription.held is None
+        state.subscription.takes_batches = state.subscription.connection is None
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:

@@ -313,7 +313,7 @@ class TopicFeed:
             self.state.credits.in_doubt = True
             self.ready_at[0] = 0.0
         self.own_channel = own_channel
-        self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
+        self.subscription.wait, self.subscription.connection = wait, bool(own_channel) or None
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
@@ -335,7 +335,7 @@ class TopicFeed:
             if self.has_credit:
                 self._withdraw_credit()
         finally:
-            self.subscription.wait = self.subscription.held = None
+            self.subscription.wait = self.subscription.connection = None
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:

@@ -255,13 +255,15 @@ class ClusterTransport(Transport):
         subscription.note_node(subscribed, wanted, node)
         return subscribed
 
-    def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
+    def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
         """As `Transport.add_channel`, for a shard channel, at the master of its slot."""
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
         if node is None or node in self._table.suspects:
             return False
-        connection = held.connection if node == held.node else held.others.get(node)
+        connection = (
+            subscribed.connection if node == subscribed.node else subscribed.others.get(node)
+        )
         if connection is None:
             connection = _new_subscriber(self, node)
             try:
@@ -269,14 +271,14 @@ class ClusterTransport(Transport):
             except REDIS_ERRORS:
                 self._table.note_failed(node)
                 return False
-            held.others[node] = connection
-            held.waiting.watch(connection)
+            subscribed.others[node] = connection
+            subscribed.waiting.watch(connection)
         connection.send_command("SSUBSCRIBE", channel)
-        held.shards[slot] = node
+        subscribed.shards[slot] = node
         return True
 
-    def is_current(self, held: SubscribedConnection) -> bool:
+    def is_current(self, subscribed: SubscribedConnection) -> bool:
         """As `Transport.is_current`; the masters of its shard channels must not have changed."""
-        return super().is_current(held) and all(
-            self._table.node_of(slot) in (node, None) for slot, node in held.shards.items()
+        return super().is_current(subscribed) and all(
+            self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()
         )

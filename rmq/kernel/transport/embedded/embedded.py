@@ -314,9 +314,9 @@ def _at_exit() -> None:
     global _exiting
     _exiting = True
     for server in list(_servers.values()):
-        held = server.lock.acquire(timeout=1.0)  # a daemon thread may be waiting in it
+        is_locked = server.lock.acquire(timeout=1.0)  # a daemon thread may be waiting in it
         server.stop()
-        if held:
+        if is_locked:
             server.lock.release()
 
 

@@ -217,7 +217,7 @@ class Subscription:
         takes_batches: Whether to have a channel of its own.
 
     Attributes:
-        held: The connection, set by the transport; None: not connected.
+        connection: A SubscribedConnection or a SubscriptionRefused; None: not subscribed.
         is_sharded: Whether the own channel is a shard channel of the topic's only slot (Cluster).
         slot_channel: Prefix of a shard channel's name; empty if the topic is not open, or has
             several slots.
@@ -228,12 +228,12 @@ class Subscription:
         awaited: Number after which no more hand-overs arrive; 0: not waiting for a number.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
         wait: Reads from a connection that several subscriptions use; None: this subscription reads
-            from `held`.
+            from `connection`.
     """
 
     __slots__ = (
-        "awaited", "channel", "heard", "held", "is_deaf", "is_sharded", "own_channel", "payloads",
-        "slot_channel", "takes_batches", "wait",
+        "awaited", "channel", "connection", "heard", "is_deaf", "is_sharded", "own_channel",
+        "payloads", "slot_channel", "takes_batches", "wait",
     )  # fmt: skip
 
     def __init__(self, channel: bytes, takes_batches: bool = False) -> None:
@@ -241,7 +241,7 @@ class Subscription:
         self.takes_batches = takes_batches
         self.is_sharded = False
         self.slot_channel = b""
-        self.held: Any = None
+        self.connection: Any = None
         self.own_channel = b""
         self.payloads: list[bytes] = []
         self.heard = 0
@@ -259,7 +259,7 @@ class Subscription:
     @property
     def is_heard(self) -> bool:
         """Whether it is connected, and Redis allows its channel."""
-        return self.held is not None and getattr(self.held, "is_heard", True)
+        return self.connection is not None and getattr(self.connection, "is_heard", True)
 
     @property
     def takes_hand_overs(self) -> bool:

@@ -203,17 +203,17 @@ class Transport(Driver):
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    def add_channel(self, held: SubscribedConnection, channel: bytes) -> bool:
+    def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
         """Subscribe a connection to another channel; return whether the command was sent.
 
         The reply is read later.
         """
-        held.connection.send_command("SUBSCRIBE", channel)
+        subscribed.connection.send_command("SUBSCRIBE", channel)
         return True
 
-    def is_current(self, held: SubscribedConnection) -> bool:
+    def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether no connection has died since a subscription was made."""
-        return held.epoch == self.epoch
+        return subscribed.epoch == self.epoch
 
     def is_reentrant(self, callers: Places) -> bool:
         """Return whether this thread is among the callers, so this call is in a signal handler."""

@@ -229,14 +229,14 @@ class AsyncDriver:
 
     def interrupt(self, subscription: Subscription) -> None:
         """End the current or the next wait on this subscription; called from another task."""
-        held = subscription.held
-        if isinstance(held, SubscribedConnection):
-            held.waiting.ring()
+        subscribed = subscription.connection
+        if isinstance(subscribed, SubscribedConnection):
+            subscribed.waiting.ring()
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
-        held, subscription.held = subscription.held, None
-        if isinstance(held, SubscribedConnection):
+        subscribed, subscription.connection = subscription.connection, None
+        if isinstance(subscribed, SubscribedConnection):
             with contextlib.suppress(*REDIS_ERRORS):
-                await self._disconnect(held.connection)
-            held.waiting.close()
+                await self._disconnect(subscribed.connection)
+            subscribed.waiting.close()

@@ -171,10 +171,10 @@ def is_for_now(refusal: BaseException) -> bool:
 def follow(subscription: Subscription, table: SlotTable) -> None:
     """Make a subscription reconnect if another node serves its topic's slot now."""
     subscription.is_sharded = True
-    held = subscription.held
-    if isinstance(held, SubscribedConnection) and subscription.takes_hand_overs:
+    subscribed = subscription.connection
+    if isinstance(subscribed, SubscribedConnection) and subscription.takes_hand_overs:
         node = table.node_of(hash_slot(subscription.slot_channel))
-        if node not in (None, held.node) and node not in table.suspects:
+        if node not in (None, subscribed.node) and node not in table.suspects:
             subscription.is_deaf = True
 
 
@@ -324,24 +324,24 @@ def await_signal(
         epoch: Current epoch of the pool. A connection of an older epoch is closed, because it may
             be connected to the wrong server.
     """
-    held, until, signals = subscription.held, time.monotonic() + seconds, set[int]()
-    if held is None:
+    subscribed, until, signals = subscription.connection, time.monotonic() + seconds, set[int]()
+    if subscribed is None:
         yield from _subscribe(subscription, deadline)
-    elif isinstance(held, SubscriptionRefused):
+    elif isinstance(subscribed, SubscriptionRefused):
         yield Pause(max(0.0, seconds))
-        if time.monotonic() > held.until:
-            subscription.held = None
+        if time.monotonic() > subscribed.until:
+            subscription.connection = None
     else:
         try:
             if subscription.is_deaf:
                 raise redis.ConnectionError("a subscription does not receive published messages")
-            if held.epoch != epoch:
+            if subscribed.epoch != epoch:
                 raise redis.ConnectionError("other connections of this client have died")
-            yield from _read_signals(subscription, held, until, signals)
+            yield from _read_signals(subscription, subscribed, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
                 # The signal was there before the wait, so more signals may be there.
-                while (reply := (yield Read(held, 0))) not in (None, RUNG):
-                    held.note_reply(reply, signals, subscription)
+                while (reply := (yield Read(subscribed, 0))) not in (None, RUNG):
+                    subscribed.note_reply(reply, signals, subscription)
         except REDIS_ERRORS:
             yield Unsubscribe(subscription)
             yield Pause(min(FIRST_PAUSE_S, max(0.0, until - time.monotonic())))
@@ -361,11 +361,11 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
         return connection
 
     try:
-        subscription.held = yield from repeat(attempt, deadline)
+        subscription.connection = yield from repeat(attempt, deadline)
     except REDIS_ERRORS as error:
         if not forbids(error):
             raise translate(error, "listen", [subscription.channel.decode()]) from error
-        subscription.held = SubscriptionRefused(subscription.channel, error)
+        subscription.connection = SubscriptionRefused(subscription.channel, error)
         subscription.own_channel = b""
 
 

@@ -26,7 +26,7 @@ def receive_state(slots: int, subscribed: bool = True) -> ReceiveState:
     context = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
     context.mark_open(Settings(slots=slots), b"1")
     state = ReceiveState(context, 30_000)
-    state.subscription.held = object() if subscribed else None
+    state.subscription.connection = object() if subscribed else None
     return state
 
 
@@ -64,7 +64,7 @@ def test_a_consumer_without_a_subscription_visits_again_before_it_sleeps() -> No
     state = receive_state(2, subscribed=False)
     flow = receive.receive(state, 1, 5)
     steps = [describe(next(flow)), describe(flow.send([-1, -1]))]
-    state.subscription.held = object()
+    state.subscription.connection = object()
     steps += [describe(flow.send(set())), describe(flow.send(EMPTY)), describe(flow.send(EMPTY))]
     assert steps == ["next_ready", "await signal", "prepare 0", "prepare 1", "await signal"]
 

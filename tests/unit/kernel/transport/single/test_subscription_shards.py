@@ -37,8 +37,8 @@ def table() -> SlotTable:
 def subscription(node: tuple[str, int] | None) -> Subscription:
     made = Subscription(b"rmq:{orders}:wake", takes_batches=True)
     made.slot_channel = CHANNEL
-    made.held = SubscribedConnection(None, 0)
-    made.held.node = node
+    made.connection = SubscribedConnection(None, 0)
+    made.connection.node = node
     return made
 
 
