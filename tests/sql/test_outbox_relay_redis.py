@@ -303,13 +303,13 @@ def test_a_topic_that_vanished_is_created_again_and_no_other_is_read_again(
     assert relay.run_once() == 2
     with server.raw() as raw:
         raw.delete(*raw.scan_iter(f"rmq:{{{goes}*"))
-    opened = {context.name: context.read_at for context in relay_contexts(relay)}
+    opened = {context.name: context.fresh_until for context in relay_contexts(relay)}
 
     for topic in (stays, goes):
         fill(engine, outbox, topic, ["second"])
     relay.run_once()
 
-    again = {context.name: context.read_at for context in relay_contexts(relay)}
+    again = {context.name: context.fresh_until for context in relay_contexts(relay)}
     assert again[goes] > opened[goes]
     assert again[stays] == opened[stays]
     assert all(context.is_open for context in relay_contexts(relay))

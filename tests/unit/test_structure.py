@@ -32,7 +32,7 @@ FILES = sorted(
 # A cluster loads scripts by EVAL, and tells a refused load from a missing script: 38 lines.
 # Operations, failures, retry deadline and durability of transports: 4 files, and 35 import lines.
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
-LIMITS = {"lines": 46_543, "files": 413, "private": 75}
+LIMITS = {"lines": 46_546, "files": 413, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -258,7 +258,7 @@ def withdraw_credits(state: ReceiveState) -> Flow[None]:
 def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     """Open the topic if necessary, and hand back messages that an earlier call did not return."""
     context = state.context
-    if not context.is_current():
+    if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
     has_credits = state.credits.standing and not keeps_credits
     if state.handing_back or state.must_hand_back or has_credits:

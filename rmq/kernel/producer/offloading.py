@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +32,7 @@ def send(
     All messages are checked before the first object is written. If Redis refuses a message, its
     object is removed. If the outcome of a message is unknown, its object stays until a sweep.
     """
-    if not context.is_current():
+    if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
     outs, objects = list(messages), dict[int, tuple[Reference, bytes]]()
     above = min(codec.above, context.settings.max_body)

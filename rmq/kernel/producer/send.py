@@ -81,7 +81,7 @@ def send(
         and type(out) is Outgoing
         and is_plain(out)
     ):
-        if not context.is_current():
+        if time.monotonic() >= context.current_until:
             yield from opening.ensure_open(context)
         settings = context.settings
         if settings.durability is None and not settings.expires_ms:
@@ -206,7 +206,7 @@ def _send_shared(
 ) -> Stored:
     """Send one message, in one call with other messages that are sent at the same time."""
     (out,) = messages
-    if not context.is_current():
+    if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
 
     def item() -> tuple[EncodedMessage, int]:
@@ -290,7 +290,7 @@ def _send_once(
 
     `call`: `_call` or `_call_together`.
     """
-    if not context.is_current():
+    if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
     batches: list[SendBatch] = []
     results = Results()

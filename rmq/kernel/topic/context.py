@@ -53,7 +53,8 @@ class TopicContext:
         self.created = b""  # stamp of the slots: `identity` plus 1 us for each resize
         self.identity = b""  # stamp of the topic
         self.revision = 0  # number of changes of the settings, when they were read
-        self.read_at = 0.0  # time at which the settings were read, by the monotonic clock
+        self.fresh_until = 0.0  # monotonic time at which the settings must be read again
+        self.current_until = 0.0  # as `fresh_until`; 0: open the topic before its next use
         self.full_until = 0.0  # until then no slot has room for another; by the monotonic clock
         self.is_ready = False
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
@@ -96,18 +97,19 @@ class TopicContext:
         self.spread = slot_rotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created
         self.revision = revision
-        self.read_at = time.monotonic()
         self.settings = settings
         self._is_open = True
         self.is_ready = ready
+        self.keep_settings()
+
+    def keep_settings(self, seconds: float | None = None) -> None:
+        """Use the settings for some seconds before they are read again; None: FOLLOW_S."""
+        self.fresh_until = time.monotonic() + (FOLLOW_S if seconds is None else seconds)
+        self.current_until = self.fresh_until if self.is_ready else 0.0
 
     def is_old(self) -> bool:
         """Whether the settings are so old that they must be read again."""
-        return time.monotonic() - self.read_at >= FOLLOW_S
-
-    def is_current(self) -> bool:
-        """Whether the topic can be used at once: its slots are ready, its settings not old."""
-        return self.is_ready and time.monotonic() - self.read_at < FOLLOW_S
+        return time.monotonic() >= self.fresh_until
 
     def forget(self) -> None:
         """Read the settings again before the next command.
@@ -116,6 +118,7 @@ class TopicContext:
         compare the stamp.
         """
         self._is_open = self.is_ready = False
+        self.current_until = 0.0
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
         """Return an id if it can belong to this topic, which must be open.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from contextlib import suppress
 from copy import copy
 from typing import Any
@@ -32,7 +31,7 @@ from rmq.kernel.core import settings
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import scripts
-from rmq.kernel.topic.context import FOLLOW_S, TopicContext
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply
 from rmq.kernel.transport.flow.steps import (
     Flow,
@@ -183,7 +182,8 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
     have_all = yield from write_slots(prepared, spare_away=not is_resizing)
     adopt(context, reply, kept, True)
     if not have_all:  # write again soon, even if the revision is the same
-        context.revision, context.read_at = -1, time.monotonic() - FOLLOW_S + AWAY_S
+        context.revision = -1
+        context.keep_settings(AWAY_S)
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
@@ -341,7 +341,7 @@ def _follow(context: TopicContext) -> Flow[None]:
     except StorageError as error:
         if not is_master_away(error):
             raise
-        context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be reachable
+        context.keep_settings(AWAY_S)  # its slots may be reachable
         return
     if reply.state < 0 or _created(reply) != context.identity:
         again = " and created again" if reply.state >= 0 else ""
@@ -355,7 +355,7 @@ def _follow(context: TopicContext) -> Flow[None]:
         )
     _refuse_deleting(context, reply)
     if _revision(reply) == context.revision:
-        context.read_at = time.monotonic()
+        context.keep_settings()
         return
     kept = settings.from_redis(context.name, reply.kept)
     if context.is_ready:

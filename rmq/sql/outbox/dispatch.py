@@ -9,7 +9,6 @@ sends of a message.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -237,7 +236,7 @@ class Dispatcher:
     def _has_more_room(self, context: TopicContext) -> bool:
         """Read the topic's settings again; return whether it takes larger bodies than we knew."""
         before = context.settings.max_body
-        context.read_at = -math.inf
+        context.keep_settings(0.0)
         self.transport.run(opening.ensure_open(context))
         return context.settings.max_body > before
 
