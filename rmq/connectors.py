@@ -1,7 +1,7 @@
 """Public names for connectors: programs that join RMQ to an engine, as `spark_connector` does.
 
-In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the
-records of a `rmq.Query` as they are stored. It can read them without a message object for each.
+In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the stored
+records that `rmq.Query` reads. Reading records directly avoids creating an object for each message.
 
     import rmq
     from rmq.connectors import value_of

@@ -1,10 +1,11 @@
 """The exceptions of RMQ: who can fix the cause, and whether it is safe to try again.
 
-* `ConfigurationError`: the caller, before anything was sent. Trying again changes nothing.
-* `SendError`: the producer (a smaller body, a later time) or the operator (a fuller Redis).
-* `DeliveryError`: the delivery is no longer this consumer's to settle.
-* `DecodeError`: the producer of the bytes, or the codec chosen to read them.
-* `StorageError`: the server or the network. Each subclass says whether the call took effect.
+* `ConfigurationError`: the caller can fix it. Nothing was sent, and trying again changes nothing.
+* `SendError`: the producer can fix it (a smaller body, a later send), or the operator (more
+  memory).
+* `DeliveryError`: this consumer may no longer settle the delivery. Do not try again.
+* `DecodeError`: the producer can fix the bytes, or the reader the codec that reads them.
+* `StorageError`: the server or the network failed. Each subclass says whether the call took effect.
 
 Exceptions of redis-py are translated by `rmq.kernel.transport` and become `__cause__`.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PAGE = "docs/errors.md"  # one heading for each exception of RMQ; `rmq explain` prints them
+PAGE = "docs/errors.md"  # has a heading for each exception of RMQ, which `rmq explain` prints
 
 
 class RMQError(Exception):
@@ -49,19 +50,27 @@ class ConfigurationError(RMQError):
 
 
 class InvalidValue(ConfigurationError, ValueError):
-    """A value is out of its range or grammar; the message names field, value and fix."""
+    """A value is out of range or badly formed.
+
+    The error message names the field, the value and the fix.
+    """
 
 
 class InvalidType(ConfigurationError, TypeError):
-    """A value has the wrong type; the message names the field, the type and what to give."""
+    """A value has the wrong type.
+
+    The error message names the field, the wrong type and the type to pass.
+    """
 
 
 class InvalidReceipt(InvalidValue):
-    """A text is not a receipt of RMQ, or the receipt belongs to another topic."""
+    """The text is not a receipt of a delivery, or the receipt belongs to another topic."""
 
 
 class InvalidFilter(InvalidValue):
-    """A text is not a filter of dead letters; the message shows it with a caret at the mistake.
+    """The text is not a valid filter of dead letters.
+
+    The error message shows the text with a caret at the mistake.
 
     Attributes:
         position: Number of characters of the filter before the mistake.
@@ -84,8 +93,8 @@ class TopicVanished(ConfigurationError):
     Attributes:
         recreated: Whether another client has created the topic again. If so, the error is raised
             once, and the next call uses the new topic or raises SettingsMismatch.
-        is_stamp: Whether a slot has another stamp than this client knows. RMQ follows a resize
-            without an error.
+        is_stamp: Whether a slot exists, but with another creation stamp than the topic that this
+            client opened. If a resize is the reason, RMQ continues without an error.
     """
 
     def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
@@ -103,33 +112,41 @@ class JobNotFound(ConfigurationError):
 
 
 class TopicNotEmpty(ConfigurationError):
-    """A topic holds messages and was not to be deleted with them; nothing was changed."""
+    """The topic has messages and was not deleted, because the call did not force the deletion."""
 
 
 class SettingsMismatch(ConfigurationError):
-    """The topic exists with other settings; the message names each setting and both values."""
+    """The topic exists with other settings.
+
+    The error message names each such setting, with its value in Redis and in your program.
+    """
 
 
 class FormatMismatch(ConfigurationError):
     """Another version of RMQ wrote the topic, in another format; nothing was changed.
 
-    The message names the format and says what to do.
+    The error message names the format and says what to do.
     """
 
 
 class EmbeddedError(ConfigurationError):
-    """An embedded Redis cannot be started or shared; the message names directory and fix."""
+    """An embedded Redis cannot be started or shared.
+
+    The error message names the directory and the fix.
+    """
 
 
 class AccessDenied(ConfigurationError):
-    """The Redis user of this client lacks a right; the message names it, and the ACL rule to add.
+    """The Redis user of this client lacks a right.
+
+    The error message names the right and the ACL rule that grants it.
 
     `rmq acl generate` prints all rules of a role.
     """
 
 
 class LifespanFailed(RMQError):
-    """A lifespan, or a dependency that lives as long as the process, raised at the worker's start.
+    """A lifespan function or a dependency of scope "process" failed when the worker started.
 
     The worker has received no message. `__cause__` is the exception that was raised.
     """
@@ -158,7 +175,7 @@ class QueueFull(SendError):
     """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again later.
 
     Attributes:
-        results: For `send_many`, one entry for each message in order; None: it was refused.
+        results: For `send_many`: one entry for each message, in order. None for a refused message.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -170,8 +187,8 @@ class TopicPaused(SendError):
     """Sends to the topic are paused; nothing was stored. Send again when it is resumed.
 
     Attributes:
-        results: For `send_many`, one entry for each message in order; None: the message was
-            refused. Some messages are stored only if the pause began or ended during the call.
+        results: For `send_many`: one entry for each message, in order. None for a refused message.
+            All messages are refused, unless the pause began or ended during the call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -180,14 +197,14 @@ class TopicPaused(SendError):
 
 
 class NotDurable(SendError):
-    """The message is stored, but too few replicas, or no fsync, confirmed it in time.
+    """The message is stored, but not enough replicas, or no fsync, confirmed this in time.
 
-    Sending the same id again adds nothing while the message is there, nor inside the topic's
-    `dedup_window` after it was settled.
+    You can send the message again with the same id. RMQ adds no second message while the first one
+    exists, nor within the topic's `dedup_window` after the first one was settled.
 
     Attributes:
-        results: The results of the send, with the level that was reached; None: the message was
-            not sent.
+        results: Result of each message, with the durability that was reached. None for a message
+            that was not sent.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -210,22 +227,22 @@ class LeaseLost(DeliveryError):
 
 
 class AlreadySettled(DeliveryError):
-    """This delivery was settled before, by this very object."""
+    """This delivery was already settled, by an earlier call on the same object."""
 
 
 class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key; its handler was not run.
 
-    It counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends such
-    messages to the dead letters at once.
+    This error counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends
+    such messages to the dead letters at once.
     """
 
 
 class ClaimLost(DeliveryError):
-    """The claim on a business key was gone when the work was done.
+    """When the handler returned, its claim on the business key no longer existed.
 
-    It had expired, or was deleted, while the handler ran: another delivery may have done, or be
-    doing, the same work. No claim is recorded as done for this delivery.
+    The claim expired or was deleted while the handler ran. Another delivery may have done the same
+    work, or may be doing it now. No claim is recorded as done for this delivery.
     """
 
 
@@ -233,7 +250,7 @@ class WorkRolledBack(DeliveryError):
     """The handler returned, but the database had rolled back its transaction before the commit.
 
     A statement failed, and the handler caught the error and continued. The transaction changed
-    nothing. It counts as a failure of the handler.
+    nothing. This error counts as a failure of the handler.
     """
 
 
@@ -241,14 +258,15 @@ class WorkRolledBack(DeliveryError):
 
 
 class StubNotFound(ConfigurationError):
-    """The outbox has no stub with this id: it was purged, or is of another database."""
+    """The outbox has no message (stub) with this id: it was purged, or is in another database."""
 
 
 class StubSettled(ConfigurationError):
-    """The stub is confirmed or void, so it is not sent again; nothing was changed.
+    """The outbox's message (stub) is already confirmed or withdrawn, so nothing was changed.
 
     Attributes:
-        status: "confirmed" or "void".
+        status: "confirmed" (a consumer has settled the message) or "void" (a person has withdrawn
+            it).
     """
 
     def __init__(self, message: str, status: str) -> None:
@@ -257,10 +275,10 @@ class StubSettled(ConfigurationError):
 
 
 class QueryOwned(DeliveryError):
-    """Another driver runs this query: its checkpoint was copied, or it was started twice.
+    """Another process runs this query: the checkpoint was copied, or the query started twice.
 
     Attributes:
-        left_s: Seconds until another driver may run it, unless the owner renews its lease.
+        left_s: Seconds until another process may run the query, unless its owner renews the lease.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:
@@ -272,7 +290,8 @@ class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message.
 
     Attributes:
-        reference: Reference to an offloaded body that was not read; None: another problem.
+        reference: Reference to the offloaded body that could not be read. None if the error has
+            another cause.
     """
 
     reference: Any = None
@@ -284,8 +303,8 @@ class DecodeError(RMQError, ValueError):
 class StorageError(RMQError):
     """Redis did not carry out a call."""
 
-    # Seconds in which the caller may repeat a call that failed fast. None: the client has already
-    # repeated the call.
+    # How long the caller may repeat a call that failed at once, in seconds. None if the client has
+    # already repeated the call.
     _repeat_for: float | None = None
 
 
@@ -299,22 +318,23 @@ class Unavailable(StorageError):
 class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.
 
-    Every RMQ call is safe to repeat: a send with the same message id, a verb of a delivery on the
-    same consumer. Within a minute, the repeated call gets the reply to the first call. Later it may
-    raise `LeaseLost` for a delivery that the first call settled.
+    You can repeat every RMQ call safely: repeat a send with the same message id, and an ack or
+    another call on a delivery with the same consumer. Within a minute, the repeated call gets the
+    reply to the first call. Later it may raise `LeaseLost` for a delivery that the first call
+    settled.
     """
 
 
 class StageLost(StorageError):
-    """A stage is incomplete: it expired, or Redis lost it.
+    """A stage has lost messages: it expired, or Redis lost its data.
 
     No more messages of that stage are published. Stage the messages again, under another name.
     """
 
 
 class ScriptFailed(StorageError):
-    """A script stopped at a wrong type, an unreadable record or an error of the server.
+    """A Lua script stopped: a key has a wrong type, a record is unreadable, or Redis failed.
 
-    RMQ's scripts check types and records before they write. If the server fails a later command of
-    a script, the writes before it stay.
+    RMQ's scripts check types and records before they write. If Redis fails to run a later command
+    of a script, the earlier writes of the script remain.
     """

@@ -1,8 +1,8 @@
-"""The ledger: a table of the work that was done, so that a message takes effect once.
+"""The ledger: a table of the work that is done, so that each message takes effect once.
 
 There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it in place of
-`rmq.Claims` if Redis must not be the only record of the work that was done. `exactly_once` goes
-further: the row and the handler's own writes commit in one transaction.
+`rmq.Claims` if Redis must not be the only record of the work that is done. `exactly_once` gives
+more: the ledger's row and the handler's own writes commit in one transaction.
 
     from rmq.ledger import exactly_once
 
@@ -11,8 +11,9 @@ further: the row and the handler's own writes commit in one transaction.
     def book(order, connection):
         connection.execute(insert(bookings).values(order=order["id"]))
 
-PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: the extra `sql`, and a driver.
-`rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
+RMQ supports PostgreSQL, MySQL, MariaDB and SQLite through SQLAlchemy 2. Install the extra `sql` and
+a driver. `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to
+`target_metadata`.
 """
 
 from rmq.sql.ledger.admin import Entry, look, look_async, purge, purge_async

@@ -8,8 +8,8 @@
         outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
 
 The message is written in the business transaction. After the commit, a relay sends it:
-`rmq outbox run`, or a `Relay` in a process of yours. docs/outbox.md describes every step.
-`metadata` has the tables rmq_stub and rmq_log, for migrations.
+`rmq outbox run`, or a `Relay` in your own process. docs/outbox.md describes every step. For
+migrations, `metadata` defines the tables rmq_stub and rmq_log.
 """
 
 from rmq.errors import StubNotFound, StubSettled

@@ -1,4 +1,7 @@
-"""Admin: operations on topics, composed of the features' classes. Has a generated twin."""
+"""Admin: all administrative operations, composed of the features' classes.
+
+The blocking class is generated from this module.
+"""
 
 from __future__ import annotations
 
@@ -32,4 +35,4 @@ class AsyncAdmin(
     AsyncTokenAdmin,
     AsyncDoctorAdmin,
 ):
-    """Operations on the topics of a client; a topic must exist, and is passed by name."""
+    """Administrative operations. Each names its topic, which must exist."""

@@ -33,4 +33,4 @@ class Admin(
     TokenAdmin,
     DoctorAdmin,
 ):
-    """Operations on the topics of a client; a topic must exist, and is passed by name."""
+    """Administrative operations. Each names its topic, which must exist."""

@@ -1,6 +1,6 @@
 """The client: its connection to Redis, its topics and their administration.
 
-Its blocking twin is generated.
+The blocking class is generated from this module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKey
 
 
 def _report_at_exit() -> None:
-    """Report to audits the last sends of clients that were never closed."""
+    """Report the last sends of clients that were never closed, so that audits can count them."""
     for numbers, address in list(_audited.items()):
         if any(slot.next_report() for slot in numbers.slot_sequences()):
             with contextlib.suppress(RMQError):
@@ -65,7 +65,7 @@ def facts(info: bytes) -> dict[str, str]:
 
 
 class ClientBase:
-    """The parts of a client that any transport needs: address, prefix, handlers, hooks."""
+    """The parts that both clients have: address, prefix, handlers, hooks."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ClientBase:
         self._retry_s = duration_ms(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = duration_ms(timeout, "timeout", high_ms=60_000) / 1000
         self._sessions = ReplaySessions()
-        # Settings by topic, for the relay of an outbox.
+        # Settings by topic; the relay of an outbox reads them.
         self._declared: dict[str, dict[str, Any]] = {}
         self._hooks = Hooks(interceptors)
         if self._hooks.producer_sequence is not None:
@@ -120,9 +120,10 @@ class ClientBase:
         """Register a function that surrounds the life of each worker process; return the function.
 
         Use `@client.lifespan` on a plain or async function that yields once. The worker receives
-        nothing before the yield, and runs the rest after the last handler has ended. An async
-        function runs in the event loop of the async handlers, a plain function in a thread of its
-        own. Handlers get the yielded value by `rmq.Depends(function, scope="process")`.
+        its first message after the yield. It runs the rest of the function after the last handler
+        has ended. An async function runs in the event loop of the async handlers, a plain function
+        in a thread of its own. In handlers,
+        `rmq.Depends(function, scope="process")` is the yielded value.
 
         Raises:
             InvalidType: The function does not yield, or has a parameter that cannot be filled.
@@ -146,8 +147,8 @@ class ClientParts(NamedTuple):
         transport: Transport to Redis.
         prefix: First part of every key.
         sessions: Replay sessions, by which Redis recognises repeated calls.
-        hooks: Hooks of its interceptors.
-        handlers: Handlers that are registered on it.
+        hooks: Hooks of the client's interceptors.
+        handlers: Handlers that are registered on the client.
         declared: Settings that the program has declared, by topic.
         retry_s: Time for which a command is retried while Redis cannot be reached, in seconds.
     """
@@ -182,9 +183,10 @@ class AsyncClient(ClientBase):
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
         timeout: Longest wait for a reply, in seconds or as a timedelta.
-        max_connections: Maximum number of connections, 1 to 10000; default: the URL's option of
-            that name, else 64. Further calls wait for a connection for up to `timeout` plus
-            `retry_for`. Each waiting consumer has an additional connection for its subscription.
+        max_connections: Maximum number of connections, 1 to 10000. Default: the option
+            `max_connections` of the URL, else 64. If all connections are in use, a call waits for
+            up to `timeout` plus `retry_for`. Each waiting consumer has an additional connection for
+            its subscription.
         interceptors: Hooks around sends, and around the handlers of workers.
 
     Raises:
@@ -209,16 +211,19 @@ class AsyncClient(ClientBase):
     def topic(
         self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
     ) -> AsyncTopic:
-        """Return a topic by name. Nothing is sent to Redis before its first call, which opens it.
+        """Return a topic by name.
+
+        This sends nothing to Redis. The first call on the topic opens it.
 
         Args:
-            name: 1 to 128 of A-Z a-z 0-9 . _ -
+            name: Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
                 codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
-                4 to 7 (`rmq.kernel.core.codec.Codec`). The record names the codec for reading; your
-                own codec must also be passed where bodies are read.
+                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
+                need no `codec`. Only your own codec object must also be passed in programs that
+                read bodies.
             settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
-                An omitted setting keeps its value in Redis, or has its default in a new topic.
+                An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.

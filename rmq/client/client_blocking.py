@@ -32,9 +32,10 @@ class Client(ClientBase):
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
         timeout: Longest wait for a reply, in seconds or as a timedelta.
-        max_connections: Maximum number of connections, 1 to 10000; default: the URL's option of
-            that name, else 64. Further calls wait for a connection for up to `timeout` plus
-            `retry_for`. Each waiting consumer has an additional connection for its subscription.
+        max_connections: Maximum number of connections, 1 to 10000. Default: the option
+            `max_connections` of the URL, else 64. If all connections are in use, a call waits for
+            up to `timeout` plus `retry_for`. Each waiting consumer has an additional connection for
+            its subscription.
         interceptors: Hooks around sends, and around the handlers of workers.
 
     Raises:
@@ -59,16 +60,19 @@ class Client(ClientBase):
     def topic(
         self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
     ) -> Topic:
-        """Return a topic by name. Nothing is sent to Redis before its first call, which opens it.
+        """Return a topic by name.
+
+        This sends nothing to Redis. The first call on the topic opens it.
 
         Args:
-            name: 1 to 128 of A-Z a-z 0-9 . _ -
+            name: Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
                 codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
-                4 to 7 (`rmq.kernel.core.codec.Codec`). The record names the codec for reading; your
-                own codec must also be passed where bodies are read.
+                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
+                need no `codec`. Only your own codec object must also be passed in programs that
+                read bodies.
             settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
-                An omitted setting keeps its value in Redis, or has its default in a new topic.
+                An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.

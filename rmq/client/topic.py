@@ -1,4 +1,7 @@
-"""A topic: send to it, read, cancel, reschedule, consume. Its blocking twin is generated."""
+"""A topic: send, read, cancel, reschedule and consume messages.
+
+The blocking class is generated from this module.
+"""
 
 from __future__ import annotations
 
@@ -92,22 +95,25 @@ class TopicBase:
         handler for each type of message, and a handler without `type` for all other messages.
 
         Args:
-            concurrency: Maximum number of runs at a time: threads (default 8), or tasks of an async
-                def (default 100).
-            prefetch: Maximum number of deliveries that a worker holds, including running
-                deliveries. Default: running deliveries and those that can start within 0.2 s, at
-                most 1000 or two runs for each thread or task.
+            concurrency: Maximum number of runs at a time: in threads (default 8), or as tasks if
+                the function is async (default 100).
+            prefetch: Maximum number of deliveries that a worker holds at a time, including running
+                deliveries. Default: the running deliveries and the deliveries that can start within
+                0.2 s. The default is at most 1000, or two deliveries for each thread or task if
+                that is more.
             batch: The function gets a list of up to this many deliveries, 1 to 1000.
             linger: How long a batch that is not full waits for more messages, up to 60 s.
             ordered: Strict order inside a slot, across all workers.
-            lease: How long a silent worker keeps a message; None: the topic's setting.
-            max_runtime: Time limit of a run, after which it counts as failed; None: no limit.
-            retry: "immediate", rmq.Exponential, rmq.Levels, or a function of (delivery, error) that
-                returns seconds; None: the topic's setting.
+            lease: How long a worker that sends no heartbeat keeps a message. Default: the topic's
+                setting.
+            max_runtime: Time limit of a run. A run that takes longer counts as failed. Default: no
+                limit.
+            retry: Delay before a retry: "immediate", rmq.Exponential, rmq.Levels, or a function of
+                (delivery, error) that returns seconds. Default: the topic's setting.
             on_error: Rules by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
             body: Type of the body, if an annotation cannot express it.
-            type: Type or types of the messages; None: messages that no other handler of the topic
-                takes. All handlers of a topic must have the same `ordered` and `lease`.
+            type: Type or types of the messages. Default: all types that have no handler of their
+                own. All handlers of a topic must have the same `ordered` and `lease`.
 
         Raises:
             InvalidType, InvalidValue: The signature or an option is not valid, or the topic already
@@ -132,7 +138,7 @@ class TopicBase:
 
 
 class AsyncTopic(TopicBase, AsyncSchedules):
-    """A topic, created by `AsyncClient.topic`; it reads Redis at its first call, or at `open`."""
+    """A topic, as `AsyncClient.topic` returns it; the first call, or `open`, opens it in Redis."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
@@ -145,7 +151,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Create the topic, or compare the settings of an existing topic, as the first call does.
 
         Args:
-            create: Whether to create a missing topic. False: a missing topic is an error.
+            create: Whether to create a missing topic. If False, a missing topic is an error.
 
         Returns:
             Whether this call created the topic.
@@ -189,14 +195,16 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         The other arguments are the fields of `rmq.Outgoing`, described there.
 
         Args:
-            durability: "memory", rmq.Replicated(...) or rmq.Fsync(...); None: the topic's setting.
+            durability: "memory", rmq.Replicated(...) or rmq.Fsync(...). Default: the topic's
+                setting.
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
             After this returns, the message is in Redis with the requested durability. After
             OutcomeUnknown, or if the call is interrupted by Ctrl-C or a cancellation, the message
             may be stored. Then send it again with the same `dedup_key`, or with the `id` of the
-            first attempt (from `new_id`): if the first attempt has arrived, this adds nothing.
+            first attempt (from `new_id`). If the first attempt has arrived, the second adds no
+            message.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid; nothing was sent.
@@ -227,10 +235,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Send messages; return one result for each, in order.
 
         All messages are checked and encoded before the first is sent. The messages of one slot are
-        stored all or nothing, up to 1000 at a time; with a merge key up to 400.
+        stored in groups of up to 1000 (with a merge key, 400). Each such group is stored completely
+        or not at all.
 
         Raises:
-            RMQError: The errors of `send`; `results` of QueueFull and TopicPaused tell which
+            RMQError: An error of `send`. The `results` of QueueFull and TopicPaused show which
                 messages were stored.
         """
         return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
@@ -238,7 +247,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def new_id(
         self, slot_basis: str | bytes | None = None, *, group: str | None = None
     ) -> MessageId:
-        """Return an id for a send that may have to be repeated: pass it to every attempt.
+        """Return a message id; pass it to every attempt of a send that you may have to repeat.
 
         If the send has a slot_basis or a group, pass the same value here.
         """
@@ -259,10 +268,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority; it joins that priority as the newest.
+        """Give a waiting message another priority; it goes behind the messages of that priority.
 
         Returns:
-            "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
+            "changed", "unchanged" (the message had that priority already), or, for a message that
+            does not wait, "in_flight", "dead" or "gone".
         """
         return await self._run(change.set_priority(self._context, id, priority))
 
@@ -276,20 +286,20 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a consumer of this topic, for `async with`.
 
         Args:
-            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h; None: the
+            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h. Default: the
                 topic's setting.
-            mode: "at_least_once": you settle a delivery by ack. "at_most_once": a message is
-                settled before it is delivered; it is lost if the process dies in between, or if the
-                reply of Redis is missing for more than a minute.
-            ordered: A slot delivers its next messages only after the previous messages are settled,
-                by any consumer; a failed message is delivered again before the messages after it.
-                Either all consumers of a topic should be ordered, or none.
+            mode: "at_least_once": you settle each delivery, for example by ack. "at_most_once": a
+                message is settled before it is delivered. The message is lost if the process dies
+                in between, or if the reply of Redis is missing for more than a minute.
+            ordered: Whether a slot delivers its next messages only after the previous messages are
+                settled, across all consumers. A failed message is delivered again before later
+                messages. Either all consumers of a topic should be ordered, or none.
 
         Guarantee:
             With `ordered`, messages with the same slot_basis and priority are delivered in the
-            order of sending, to any number of consumers: a message is delivered only after the
-            previous message is settled, or after it in the same batch. If a consumer dies, its slot
-            waits until the lease expires.
+            order of sending, to any number of consumers. A message is delivered after the previous
+            message is settled, or behind the previous message in the same batch. If a consumer
+            dies, its slot waits until the lease expires.
         """
         return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
 
@@ -305,13 +315,14 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a reader for engines that replay batches, such as Spark; see `rmq.AsyncQuery`.
 
         Args:
-            run: Name of the query for the life of its checkpoint, 32 hex digits.
+            run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
+                checkpoint.
             owner: Name of the process that runs the query now; other owners are refused.
             lease: Time without a renewal after which the messages go back to the queue, 1 s
                 to 12 h.
             owner_lease: Time after the owner's last call during which other owners are refused.
-            exact: Whether a batch is settled only if all its messages were handed out. Then
-                messages whose lease has expired can still be settled, see `AsyncQuery.settle`.
+            exact: Whether a batch is settled only if all its messages were handed out. If so, you
+                can still settle messages whose lease has expired, see `AsyncQuery.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return AsyncQuery(self._transport, self._context, leased)
@@ -322,7 +333,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a store for messages that are published together later; see `rmq.AsyncStage`.
 
         Args:
-            name: Name that is used once, 1 to 200 of A-Z a-z 0-9 . _ : -; None: a random name.
+            name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
+                random name.
             keep: How long unpublished messages are kept after the last push, 1 s to 30 days.
             late: Whether to accept messages whose time passed more than a year ago.
         """
@@ -336,33 +348,34 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         batch: int | None = None,
         timeout: Duration | None = None,
     ) -> PublishResult:
-        """Publish staged messages, and drop their stages.
+        """Send the messages of stages to their topics, and delete the stages.
 
         Args:
-            staged: `AsyncStage.staged` of each stage, also of stages of other topics in this Redis,
-                which must exist.
-            query: Name of a query that publishes its batches in turn; requires `batch`.
-                Publish all its batches through one topic, which records the stages of all
-                topics for each batch.
-            batch: Number of the batch. A batch is published once: after an interrupted call, the
-                next call publishes the stages of the first call and drops its own. If this or a
-                later batch is published already, the given stages are dropped.
+            staged: `AsyncStage.staged` of each stage. Stages of other topics in this Redis are
+                allowed, if those topics exist.
+            query: Name of a query that publishes one batch after the other; requires `batch`. Call
+                `publish` on the same topic for all batches of the query. That topic records the
+                stages of each batch.
+            batch: Number of the batch. A batch is published once. After an interrupted call, the
+                next call publishes the stages of the interrupted call and deletes the stages that
+                are passed to it. If this batch or a later batch was already published, the passed
+                stages are deleted.
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            Repeat an interrupted call, and it continues: each staged message is accepted once.
-            Without `query`, this holds if you pass the same stages; within the topic's
-            dedup_window, a message is also recognised by its id. Readers see messages as they are
-            published, about 1000 of a slot at a time. Delays and time ranges of merges count from
-            publishing.
+            If a call is interrupted, repeat it: it continues, and each staged message is accepted
+            once. Without `query`, pass the same stages again. Within the topic's `dedup_window`,
+            RMQ also recognises a message by its id. Readers do not see all messages at once: about
+            1000 messages of a slot become visible at a time. Delays, and time ranges of merges,
+            start when a message is published.
 
         Raises:
-            StageLost: A stage is not complete; nothing more was published.
+            StageLost: A stage has lost messages; no further messages were published.
             QueueFull: The topic is at max_length, or Redis is at maxmemory; publish again later.
             NotDurable: The messages are less durable than the topic requires; publish again.
         """
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
-        """Drop unpublished stages, except the stages of a batch of `query` that has begun."""
+        """Delete unpublished stages, except stages of a batch that `query` has begun to publish."""
         await self._run(discard_flow(self._context, staged, query))

@@ -1,11 +1,11 @@
-"""The features, a folder for each; none imports another, except that the doctor looks at all.
+"""The features, one folder each. Only the doctor imports other features.
 
-The name of a file means the same in each:
+A file name means the same in each folder:
 
-scripts   a builder for each Lua script
+scripts   builders, one for each Lua script
 flows     several steps, as generators
 admin     the verbs of `Admin`
-http      routes, what they read and answer
+http      routes, with their requests and answers
 pages     pages of the console
 cli       commands
 service   what `rmq server` does by itself
