@@ -179,7 +179,7 @@ def late_chart(samples: Sequence[Sample]) -> Drawn:
     return _chart(samples, "s", Line("oldest due", "orange", [sample.late_s for sample in samples]))
 
 
-def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
+def lateness_chart(samples: Sequence[Sample]) -> Drawn:
     """Draw how late messages were taken; empty if no message was taken."""
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]

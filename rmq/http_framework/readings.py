@@ -72,7 +72,7 @@ class _Kept:
     took_s: float = 0.0
     keep_s: float = 0.0
 
-    def holds(self, now: float, keep_s: float) -> bool:
+    def is_usable(self, now: float, keep_s: float) -> bool:
         """Return whether the reading may be used: it is running, or ended well not long ago."""
         if not self.task.done():
             return True
@@ -140,7 +140,7 @@ class Readings:
             ApiError: Too many long readings are running.
         """
         known = self._long.get(key)
-        if known is not None and known.kept.holds(time.monotonic(), keep_s):
+        if known is not None and known.kept.is_usable(time.monotonic(), keep_s):
             return known
         ended = [other for other, reading in self._long.items() if reading.ended]
         for other in ended[: max(0, len(self._long) - LONG_KEPT)]:
@@ -179,7 +179,7 @@ class Readings:
             keep_s: Minimum time for which the result is kept, in seconds.
         """
         kept = self._kept.get(key)
-        if kept is None or not kept.holds(time.monotonic(), keep_s):
+        if kept is None or not kept.is_usable(time.monotonic(), keep_s):
             self._kept.pop(key, None)
             self._tidy()
             kept = self._kept[key] = self._begin(read)
@@ -192,7 +192,9 @@ class Readings:
         if len(self._kept) < self._tidied_at:
             return
         now = time.monotonic()
-        self._kept = {key: kept for key, kept in self._kept.items() if kept.holds(now, kept.keep_s)}
+        self._kept = {
+            key: kept for key, kept in self._kept.items() if kept.is_usable(now, kept.keep_s)
+        }
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._tidied_at = min(KEPT_MAX, max(TIDIED_LEAST, 2 * len(self._kept)))

@@ -71,7 +71,7 @@ def csrf_token(scope: MutableMapping[str, Any]) -> str:
     return text
 
 
-def csrf_holds(scope: MutableMapping[str, Any], text: str) -> bool:
+def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
     """Return whether the text of a submitted form equals the CSRF token."""
     return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
 

@@ -212,7 +212,7 @@ class _Running:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The task inherits the context variables of the first request, for example a trace's span.
         self._task = asyncio.get_running_loop().create_task(
-            self._hold(context), name="rmq-console", context=contextvars.Context()
+            self._keep_open(context), name="rmq-console", context=contextvars.Context()
         )
 
     @property
@@ -233,7 +233,7 @@ class _Running:
         self.cancel()
         await asyncio.wait((self._task,))
 
-    async def _hold(self, context: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    async def _keep_open(self, context: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         try:
             async with context():
                 self._opened.set_result(None)

@@ -31,7 +31,7 @@ from rmq.http_framework.principal import KEY
 from rmq.http_framework.problems import ApiError
 from rmq.http_framework.readings import Readings
 from rmq.http_framework.render import Renderer
-from rmq.http_framework.scope import csrf_holds, path_of, root_of
+from rmq.http_framework.scope import csrf_matches, path_of, root_of
 from rmq.server.api import Api, recorded
 from rmq.server.pages import PAGES
 
@@ -303,7 +303,7 @@ def _check_origin(request: Request, form: dict[str, str]) -> None:
     Raises:
         ApiError: The form comes from elsewhere.
     """
-    if not csrf_holds(request.scope, form.pop(CSRF, "")):
+    if not csrf_matches(request.scope, form.pop(CSRF, "")):
         raise ApiError(
             "cross-site",
             "the form is of another session; go back, reload the page and try again",

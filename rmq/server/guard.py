@@ -15,7 +15,7 @@ from rmq.errors import RMQError
 from rmq.http_framework import principal, problems
 from rmq.http_framework.principal import Principal
 from rmq.http_framework.problems import ApiError
-from rmq.http_framework.scope import CSRF, csrf_holds, path_of
+from rmq.http_framework.scope import CSRF, csrf_matches, path_of
 from rmq.server import sessions
 from rmq.server.authentication import Authentication, Headers, Refused
 from rmq.server.config import RATE
@@ -194,7 +194,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
         raise ApiError("cross-site", "a browser without Sec-Fetch-Site must send its Origin")
     if has_cookie and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
-        if len(given) != 1 or not csrf_holds(scope, given[0].decode("latin-1")):
+        if len(given) != 1 or not csrf_matches(scope, given[0].decode("latin-1")):
             raise ApiError("cross-site", "a request with a cookie also needs the header X-RMQ-CSRF")
 
 

@@ -169,7 +169,7 @@ class DrainedTopic:
         self.name = self.context.name
         self._handlers = handlers
         self._unhandled = unhandled
-        self._most = most_taken(handlers)
+        self._most = receive_limit(handlers)
         self._transport = transport
         self._flows = make_flows(handlers)
         self._drained = {
@@ -184,7 +184,7 @@ class DrainedTopic:
         """Whether a handler needs an event loop."""
         return any(handler.is_async for handler in self._handlers)
 
-    def take(self) -> list[Run]:
+    def receive_runs(self) -> list[Run]:
         """Receive the next message, or batches; return them with their handlers."""
         self._flows.state.ready_at = []  # due times of its slots, in real time
         deliveries = with_retries(self._receive)
@@ -254,7 +254,7 @@ class DrainedTopic:
         return self._transport.run(flow)
 
 
-def most_taken(handlers: TopicHandlers) -> int:
+def receive_limit(handlers: TopicHandlers) -> int:
     """Return the number of deliveries of a topic that are received at once."""
     return max(1, *(handler.batch for handler in handlers))
 
@@ -301,7 +301,7 @@ class Drain:
             next_scheduled_s = self.send_scheduled()
             busy = False
             for topic in self.topics:
-                runs = topic.take()
+                runs = topic.receive_runs()
                 busy = busy or bool(runs)
                 for at, (drained, deliveries) in enumerate(runs):
                     left = [delivery for _, later in runs[at:] for delivery in later]

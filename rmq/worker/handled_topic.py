@@ -112,7 +112,7 @@ def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
         return
     left = flows.unsettled()
     flows.state.interrupted = True
-    flows.state.lateness.take()  # it was reported, or Redis cannot be reached
+    flows.state.lateness.reset()  # it was reported, or Redis cannot be reached
     transport.interrupt(flows.state.subscription)
     try:
         transport.run(flows.close())

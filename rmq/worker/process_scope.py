@@ -71,10 +71,10 @@ class _ThreadHolder(_Holder):
         self._ending = threading.Event()
         context = contextvars.copy_context()
         threading.Thread(
-            target=context.run, args=(self._hold,), name="rmq-lifespan", daemon=True
+            target=context.run, args=(self._keep_open,), name="rmq-lifespan", daemon=True
         ).start()
 
-    def _hold(self) -> None:
+    def _keep_open(self) -> None:
         stacks: list[ExitStack] = []
         for node in self._nodes:
             stacks.append(ExitStack())
@@ -116,7 +116,7 @@ class TaskHolder(_Holder):
         call_in(self._loop, self._begin)
 
     def _begin(self) -> None:
-        self._task = GuardedTask(self._hold(), loop=self._loop)
+        self._task = GuardedTask(self._keep_open(), loop=self._loop)
         self._task.add_done_callback(self._end_unbegun)
 
     def _end_unbegun(self, task: asyncio.Task[None]) -> None:
@@ -124,7 +124,7 @@ class TaskHolder(_Holder):
         if not self._has_begun:
             self.closed.set_result(None)
 
-    async def _hold(self) -> None:
+    async def _keep_open(self) -> None:
         self._has_begun = True
         stacks: list[AsyncExitStack] = []
         try:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 import rmq
 from rmq.http_framework import problems
 from rmq.http_framework.principal import principal_of
-from rmq.http_framework.scope import csrf_holds, csrf_token
+from rmq.http_framework.scope import csrf_matches, csrf_token
 from rmq.server import authentication as server_authentication, guard, sessions
 from rmq.server.authentication import Authentication
 from rmq.server.config import Address
@@ -49,8 +49,8 @@ def url(server: Redis, prefix: str) -> Iterator[str]:
     async def tells(request: Request) -> Response:
         found = principal_of(request.scope)
         csrf = csrf_token(request.scope)
-        assert csrf_holds(request.scope, csrf)
-        assert not csrf_holds(request.scope, "")
+        assert csrf_matches(request.scope, csrf)
+        assert not csrf_matches(request.scope, "")
         return JSONResponse({"name": found.name, "kind": found.kind, "csrf": csrf})
 
     async def stays(request: Request) -> Response:

@@ -1,11 +1,13 @@
-"""The glossary is short, and public names use its words."""
+"""The glossary is short, and the names of RMQ use its words."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pathlib
 import re
+from collections.abc import Container, Iterable, Mapping
 
 import click
 import pytest
@@ -16,10 +18,13 @@ from rmq.http_framework import requests
 from rmq.kernel.core import metrics
 from rmq.kernel.transport.lua import script_loader
 from rmq.server import api
+from tools.blocking import HEAD
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
-TERMS = dict(ROW.findall((ROOT / "docs/glossary.md").read_text()))
+GENERATED = HEAD.partition("{")[0]
+ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|(.*) \|$", re.MULTILINE)
+ROWS = ROW.findall((ROOT / "docs/glossary.md").read_text())
+TERMS = {term: meaning for term, meaning, _ in ROWS}
 
 # Words that public names use in their usual meaning: of everyday English, of Redis, or of queues
 # and servers in general. A word with a meaning of RMQ's own belongs in docs/glossary.md instead.
@@ -148,6 +153,115 @@ def test_every_allowed_word_is_in_use_and_not_a_term_already() -> None:
     used = {stem(word) for names in NAMES.values() for name in names() for word in words_of(name)}
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) not in used) == []
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) in defined) == []
+
+
+# --- words that are not used for a term ----------------------------------------------------------
+
+
+def words_not_used() -> dict[str, str]:
+    """Return the stem of each word of the column "not", and the term."""
+    return {stem(word): term for term, _, words in ROWS for word in words_of(words)}
+
+
+# Names that have such a word all the same, by the reason. A name is "file:name", or a file.
+EXCEPTIONS = {
+    # words of other systems
+    "a stream of bytes, or of lines of JSON": """
+        cli_framework/app.py:_open_closed_streams features/messages/cli/send.py:Stream
+        features/messages/cli/send.py:_send_stream http_framework/operation.py:stream_response
+        server/console.py:_has_stream_for server/console.py:_stream
+        server/protocol.py:_asks_for_stream""",
+    "a task of asyncio": """
+        kernel/transport/flow/coalescing.py:CoalescingTasks
+        kernel/transport/flow/coalescing.py:WaitingTask sql/ledger/renewal.py:TaskRenewal
+        worker/process_scope.py:TaskHolder worker/running/event_loop.py:GuardedTask
+        worker/running/executors.py:TaskExecutor""",
+    "a lock of a row in a database": """
+        sql/outbox/relay_queries.py:locks sql/outbox/resend_queries.py:lock""",
+    "a method that click calls": "cli/server.py:callback",
+    "a ring of samples, the oldest of which is overwritten": """
+        kernel/core/history.py:Ring kernel/core/history.py:rings_for""",
+    "a client of Pub/Sub": "kernel/transport/cluster/transports.py:_new_subscriber",
+    # the ordinary meaning: not a receive
+    "a thing is taken, and given back": """
+        kernel/core/places.py:take kernel/topic/sessions.py:take
+        kernel/transport/connections/pool.py:take kernel/transport/flow/coalescing.py:take
+        kernel/transport/sentinel/master_pool.py:take server/rates.py:take""",
+    "a part of the bytes that came is taken": "server/protocol.py:take_head",
+    "rows of an outbox are taken by one relay": """
+        sql/outbox/relay_queries.py:take sql/outbox/resend_queries.py:take_to_report""",
+    "the runner of a job of dead letters takes the job: script job_take": """
+        features/dead_letters/jobs/run.py:_Runner features/dead_letters/jobs/run.py:runner_name
+        features/dead_letters/jobs/run.py:take features/dead_letters/jobs/scripts.py:JobTaken
+        features/dead_letters/jobs/scripts.py:job_take""",
+    # names that users and scripts know; another word would be another interface
+    "a query takes and holds messages: Query.take, rmq.HeldQuery, script query_take": """
+        features/spark/flows.py:_take features/spark/flows.py:_take_ready
+        features/spark/flows.py:take features/spark/held.py features/spark/held.py:HeldQuery
+        features/spark/held.py:_held features/spark/query.py:Held features/spark/query.py:take
+        features/spark/read_flows.py:HeldPart features/spark/scripts.py:_log_of_take
+        features/spark/scripts.py:query_take kernel/core/message.py:held_by_query
+        kernel/topic/paging.py:held_by_query""",
+    "a redrive to another topic holds its dead letters: script redrive_hold": """
+        features/dead_letters/scripts.py:HeldLetter features/dead_letters/scripts.py:HoldReply
+        features/dead_letters/scripts.py:redrive_hold""",
+    "held is a count: messages that a pause, a limit or a group holds back": """
+        cli_framework/message.py:held_text features/topic_admin/cli/listing.py:note_held
+        kernel/core/message.py:held""",
+    "the scores of a group are called its lane in lua/lib/groups/lanes.lua": """
+        kernel/core/score.py:lane_of kernel/core/score.py:lane_range""",
+}  # fmt: skip
+
+
+def names_in(files: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the names of files, classes and functions: "file:name", and the name alone."""
+    found = {}
+    for file, text in files:
+        found[file] = pathlib.PurePath(file).stem
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found[f"{file}:{node.name}"] = node.name
+    return found
+
+
+def names_with(words: Container[str], names: Mapping[str, str]) -> set[str]:
+    """Return the names that have one of these stems."""
+    return {where for where, name in names.items() if any(stem(w) in words for w in words_of(name))}
+
+
+@pytest.fixture(scope="module")
+def own_names() -> dict[str, str]:
+    texts = [(path, path.read_text()) for path in sorted((ROOT / "rmq").rglob("*.py"))]
+    return names_in(
+        (path.relative_to(ROOT / "rmq").as_posix(), text)
+        for path, text in texts
+        if not text.startswith(GENERATED)
+    )
+
+
+def test_no_file_class_or_function_has_a_word_that_is_not_used_for_a_term(
+    own_names: dict[str, str],
+) -> None:
+    allowed = {name for names in EXCEPTIONS.values() for name in names.split()}
+
+    assert len(own_names) > 5000
+    found = names_with(words_not_used(), own_names)
+    assert sorted(found - allowed) == [], 'the column "not" of docs/glossary.md names the term'
+    assert sorted(allowed - found) == [], "these are exceptions no more"
+
+
+def test_a_word_that_is_not_used_is_found_in_each_kind_of_name() -> None:
+    text = "class TakeAway:\n    def held_back(self): ...\nasync def _pops(): ...\ntaken = 1\n"
+    names = names_in([("a/lanes.py", text), ("a/lease.py", "def receive(): ...")])
+
+    assert names_with(words_not_used(), names) == {
+        "a/lanes.py", "a/lanes.py:TakeAway", "a/lanes.py:held_back", "a/lanes.py:_pops",
+    }  # fmt: skip
+
+
+def test_a_word_that_is_not_used_for_a_term_is_no_term() -> None:
+    assert len(words_not_used()) > 50
+    assert sorted(set(words_not_used()) & glossary_stems()) == []
 
 
 def below(base: type) -> set[type]:

@@ -14,7 +14,7 @@ from rmq.kernel.core.score import TIMED_MIN, moment
 TABLE = Table("audits")
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The position of a list, encoded in its cursor: a time, and a record count of that time."""
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
@@ -38,14 +38,14 @@ class AuditTrail(Answer):
 @TABLE.get("/audit-trail")
 async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
     """List actions of users and programs, newest first; the newest 10 000 actions are kept."""
-    place = read_cursor(query.cursor, Place) if query.cursor else None
+    place = read_cursor(query.cursor, Position) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
     found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
     page, cursor = found[: query.limit], None
     if len(found) > query.limit:
         last_ms = page[-1].at_ms
         before = seen if place and place.at_ms == last_ms else 0
-        cursor = write_cursor(Place(last_ms, before + [r.at_ms for r in page].count(last_ms)))
+        cursor = write_cursor(Position(last_ms, before + [r.at_ms for r in page].count(last_ms)))
     lines = [show(line, AuditLine, at=moment(line.at_ms)) for line in page]
     return AuditTrail(lines=lines, cursor=cursor)
 

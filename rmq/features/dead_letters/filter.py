@@ -129,18 +129,18 @@ class _Parser:
         terms = []
         while True:
             terms.append(self.joined("and") if word == "or" else self.single())
-            if not self.took_word(word):
+            if not self.accept_word(word):
                 return terms[0] if len(terms) == 1 else Joined(word, tuple(terms))
 
     def single(self) -> Term:
         self.skip_space()
-        if self.took_word("not"):
+        if self.accept_word("not"):
             return self.nested(lambda: Not(self.single()))
         start = self.at
-        if not self.took("("):
+        if not self.accept("("):
             return self.condition()
         term = self.nested(lambda: self.joined("or"))
-        if not self.took(")"):
+        if not self.accept(")"):
             self.expected(f"and, or, or ) for the ( at {start + 1}")
         return term
 
@@ -264,13 +264,13 @@ class _Parser:
             self.expected(f"a reason: {known}", start)
         return operand
 
-    def took(self, char: str) -> bool:
+    def accept(self, char: str) -> bool:
         self.skip_space()
         found = self.text.startswith(char, self.at)
         self.at += found
         return found
 
-    def took_word(self, word: str) -> bool:
+    def accept_word(self, word: str) -> bool:
         self.skip_space()
         match = _WORD.match(self.text, self.at)
         if match is None or match[0] != word:

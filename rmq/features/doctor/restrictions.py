@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rmq.errors import AccessDenied, OutcomeUnknown, RMQError, Unavailable
 from rmq.features.doctor.look import Look, Sight
 from rmq.kernel.core.keys import SlotKeys, wake_channel
-from rmq.kernel.transport.flow.steps import Flow, TakesTransactions
+from rmq.kernel.transport.flow.steps import AcceptsTransactions, Flow
 from rmq.kernel.transport.lua import script_loader
 
 FEW_CONNECTIONS = 256
@@ -32,7 +32,7 @@ def restrictions(look: Look) -> Flow[list[Sight]]:
             found.append(f"{probe.name}: {refusal}. {probe.without}")
     key = SlotKeys(look.prefix, (yield from _a_topic(look)), 0).slot
     try:
-        if not (yield TakesTransactions(key)):
+        if not (yield AcceptsTransactions(key)):
             found.append(
                 "EVALSHA inside MULTI: refused. Large bodies are stored in their records, which "
                 "costs Redis more time; nothing else changes"

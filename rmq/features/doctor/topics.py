@@ -403,7 +403,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
             held.append((counts["groups_held"], sight))
         waiting = counts["retries"] + counts["priority"] + counts["due"]
         is_large = is_looked and waiting >= SKEW_LEAST
-        large = (yield from _largest_lane(topic)) if is_large else None
+        large = (yield from _largest_group(topic)) if is_large else None
         if large and large[1] > waiting / 2:
             text = f"{name}: group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
             large_ones.append((large[1], Sight("warning", text, f"rmq groups ls {name}")))
@@ -413,7 +413,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
     return _worst_first(held) + _worst_first(large_ones) or [ok]
 
 
-def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
+def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
     """Return the group that may hold most messages of a topic, and the number of its held messages.
 
     The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So a group

@@ -97,7 +97,7 @@ def _renewed_log(reply: list[Any]) -> QueryLog:
     return QueryLog(reply[0], reply[1], *_other_owner(reply[4:]), settled=reply[2], handed=reply[3])
 
 
-def _taken_log(reply: list[Any]) -> QueryLog:
+def _log_of_take(reply: list[Any]) -> QueryLog:
     return QueryLog(
         reply[0], reply[1], *_other_owner(reply[5:]),
         more=reply[2] == 1, expired=reply[3], bytes=reply[4],
@@ -120,7 +120,7 @@ def query_take(
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
         ),
         [*_asked_by(lease), lease.lease_ms, after, limit, most_bytes, keys.created],
-        _taken_log,
+        _log_of_take,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring
     If several looks belong to one step, the last look is stored.
     """
     places = {
-        ring.place(figures.at_ms): history.write(figures) for figures in looks for ring in rings
+        ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings
     }
     kept: bool = yield scripts.sample(context, places, history.KEEP_MS)
     return kept

@@ -139,7 +139,7 @@ class ConsumerFlows:
                 with suppress(StorageError):  # the next command raises it again
                     yield from self._reject_unreadable()
             if self._confirmed:
-                return self._take_confirmed(limit)
+                return self._next_confirmed(limit)
             deliveries: list[InnerDelivery] = []
             resizes = 0
             # A batch with only undecodable messages is not returned as an empty result.
@@ -213,7 +213,7 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """At most once: ack deliveries; return up to `limit` settled deliveries."""
         if not deliveries:  # all messages were unreadable
-            return self._take_confirmed(limit)
+            return self._next_confirmed(limit)
         try:
             settling = self._build_ack(*self._leases(deliveries))
             yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
@@ -227,7 +227,7 @@ class ConsumerFlows:
                 yield from receive.hand_back(self.state)
             if not self._confirmed:
                 raise
-        return self._take_confirmed(limit)
+        return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """At most once: record which deliveries are settled and can be returned."""
@@ -236,7 +236,7 @@ class ConsumerFlows:
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
-    def _take_confirmed(self, limit: int) -> list[InnerDelivery]:
+    def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
         """At most once: return up to `limit` deliveries whose settling is confirmed."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
@@ -519,7 +519,7 @@ class ConsumerFlows:
         """Extend leases; a worker renews its shared leases, so there it only finds lost ones."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
-            return (yield from self._check_held(deliveries))
+            return (yield from self._check_leases(deliveries))
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[list[int | None]]:
             nonlocal until
@@ -533,7 +533,7 @@ class ConsumerFlows:
 
         return (yield from self._settle("extend", deliveries, build, note))
 
-    def _check_held(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
+    def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Return the lost deliveries and renew claims; nothing else is changed.
 
         A worker renews a shared lease while it holds a delivery, so no lease must be extended.
@@ -543,7 +543,7 @@ class ConsumerFlows:
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
         if extra is not None:
             yield from claim_flows.run_alone(extra)
-        letters = yield from settle.check_held(self.context, leases)
+        letters = yield from settle.check_leases(self.context, leases)
         return self._note_letters(given, letters)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:

@@ -349,7 +349,7 @@ def extend(
     return Settling(context, leases, build, _deadlines, extra)
 
 
-def check_held(context: TopicContext, leases: Leases) -> Flow[str]:
+def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
     """Check whether leases are still held. A letter for each: ? held, 0 lost."""
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):

@@ -94,7 +94,7 @@ def report(state: ReceiveState) -> Flow[None]:
     Guarantee:
         Each delivery is reported at most once. A report without a reply is not repeated.
     """
-    context, counts = state.context, state.lateness.take()
+    context, counts = state.context, state.lateness.reset()
     try:
         with context.sessions.borrowed() as session:
             command = scripts.lateness_report(context.slots[0], session, counts)
@@ -215,7 +215,7 @@ class ReceiveState:
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:
             return False
-        if subscription.takes_hand_overs and slots <= SLOTS_MAX:
+        if subscription.accepts_hand_overs and slots <= SLOTS_MAX:
             return False
         if slots <= LOOKS:
             return time.monotonic() < self.all_checked_at + POLL_S

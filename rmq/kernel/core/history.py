@@ -45,7 +45,7 @@ class Ring(NamedTuple):
         """How far back the ring goes."""
         return self.step_ms * self.places
 
-    def place(self, at_ms: int) -> str:
+    def field(self, at_ms: int) -> str:
         """Return the field of the history for a time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
 
@@ -161,11 +161,11 @@ def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
     return old[-1] if old else (ordered[0] if ordered else None)
 
 
-def places_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
+def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
     """Return the fields of a ring for the steps between two times, as far back as it goes."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
-    return [ring.place(step * ring.step_ms) for step in steps]
+    return [ring.field(step * ring.step_ms) for step in steps]
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:

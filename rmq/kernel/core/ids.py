@@ -69,7 +69,7 @@ def _reseed() -> None:
     _random = os.urandom(5)
 
 
-def _take_stamps(count: int) -> int:
+def _next_stamps(count: int) -> int:
     """Reserve `count` stamps, larger than all earlier stamps, and return the first."""
     global _last
     last = _last
@@ -251,13 +251,13 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
 def make_one(slot: int, check: int) -> MessageId:
     """Make a single id that no caller keeps; faster than `make`."""
-    stamp = _take_stamps(1).to_bytes(8, "big")
+    stamp = _next_stamps(1).to_bytes(8, "big")
     return MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
     """Make ids as `make` does, but each id only when it is used."""
-    stamp, tail = _take_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
+    stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
     return IdRun(range(stamp, stamp + count), tail)

@@ -62,7 +62,7 @@ class Layout:
     dealt: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
 
-    def is_held(self, slot: int, slots: int) -> bool:
+    def is_blocked(self, slot: int, slots: int) -> bool:
         """Return whether a slot delivers nothing yet because another slot has older messages.
 
         Two slots can have messages of one basis if their indexes are equal modulo the greatest

@@ -144,7 +144,7 @@ class LatenessCounter:
             if self.report_at == NEVER:
                 self.report_at = time.monotonic() + REPORT_S
 
-    def take(self) -> Counts:
+    def reset(self) -> Counts:
         """Return the counts and reset them."""
         counts, self._counts = tuple(self._counts), [0] * BUCKETS
         self.report_at = NEVER

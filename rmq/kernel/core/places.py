@@ -76,7 +76,7 @@ class Places:
                     return place
         return None
 
-    def is_held_by(self, thread: int) -> bool:
+    def is_used_by(self, thread: int) -> bool:
         """Return whether a thread uses a place, or is about to take a place or give one back."""
         idle = list(self._idle)
         for held in list(self._made.values()):

@@ -68,7 +68,7 @@ class SlotSequence:
         self._unused: set[int] = set()  # numbers without a message, not reported yet
         self._lock = threading.Lock()
 
-    def take(self) -> int:
+    def next_number(self) -> int:
         """Return the next number."""
         with self._lock:
             number = self._next

@@ -319,7 +319,7 @@ class Settings:
         """Return the fields of a slot's hash, which scripts read."""
         layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
         paused = str(self.paused.since_ms) if self.paused else ""
-        if layout and layout.resizing and layout.is_held(index, self.slots):
+        if layout and layout.resizing and layout.is_blocked(index, self.slots):
             paused = paused or str(layout.resizing.since_ms)
         optional = {
             "paused": paused,

@@ -77,23 +77,23 @@ class Signature:
             name, marked, is_async=is_async, is_batch=is_batch, local_names=local_names
         )
         own = [parameter for parameter in own if parameter.name not in marked]
-        taken = self._taken(own, hints)
+        accepted = self._accepted(own, hints)
         for by_name in (*filled, *marked):  # all other parameters are passed by position
-            if any(names.index(by_name) < names.index(parameter.name) for parameter in taken):
+            if any(names.index(by_name) < names.index(parameter.name) for parameter in accepted):
                 filler = "its middleware fills" if by_name in filled else "a dependency fills"
                 raise self._refused(f"{filler} {by_name!r} by name; put {by_name!r} last")
         for parameter in every:
             if parameter.name in marked and parameter.kind is parameter.POSITIONAL_ONLY:
                 raise self._refused(f"a dependency fills {parameter.name!r} by name; move the /")
         most = 1 if is_batch else 2
-        if not 1 <= len(taken) <= most:
-            raise self._refused(f"it takes {len(taken)} parameters")
-        delivery_index = self._delivery_index(taken, hints)
+        if not 1 <= len(accepted) <= most:
+            raise self._refused(f"it takes {len(accepted)} parameters")
+        delivery_index = self._delivery_index(accepted, hints)
         if is_batch and delivery_index is not None:
             raise self._refused("with batch= it gets a list of deliveries")
-        indexes = range(len(taken))
+        indexes = range(len(accepted))
         self.arguments = "".join("d" if index == delivery_index else "b" for index in indexes)
-        body_types = [hints.get(taken[n].name) for n in indexes if n != delivery_index]
+        body_types = [hints.get(accepted[n].name) for n in indexes if n != delivery_index]
         self.body_type = body if body is not None else (body_types[0] if body_types else None)
         if is_batch:
             self.arguments = "list"
@@ -115,38 +115,38 @@ class Signature:
             raise self._refused("it has a yield, so calling it would run nothing")
         return parameters
 
-    def _taken(self, own: _Parameters, hints: Mapping[str, Any]) -> _Parameters:
+    def _accepted(self, own: _Parameters, hints: Mapping[str, Any]) -> _Parameters:
         """Return the parameters that get the body or the delivery."""
         for parameter in own:
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is _EMPTY:
                 raise self._refused(f"there is no value for its keyword {parameter.name!r}")
-        taken = [
+        accepted = [
             parameter
             for parameter in own
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
             and (parameter.default is _EMPTY or _is_delivery(hints.get(parameter.name)))
         ]
-        if not taken and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in own):
+        if not accepted and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in own):
             raise self._refused("it takes *args, which does not say whether it wants the delivery")
-        return taken
+        return accepted
 
-    def _delivery_index(self, taken: _Parameters, hints: Mapping[str, Any]) -> int | None:
+    def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
         """Return the position of the annotated delivery, else of the second of two parameters."""
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
-            n for n, parameter in enumerate(taken) if _is_delivery(hints.get(parameter.name))
+            n for n, parameter in enumerate(accepted) if _is_delivery(hints.get(parameter.name))
         ]
         for index in indexes:
-            if hints[taken[index].name] is not wanted:
+            if hints[accepted[index].name] is not wanted:
                 kind = "an async def gets" if self._is_async else "a plain def gets"
-                raise self._refused(f"{taken[index].name!r}: {kind} rmq.{wanted.__name__}")
+                raise self._refused(f"{accepted[index].name!r}: {kind} rmq.{wanted.__name__}")
         if len(indexes) > 1:
             raise self._refused("both parameters are annotated as deliveries")
         if indexes:
             return indexes[0]
-        if len(taken) != 2:
+        if len(accepted) != 2:
             return None
-        second = taken[1].name
+        second = accepted[1].name
         if second in hints and not _may_be(wanted, hints[second]):
             raise self._refused(
                 f"its second parameter {second!r} gets the delivery, and is annotated as "

@@ -200,7 +200,7 @@ def _batch_each(
             slot, run_left = run_slot, run_left - 1
         if producer_sequence is not None:
             slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)
-            number = slot_sequence.take()
+            number = slot_sequence.next_number()
             headers = sequence.headers(slot_sequence.producer, number, headers)
         if headers:
             head, envelope = record.with_headers(head, envelope, headers)

@@ -20,7 +20,7 @@ def stored(
     created_ms = int(context.identity) // 1000
     found: list[Figures] = []
     for ring in rings:
-        places = history.places_between(ring, earliest_ms, now_ms)
+        places = history.fields_between(ring, earliest_ms, now_ms)
         for at in range(0, len(places), PAGE):
             texts: list[bytes | None] = yield RawCommand(
                 READ, "HMGET", context.history_key, *places[at : at + PAGE]

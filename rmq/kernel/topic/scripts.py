@@ -90,13 +90,10 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
 
 def ready_count(keys: SlotKeys) -> Command[int]:
     """Count the messages of a slot that are due now, regardless of limits and pauses."""
-
-    def parse(reply: list[int]) -> int:
-        return reply[0] + reply[2]
-
     return Command(
-        script_loader.load("due_counts"), (keys.slot, keys.store), [clock.now_us, 0], parse
-    )
+        script_loader.load("due_counts"), (keys.slot, keys.store), [clock.now_us, 0],
+        lambda reply: reply[0] + reply[2],
+    )  # fmt: skip
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
@@ -290,11 +287,7 @@ def topic_resize(
 
 
 def slot(
-    context: TopicContext,
-    keys: SlotKeys,
-    created: bytes,
-    values: dict[str, str],
-    revision: int = 0,
+    context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
     """Write the settings of a topic to a slot, unless the slot has this revision."""
     return Command(

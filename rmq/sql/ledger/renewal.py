@@ -33,7 +33,7 @@ BATCH = 500  # rows in one UPDATE
 Batch = tuple[list[Row], int]
 
 
-class HeldClaim:
+class RunningClaim:
     """A claim of a running handler.
 
     Attributes:
@@ -79,13 +79,13 @@ class Renewal:
         self._transact = transact
         self._engine = engine
         self._dispose = dispose
-        self._claims: dict[int, HeldClaim] = {}
+        self._claims: dict[int, RunningClaim] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def holding(self, row: Row, hold_ms: int) -> Iterator[HeldClaim]:
+    def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
         """Renew a claim within this block; and after it, if its work could not be marked."""
-        claim = HeldClaim(row, hold_ms)
+        claim = RunningClaim(row, hold_ms)
         with self._lock:
             self._claims[id(claim)] = claim
         try:
@@ -95,7 +95,7 @@ class Renewal:
             if claim.ttl_ms is None:
                 self._drop(claim)
 
-    def _drop(self, claim: HeldClaim) -> None:
+    def _drop(self, claim: RunningClaim) -> None:
         with self._lock:
             self._claims.pop(id(claim), None)
 
@@ -106,7 +106,7 @@ class Renewal:
         """Return rows to renew, by topic and life: all of a group if one of them is due."""
         with self._lock:
             claims = list(self._claims.values())
-        groups: dict[tuple[str, int], list[HeldClaim]] = {}
+        groups: dict[tuple[str, int], list[RunningClaim]] = {}
         for claim in claims:
             groups.setdefault((claim.row.topic, claim.hold_ms), []).append(claim)
         now, batches = time.monotonic(), []
@@ -118,7 +118,7 @@ class Renewal:
                 batches += [(due[at : at + BATCH], hold_ms) for at in range(0, len(due), BATCH)]
         return batches
 
-    def _unmarked(self) -> list[HeldClaim]:
+    def _unmarked(self) -> list[RunningClaim]:
         """Return claims of done work to mark now."""
         now = time.monotonic()
         with self._lock:

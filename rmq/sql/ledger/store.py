@@ -169,7 +169,7 @@ class LedgerMiddleware(Middleware):
         self._lease_ms = 0
 
     @property
-    def _hold_ms(self) -> int:
+    def _claim_ms(self) -> int:
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
@@ -206,12 +206,12 @@ class LedgerMiddleware(Middleware):
         transact = self._store.transact
         row = rows.row_of(self._store.consumer, delivery, self._key(delivery))
         try:
-            if not (yield from transact(rows.claim, row, self._hold_ms)):
+            if not (yield from transact(rows.claim, row, self._claim_ms)):
                 return False
         except asyncio.CancelledError:
             yield from self._give_up(row)  # the row may have been written
             raise
-        with self._store.renewal.holding(row, self._hold_ms) as claim:
+        with self._store.renewal.renewing(row, self._claim_ms) as claim:
             try:
                 is_wanted = self._check is None or (yield Call(self._check, delivery))
                 if is_wanted:

@@ -37,10 +37,10 @@ class PartialBatch:
         if batches:
             self._since = time.monotonic()  # the remaining deliveries have just arrived
         if self.linger_until() <= time.monotonic():
-            batches.append(self.pop_all())
+            batches.append(self.remove_all())
         return batches
 
-    def pop_all(self) -> list[InnerDelivery]:
+    def remove_all(self) -> list[InnerDelivery]:
         """Remove and return all deliveries."""
         waiting, self._waiting = self._waiting, []
         return waiting

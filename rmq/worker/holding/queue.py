@@ -213,7 +213,7 @@ class HandlerQueue:
     def release_waiting(self) -> None:
         """Release the deliveries that have not begun; the fetcher must have ended."""
         self._release_waiting_work()
-        self.work.release(self._partial.pop_all())
+        self.work.release(self._partial.remove_all())
         self._starter.release_last()
 
     def keep_claims(self) -> None:

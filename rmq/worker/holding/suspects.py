@@ -74,7 +74,7 @@ class SuspectStarter:
         free = self._handler.concurrency - len(self._work.times.running)
         begun = self._begin([each for each in deliveries if each in suspects], free)
         if self.last is not None:
-            self._work.release([*self._partial.pop_all(), *others])
+            self._work.release([*self._partial.remove_all(), *others])
             self.begin_last()
             return []
         if not self._suspects.running:
@@ -104,7 +104,7 @@ class SuspectStarter:
         """Return the deliveries that can begin at once with a suspect; release the rest."""
         if self._handler.batch:  # they would have to wait for a full batch
             free = 0
-        self._work.release([*self._partial.pop_all(), *others[free:]])
+        self._work.release([*self._partial.remove_all(), *others[free:]])
         return others[:free]
 
     # --- an ordered handler ----------------------------------------------------------------------

@@ -299,11 +299,11 @@ class TopicFeed:
         """Whether the slot of this topic may have a credit."""
         return bool(self.state.credits.standing)
 
-    def takes_hand_overs(self) -> bool:
+    def accepts_hand_overs(self) -> bool:
         """Whether this topic leaves credits: it has one slot, no order, and recent messages."""
         return (
             len(self.ready_at) == 1
-            and self.subscription.takes_hand_overs
+            and self.subscription.accepts_hand_overs
             and time.monotonic() < self.state.until
         )
 

@@ -54,7 +54,7 @@ class DueFeeds:
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
 
-    def take(self, now: float) -> TopicFeed | None:
+    def remove_due(self, now: float) -> TopicFeed | None:
         """Remove and return the feed that has been due for the longest time, if there is one."""
         while self._heap:
             at, _, feed = self._heap[0]
@@ -172,7 +172,7 @@ class Fetcher:
             self._poll(now)
         elif now >= self._listened_at + LISTEN_S:
             self._listen(0.0)
-        due = self._due.take(now)
+        due = self._due.remove_due(now)
         if self._unchecked and (due is None or now >= self._checked_at + CHECK_S):
             self._check_again()
         elif due is None:
@@ -181,7 +181,7 @@ class Fetcher:
             self._visit(due)
 
     def _visit(self, feed: TopicFeed) -> None:
-        if feed.takes_hand_overs() and not feed.own_channel:
+        if feed.accepts_hand_overs() and not feed.own_channel:
             self._subscribe_to_hand_overs(feed)
         self._receive(feed, feed.receive)
 

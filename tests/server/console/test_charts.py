@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import rmq
 from rmq.http_framework.charts import Line, line_chart
-from rmq.http_framework.figures import summed, taken_late_chart
+from rmq.http_framework.figures import lateness_chart, summed
 from rmq.kernel.core.history import COUNTERS, LEVELS, Sample
 from rmq.server import Server
 from tests.server.console.fetching import fetch
@@ -34,8 +34,8 @@ def test_lateness_of_several_topics_is_that_of_the_worst() -> None:
 
 
 def test_a_chart_of_lateness_is_empty_where_nothing_was_taken() -> None:
-    assert taken_late_chart([_sample(step, None, None) for step in range(3)]).is_empty
-    drawn = taken_late_chart([_sample(0, None, None), _sample(1, 0.5, 2.0)])
+    assert lateness_chart([_sample(step, None, None) for step in range(3)]).is_empty
+    drawn = lateness_chart([_sample(0, None, None), _sample(1, 0.5, 2.0)])
     assert [name for name, _, _ in drawn.lines] == ["50 %", "99 %"]
     assert drawn.values == [[None, 0.5], [None, 2.0]]
 

@@ -71,15 +71,15 @@ class JobList(Answer):
 async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
     """List jobs, newest first; jobs are kept for 7 days."""
 
-    def place(job: StoredJob) -> tuple[int, str]:
+    def position(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
 
-    found = sorted(await context.admin.jobs(query.topic), key=place)
+    found = sorted(await context.admin.jobs(query.topic), key=position)
     if query.cursor:
         after = read_cursor(query.cursor, tuple[int, str])
-        found = [job for job in found if place(job) > after]
+        found = [job for job in found if position(job) > after]
     page = found[: query.limit]
-    cursor = write_cursor(place(page[-1])) if len(found) > len(page) else None
+    cursor = write_cursor(position(page[-1])) if len(found) > len(page) else None
     return JobList(jobs=[job_of(job) for job in page], cursor=cursor)
 
 

@@ -20,11 +20,11 @@ from rmq.kernel.transport.connections.operations import (
 from rmq.kernel.transport.connections.pool import PooledConnection
 from rmq.kernel.transport.errors import REDIS_ERRORS
 from rmq.kernel.transport.flow.steps import (
+    AcceptsTransactions,
     AwaitSignal,
     Command,
     OnEveryMaster,
     Step,
-    TakesTransactions,
 )
 from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
 from rmq.kernel.transport.lua.script_loader import Script
@@ -90,7 +90,7 @@ class AsyncClusterTransport(AsyncTransport):
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return await self._drive(self._cluster.on_every_master(step))
-        if isinstance(step, TakesTransactions):
+        if isinstance(step, AcceptsTransactions):
             return True  # nodes of a cluster are Redis servers and no proxies
         return await super()._step(step)
 
@@ -189,7 +189,7 @@ class ClusterTransport(Transport):
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return self._drive(self._cluster.on_every_master(step))
-        if isinstance(step, TakesTransactions):
+        if isinstance(step, AcceptsTransactions):
             return True
         return super()._step(step)
 

@@ -306,7 +306,7 @@ def _is_within(coalescer: Coalescer, thread: int) -> bool:
     """
     entry = coalescer.threads.get(thread)
     caller = entry() if entry is not None else None
-    return (caller is not None and caller.thread > 0) or coalescer.permits.is_held_by(thread)
+    return (caller is not None and caller.thread > 0) or coalescer.permits.is_used_by(thread)
 
 
 # --- tasks -------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class OnEveryMaster:
         self.away: list[str] = []
 
 
-class TakesTransactions:
+class AcceptsTransactions:
     """Check whether the server runs a script in a transaction; this changes nothing.
 
     The value is True or False. `key`: A key of the slot; a proxy routes the check by it.
@@ -262,7 +262,7 @@ class Subscription:
         return self.connection is not None and getattr(self.connection, "is_heard", True)
 
     @property
-    def takes_hand_overs(self) -> bool:
+    def accepts_hand_overs(self) -> bool:
         """Whether the next connection gets an own channel."""
         return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
 
@@ -304,7 +304,7 @@ Step = (
     | DurablePipeline
     | RawCommand
     | OnEveryMaster
-    | TakesTransactions
+    | AcceptsTransactions
     | Sleep
     | InBackground
     | Await

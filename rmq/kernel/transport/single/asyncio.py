@@ -47,7 +47,7 @@ class Doorbell:
         self._has_rung = False
         self._scope: asyncio.Timeout | None = None  # of the wait
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the wait."""
         if self._scope is not None:
             self._scope.reschedule(0)

@@ -68,7 +68,7 @@ class Doorbell:
         self._sockets.register(sock, selectors.EVENT_READ)
         self._connections[sock.fileno()] = connection
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the wait."""
         with contextlib.suppress(OSError):  # the socket pair is full, or closed
             self._outside.send(b"!")
@@ -217,7 +217,7 @@ class Transport(Driver):
 
     def is_reentrant(self, callers: Places) -> bool:
         """Return whether this thread is among the callers, so this call is in a signal handler."""
-        return callers.is_held_by(threading.get_ident())
+        return callers.is_used_by(threading.get_ident())
 
     def _doorbell(self, connection: Any) -> Doorbell:
         return Doorbell(connection)

@@ -23,6 +23,7 @@ from rmq.kernel.transport.connections.operations import Operation, Operations, S
 from rmq.kernel.transport.connections.pool import AsyncPool, PooledConnection, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
+    AcceptsTransactions,
     AwaitSignal,
     Coalesce,
     Command,
@@ -33,7 +34,6 @@ from rmq.kernel.transport.flow.steps import (
     RawCommand,
     Step,
     Subscription,
-    TakesTransactions,
 )
 from rmq.kernel.transport.sentinel.master_pool import AsyncSentinelPool
 from rmq.kernel.transport.single.durability import confirmed
@@ -118,8 +118,8 @@ class AsyncDriver:
             step.subscription.takes_batches &= not self._server.is_divided
             deadline, epoch = self._server.deadline("listen"), self.epoch
             return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
-        if isinstance(step, TakesTransactions):
-            return await self._drive(self._server.takes_transactions(step.key))
+        if isinstance(step, AcceptsTransactions):
+            return await self._drive(self._server.accepts_transactions(step.key))
         if isinstance(step, OnEveryMaster):
             return [await self.raw_command(step.what, *step.words)]
         if isinstance(step, RawCommand):
@@ -231,7 +231,7 @@ class AsyncDriver:
         """End the current or the next wait on this subscription; called from another task."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
-            subscribed.waiting.ring()
+            subscribed.waiting.wake()
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""

@@ -20,6 +20,7 @@ from rmq.kernel.transport.connections.operations import Operation, Operations, S
 from rmq.kernel.transport.connections.pool import Pool, PooledConnection, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
+    AcceptsTransactions,
     AwaitSignal,
     Coalesce,
     Command,
@@ -30,7 +31,6 @@ from rmq.kernel.transport.flow.steps import (
     RawCommand,
     Step,
     Subscription,
-    TakesTransactions,
 )
 from rmq.kernel.transport.sentinel.master_pool_blocking import SentinelPool
 from rmq.kernel.transport.single.driver import T
@@ -113,8 +113,8 @@ class Driver:
             step.subscription.takes_batches &= not self._server.is_divided
             deadline, epoch = self._server.deadline("listen"), self.epoch
             return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
-        if isinstance(step, TakesTransactions):
-            return self._drive(self._server.takes_transactions(step.key))
+        if isinstance(step, AcceptsTransactions):
+            return self._drive(self._server.accepts_transactions(step.key))
         if isinstance(step, OnEveryMaster):
             return [self.raw_command(step.what, *step.words)]
         if isinstance(step, RawCommand):
@@ -226,7 +226,7 @@ class Driver:
         """End the current or the next wait on this subscription; called from another thread."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
-            subscribed.waiting.ring()
+            subscribed.waiting.wake()
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""

@@ -71,27 +71,27 @@ class ServerCommands:
         # no hand-overs, because one call cannot leave credits in several slots.
         self.is_divided = False
         # Whether the server runs a script in a transaction; None: not checked yet.
-        self._takes_transactions: bool | None = None
+        self._accepts_transactions: bool | None = None
 
     def deadline(self, name: str) -> RetryDeadline:
         """Return a new retry deadline for a command."""
         return RetryDeadline(name, self._address, self._retry_for)
 
-    def takes_transactions(self, key: bytes) -> Operations[bool]:
+    def accepts_transactions(self, key: bytes) -> Operations[bool]:
         """Return whether the server runs a script in a transaction; check it in a key's slot.
 
         Raises:
             RMQError: This user has no right to transactions, or no reply came before the retry
                 deadline.
         """
-        if self._takes_transactions is None:
+        if self._accepts_transactions is None:
             try:
                 refusal = yield from repeat(
                     lambda: refusal_of_transactions(key), self.deadline("send")
                 )
             except REDIS_ERRORS as error:
                 raise translate(error, "send", [rmq_keys.printable(key)]) from error
-            self._takes_transactions = refusal is None
+            self._accepts_transactions = refusal is None
             if refusal is not None:
                 _log.info(
                     "%s runs no script in a transaction (%s), so large bodies are stored in their "
@@ -99,11 +99,11 @@ class ServerCommands:
                     self._address.described,
                     str(refusal)[:200],
                 )
-        return self._takes_transactions
+        return self._accepts_transactions
 
     def for_this_server(self, command: Command[Any]) -> Operations[Command[Any]]:
         """Return a command without its transaction if this server refuses transactions."""
-        if not command.write or (yield from self.takes_transactions(command.keys[0])):
+        if not command.write or (yield from self.accepts_transactions(command.keys[0])):
             return command
         return command.alone()
 

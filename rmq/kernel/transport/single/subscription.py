@@ -68,7 +68,7 @@ class Listener:
         """End the current or the next wait of the waiting thread."""
         subscribed = self._subscribed
         if subscribed is not None:
-            subscribed.waiting.ring()
+            subscribed.waiting.wake()
 
     def add(self, channel: bytes) -> bool:
         """Subscribe to another channel; return whether the command was sent.
@@ -172,7 +172,7 @@ def follow(subscription: Subscription, table: SlotTable) -> None:
     """Make a subscription reconnect if another node serves its topic's slot now."""
     subscription.is_sharded = True
     subscribed = subscription.connection
-    if isinstance(subscribed, SubscribedConnection) and subscription.takes_hand_overs:
+    if isinstance(subscribed, SubscribedConnection) and subscription.accepts_hand_overs:
         node = table.node_of(hash_slot(subscription.slot_channel))
         if node not in (None, subscribed.node) and node not in table.suspects:
             subscription.is_deaf = True
@@ -350,7 +350,7 @@ def await_signal(
 
 def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operations[None]:
     def attempt() -> Operations[SubscribedConnection]:
-        own = subscription.new_own_channel() if subscription.takes_hand_overs else b""
+        own = subscription.new_own_channel() if subscription.accepts_hand_overs else b""
         plain = [own] if own and not subscription.is_sharded else []
         shard = own if subscription.is_sharded else b""
         connection: SubscribedConnection = yield Subscribe([subscription.channel], plain, shard)

@@ -37,16 +37,16 @@ def test_what_cannot_be_read_is_no_sample(stored: bytes) -> None:
 def test_a_ring_never_has_more_fields_than_places() -> None:
     for ring in RINGS:
         steps = random.Random(1).sample(range(10**7), 20_000)
-        assert len({ring.place(T0 + step * ring.step_ms) for step in steps}) == ring.places
-    places = [ring.place(T0) for ring in RINGS]
+        assert len({ring.field(T0 + step * ring.step_ms) for step in steps}) == ring.places
+    places = [ring.field(T0) for ring in RINGS]
     assert len(set(places)) == len(RINGS), "rings share no field"
 
 
 def test_places_between_two_moments_go_back_as_far_as_the_ring() -> None:
     ring = RINGS[0]
-    assert history.places_between(ring, T0, T0) == [ring.place(T0)]
-    assert len(history.places_between(ring, T0 - 25_000, T0)) == 4
-    everything = history.places_between(ring, 0, T0)
+    assert history.fields_between(ring, T0, T0) == [ring.field(T0)]
+    assert len(history.fields_between(ring, T0 - 25_000, T0)) == 4
+    everything = history.fields_between(ring, 0, T0)
     assert len(everything) == len(set(everything)) == ring.places
 
 
@@ -93,7 +93,7 @@ def test_after_the_newest_sample_a_topic_that_does_not_move_has_rate_0() -> None
 def test_an_even_flow_is_an_even_rate_however_far_apart_the_looks_are(seed: int) -> None:
     dice, at_ms, stored = random.Random(seed), T0, {}
     while at_ms <= T0 + 600_000:  # a ring keeps the last look of each step
-        stored[RINGS[0].place(at_ms)] = figures(at_ms, accepted=(at_ms - T0) // 100)
+        stored[RINGS[0].field(at_ms)] = figures(at_ms, accepted=(at_ms - T0) // 100)
         at_ms += dice.choice([5_000, 10_000, 15_000]) + dice.randrange(100)
 
     points = history.points(stored.values(), T0 + 20_000, T0 + 580_000, 10_000)

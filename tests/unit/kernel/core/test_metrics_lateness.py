@@ -21,7 +21,7 @@ def counted(*lates_ms: int) -> metrics.Counts:
     counter = LatenessCounter()
     for late_ms in lates_ms:
         counter.count([bytes(16)], [timed(late_ms)], b"", RETRIES, NOW_MS)
-    return counter.take()
+    return counter.reset()
 
 
 def made(ms: int, mark: int = 0) -> bytes:
@@ -100,7 +100,7 @@ def test_a_message_without_a_due_time_counts_from_when_its_id_was_made() -> None
     counter.count([made(NOW_MS - 700), made(NOW_MS - 700, 0x40)], [plain] * 2, b"", RETRIES, NOW_MS)
 
     assert metrics.bucket_of(700) == 10
-    assert counter.take() == counted(700, 700)
+    assert counter.reset() == counted(700, 700)
 
 
 def test_retries_and_derived_ids_and_deliveries_that_are_gone_do_not_count() -> None:
@@ -113,9 +113,9 @@ def test_retries_and_derived_ids_and_deliveries_that_are_gone_do_not_count() -> 
     counter.count([made(NOW_MS)], [bytes(8)], b"", RETRIES, NOW_MS, by_test=True)
 
     assert counter.is_empty
-    assert counter.take() == NONE
+    assert counter.reset() == NONE
     counter.count([made(NOW_MS)] * 2, [timed(5), timed(6)], bytes((2, 3)), RETRIES, NOW_MS)
-    assert counter.take() == counted(6)
+    assert counter.reset() == counted(6)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 999, 1000])
@@ -125,7 +125,7 @@ def test_of_a_large_batch_some_stand_for_all(size: int) -> None:
 
     counter.count([bytes(16)] * size, [timed(ms) for ms in lates_ms], b"", RETRIES, NOW_MS)
 
-    counts = counter.take()
+    counts = counter.reset()
     assert sum(counts) == size
     for share in (0.1, 0.5, 0.9):
         found_s = metrics.percentile_s(counts, share)
@@ -140,11 +140,11 @@ def test_what_is_put_back_is_reported_later() -> None:
     counter = LatenessCounter()
     assert counter.is_empty
     counter.count([bytes(16)], [timed(5)], b"", RETRIES, NOW_MS)
-    counts = counter.take()
+    counts = counter.reset()
     assert counter.is_empty
 
     counter.count([bytes(16)], [timed(900)], b"", RETRIES, NOW_MS)
     counter.put_back(counts)
 
     assert not counter.is_empty
-    assert counter.take() == counted(5, 900)
+    assert counter.reset() == counted(5, 900)

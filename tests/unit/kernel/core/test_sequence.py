@@ -30,7 +30,7 @@ def test_number_is_the_first_header_and_the_others_stay(count: int) -> None:
 
 def test_numbers_below_the_first_one_under_way_are_reported() -> None:
     numbers = SlotSequence("0123456789", KEYS)
-    taken = [numbers.take() for _ in range(6)]
+    taken = [numbers.next_number() for _ in range(6)]
     assert taken == [1, 2, 3, 4, 5, 6]
 
     numbers.finish([2, 3, 5], unused=[3])
@@ -47,7 +47,7 @@ def test_numbers_below_the_first_one_under_way_are_reported() -> None:
 
 def test_numbers_completed_during_a_report_are_in_the_next_report() -> None:
     numbers = SlotSequence("0123456789", KEYS)
-    first, second = numbers.take(), numbers.take()
+    first, second = numbers.next_number(), numbers.next_number()
     numbers.finish([first], unused=[first])
     report = numbers.next_report()
     assert report is not None
@@ -59,7 +59,7 @@ def test_numbers_completed_during_a_report_are_in_the_next_report() -> None:
 
 def test_unused_numbers_beyond_one_call_are_reported_before_the_rest() -> None:
     numbers = SlotSequence("0123456789", KEYS)
-    taken = [numbers.take() for _ in range(1500)]
+    taken = [numbers.next_number() for _ in range(1500)]
     numbers.finish(taken, unused=taken)
 
     report = numbers.next_report()
@@ -96,12 +96,12 @@ def test_a_producer_registers_first_and_after_a_long_silence(
 def test_a_forked_child_is_another_producer() -> None:
     sequences = ProducerSequence()
     numbers = sequences.slot_sequence(KEYS, b"1")
-    numbers.take()
+    numbers.next_number()
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
         mine = sequences.slot_sequence(KEYS, b"1")
-        os.write(theirs, f"{mine.producer} {mine.take()}".encode())
+        os.write(theirs, f"{mine.producer} {mine.next_number()}".encode())
         os._exit(0)
     os.waitpid(child, 0)
 

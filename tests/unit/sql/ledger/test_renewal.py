@@ -13,9 +13,9 @@ def test_all_claims_of_a_ledger_are_renewed_by_one_thread() -> None:
     renewal = ThreadRenewal(lambda *args, **options: None, engine, False)
     row = Row("mail", "orders", "key", "owner")
 
-    with renewal.holding(row, 600_000):
+    with renewal.renewing(row, 600_000):
         thread = renewal._thread
         assert thread is not None
-        with renewal.holding(row, 600_000):
+        with renewal.renewing(row, 600_000):
             assert renewal._thread is thread
     renewal.end()

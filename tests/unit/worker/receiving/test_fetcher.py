@@ -34,7 +34,7 @@ def test_the_feed_that_is_due_for_longest_is_next() -> None:
     due: Any = scheduled(late, early)
 
     assert due.next_at() == 2
-    assert [due.take(6), due.take(6), due.take(6)] == [early, late, None]
+    assert [due.remove_due(6), due.remove_due(6), due.remove_due(6)] == [early, late, None]
 
 
 def test_feeds_that_are_due_at_the_same_time_take_turns() -> None:
@@ -43,7 +43,7 @@ def test_feeds_that_are_due_at_the_same_time_take_turns() -> None:
 
     taken = []
     for _ in range(4):
-        taken.append(feed := due.take(3))
+        taken.append(feed := due.remove_due(3))
         due.schedule(feed)
 
     assert taken == [first, second, first, second]
@@ -53,8 +53,8 @@ def test_a_feed_that_is_not_due_yet_stays() -> None:
     feed = FakeFeed(5)
     due: Any = scheduled(feed)
 
-    assert due.take(4) is None
-    assert due.take(5) is feed
+    assert due.remove_due(4) is None
+    assert due.remove_due(5) is feed
 
 
 def test_a_feed_that_is_scheduled_anew_has_its_new_time_only() -> None:
@@ -64,15 +64,15 @@ def test_a_feed_that_is_scheduled_anew_has_its_new_time_only() -> None:
     feed.at = 6
     due.schedule(feed)
 
-    assert due.take(3) is None
-    assert [due.take(9), due.take(9), due.take(9)] == [other, feed, None]
+    assert due.remove_due(3) is None
+    assert [due.remove_due(9), due.remove_due(9), due.remove_due(9)] == [other, feed, None]
 
 
 def test_a_feed_that_has_nothing_to_do_is_not_scheduled() -> None:
     due = scheduled(FakeFeed(NEVER))
 
     assert due.next_at() == NEVER
-    assert due.take(1e9) is None
+    assert due.remove_due(1e9) is None
 
 
 @pytest.mark.parametrize("held", ["undelivered", "unconfirmed_offers", "unanswered"])

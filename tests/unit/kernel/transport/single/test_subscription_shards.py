@@ -84,7 +84,7 @@ def test_a_subscription_of_several_slots_has_no_own_channel_and_stays(table: Slo
     held.slot_channel = b""
     transport_subscription.follow(held, table)
     assert not held.is_deaf
-    assert not held.takes_hand_overs
+    assert not held.accepts_hand_overs
 
 
 @pytest.mark.parametrize(
