@@ -104,7 +104,7 @@ class RealSlot:
 
     def _numbered(self, call: Call) -> str:
         session = self.sessions[call.who]
-        session.number = call.number
+        session.count_to(call.number)
         if call.verb == "send":
             self.box.run(self.box.send_command([self.ids[call.message]], session))
             return "stored"
@@ -115,13 +115,14 @@ class RealSlot:
 
     def _take(self, call: Call) -> tuple[tuple[int, int], ...]:
         box, session = self.box, self.sessions[call.who]
-        session.number = call.number
+        session.count_to(call.number)
         self.lease_ms += LEASE_STEP_MS
         waits: Any = False
         self.offers += 1
         if call.channel >= 0:
             further = [self.sessions[SECOND]] if call.second else []
-            self.sessions[SECOND].number = call.second or self.sessions[SECOND].number
+            second = self.sessions[SECOND]
+            second.count_to(call.second or second.number)
             waits = Offer(self.offers, self.sleeper.channel, sessions=further)
             self.offers += len(further)
         is_worker = call.who == WORKER
