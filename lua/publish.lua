@@ -23,12 +23,10 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/records/note_offloaded"
 --- @include "lib/scores/score"
---- @include "lib/scores/timed_score"
 --- @include "lib/send/group_entrances"
---- @include "lib/send/plan_drop_lowest"
 --- @include "lib/send/run_members"
---- @include "lib/settle/dedup_window"
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
@@ -56,67 +54,70 @@ if packed == '' then
   return { 0, 0, 0, 0 }
 end
 local entry, serves_sleepers = cmsgpack.unpack(packed), false
-local stored, duplicates, merged, elements = 0, 0, 0, 1
-if entry[1] == 'm' then
-  --- @include "lib/send/merge_messages"
-  if #entry ~= 9 then
+local elements, count = 1, #entry / 3 -- of the stage; of messages
+local given, letters = entry, nil -- letters: a letter for each message; '' if all are stored
+if entry[1] == 'p' then
+  --- @include "lib/send/store_uniform"
+  local head, first = entry[2], entry[3]
+  count = entry[4]
+  if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' then
     fail('STAGE', stage)
   end
-  local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
-  local options = head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id
-  local messages = read_messages({ options, rest, body }, 0, 1, fields[SESSION])
-  local answer, _, is_stored = merge_messages(messages, fields, now, ARGV[2], ARGV[3])
-  local letter = answer[2]
-  if is_stored then
-    redis.call('HSET', slot, 'accepted', answer[1])
+  if count < 1 or count > MOST or count % 1 > 0 or length < 1 + count
+      or (string.byte(head, 1) or 0) % HEADERS >= COLLECTS then
+    fail('STAGE', stage)
   end
-  if letter == 'F' then
-    return { 0, 'F' }
+  elements, given = 1 + count, run_members(first, count)
+  local function rests_of(from, to)
+    return redis.call('LRANGE', stage, from, to), 0
   end
-  stored, duplicates = letter == 's' and 1 or 0, letter == 'd' and 1 or 0
-  merged = letter == 'm' and 1 or 0
-else
-  local given, count, letters = entry, #entry / 3, nil
-  if entry[1] == 'p' then
-    --- @include "lib/send/store_uniform"
-    local head, first = entry[2], entry[3]
-    count = entry[4]
-    if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' then
+  local batch = { head = head, members = given, rests_of = rests_of }
+  local stored_all
+  stored_all, serves_sleepers = store_uniform(batch, fields, now)
+  letters = stored_all and ''
+  local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
+  for i = 1, #rests do
+    given[count + 2 * i - 1], given[count + 2 * i] = head, rests[i]
+  end
+end
+if not letters then
+  --- @include "lib/scores/timed_score"
+  --- @include "lib/send/plan_drop_lowest"
+  --- @include "lib/settle/dedup_window"
+  local reply
+  if entry[1] == 'm' then
+    --- @include "lib/send/merge_messages"
+    if #entry ~= 9 then
       fail('STAGE', stage)
     end
-    if count < 1 or count > MOST or count % 1 > 0 or length < 1 + count
-        or (string.byte(head, 1) or 0) % HEADERS >= COLLECTS then
-      fail('STAGE', stage)
+    local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
+    local options = head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id
+    local messages = read_messages({ options, rest, body }, 0, 1, fields[SESSION])
+    local is_stored, _
+    reply, _, is_stored = merge_messages(messages, fields, now, ARGV[2], ARGV[3])
+    count = 1
+    if is_stored then
+      redis.call('HSET', slot, 'accepted', reply[1])
     end
-    elements, given = 1 + count, run_members(first, count)
-    local function rests_of(from, to)
-      return redis.call('LRANGE', stage, from, to), 0
-    end
-    local batch = { head = head, members = given, rests_of = rests_of }
-    local stored_all
-    stored_all, serves_sleepers = store_uniform(batch, fields, now)
-    letters = stored_all and ''
-    local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
-    for i = 1, #rests do
-      given[count + 2 * i - 1], given[count + 2 * i] = head, rests[i]
-    end
-  end
-  if not letters then
+  else
     --- @include "lib/send/store_messages"
     if count < 1 or count > MOST or count % 1 > 0 then
       fail('STAGE', stage)
     end
     local batch = { given = given, at = 0, count = count, large = false }
-    local reply
     reply, serves_sleepers = store_messages(batch, fields, now)
-    letters = reply[2]
   end
-  if letters == 'F' then
-    return { 0, 'F' }
-  end
-  local _, repeated = string.gsub(letters, 'd', '')
-  stored, duplicates = count - repeated, repeated
+  letters = reply[2]
 end
+if letters == 'F' then
+  return { 0, 'F' }
+end
+local duplicates, merged, _ = 0, 0, nil
+if letters ~= '' then
+  _, duplicates = string.gsub(letters, 'd', '')
+  _, merged = string.gsub(letters, 'm', '')
+end
+local stored = count - duplicates - merged
 if length > elements then
   redis.call('LTRIM', stage, elements, -1)
 else -- the key stays, because a missing stage means that it has expired

@@ -57,19 +57,6 @@ local function offloaded_reference(record)
   return string.byte(record, at) == OFFLOADED and string.sub(record, at + 1) or nil
 end
 
--- Note in the slot that it has offloaded bodies, if one of these new records has an offloaded body.
--- Return whether one has. `new_records`: ids and records in turn.
-local function note_offloaded(new_records)
-  for i = 2, #new_records, 2 do
-    local reference = offloaded_reference(new_records[i])
-    if reference then
-      redis.call('HINCRBY', slot, 'offloaded', 0) -- changes nothing if the field exists
-      return true
-    end
-  end
-  return false
-end
-
 -- Read records, `page` at a time. Return the names of their large bodies, and the references to
 -- their offloaded bodies.
 --- @inline

@@ -241,7 +241,7 @@ local function store_messages(batch, fields, now)
     redis.call('HDEL', slot, 'no_expiry')
   end
   if plan.coded then
-    --- @include "lib/records/large_bodies"
+    --- @include "lib/records/note_offloaded"
     note_offloaded(plan.records)
   end
   if new_front ~= front then

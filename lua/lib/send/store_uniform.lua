@@ -68,7 +68,7 @@ local function write_records(batch, accepted)
     end
     redis.call('HSET', records, unpack(new_records))
     if may_be_offloaded then
-      --- @include "lib/records/large_bodies"
+      --- @include "lib/records/note_offloaded"
       may_be_offloaded = not note_offloaded(new_records)
     end
   end
