@@ -1,7 +1,7 @@
 """Keep received deliveries until a thread or task is free.
 
 queue           keeps the deliveries of one handler, and limits their number
-prefetch        largest number of deliveries of a handler
+prefetch        decides how many deliveries a handler may have
 partial_batch   collects deliveries until a batch is full
 suspects        starts messages that may kill their process
 """

@@ -1,10 +1,13 @@
-"""The largest number of deliveries that a worker may have for a handler."""
+"""The limit of a handler's deliveries in flight: how many messages a worker prefetches."""
 
 from __future__ import annotations
 
 from rmq.kernel.handlers.handler import Handler
+from rmq.worker.running.work import RunTimes
 
 IN_ORDER = 50  # messages in one ordered batch, which blocks its slot for other workers
+AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
+STALLED_S = 1.0  # time without a begin or an end of a run, after which waiting deliveries go back
 
 
 def most_in_flight(handler: Handler) -> int:
@@ -19,3 +22,44 @@ def most_begun(handler: Handler) -> int:
     fetcher adds a delivery while it prepares a claim.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
+
+
+class PrefetchLimit:
+    """The limit of one handler's deliveries in flight, which follows its run times.
+
+    A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
+    prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
+    nothing before the first run has ended, or while runs take longer than AHEAD_S. A `prefetch`
+    that the user chose is the limit, regardless of run times.
+
+    Args:
+        handler: The handler.
+        times: Times of its runs.
+    """
+
+    def __init__(self, handler: Handler, times: RunTimes) -> None:
+        self._handler = handler
+        self._times = times
+
+    def in_flight_limit(self, hung: int = 0) -> int:
+        """Return how many deliveries may be in flight now, running deliveries included.
+
+        Args:
+            hung: Number of runs beyond their limit. They use a thread or task, but their
+                deliveries are settled.
+        """
+        handler, mean = self._handler, self._times.mean
+        concurrency, batch = handler.concurrency - hung, max(1, handler.batch)
+        if concurrency <= 0:
+            return 0
+        if handler.is_prefetch_chosen:
+            return max(1, handler.prefetch - hung * batch)
+        prefetch, ahead = handler.prefetch, 0
+        if mean >= 0:
+            between = max(mean / concurrency, self._times.saturated_s())
+            ahead = int(min(AHEAD_S / between, prefetch)) if between > 0 else prefetch
+        return min(prefetch, batch * (concurrency + ahead))
+
+    def is_stalled(self) -> bool:
+        """Return whether waiting deliveries should be released for other workers."""
+        return not self._handler.is_prefetch_chosen and self._times.saturated_s() > STALLED_S

@@ -15,7 +15,7 @@ from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import HandledTopic, show_for
 from rmq.worker.holding.partial_batch import PartialBatch
-from rmq.worker.holding.prefetch import IN_ORDER
+from rmq.worker.holding.prefetch import IN_ORDER, PrefetchLimit
 from rmq.worker.holding.suspects import SuspectStarter
 from rmq.worker.running.event_loop import LoopHeartbeat
 from rmq.worker.running.executors import Executor, Work, WorkQueue
@@ -80,6 +80,7 @@ class HandlerQueue:
         )
         self.suspects = suspects
         self.work = HandlerWork(topic, invoker, invokers, self.settler, is_stopping, suspects)
+        self._prefetch = PrefetchLimit(handler, self.work.times)
         self._ordered_begun = 0  # number of ordered batches that have begun
         self.work_queue = WorkQueue(
             self.work.run_function(), self.work.on_error, handler.concurrency
@@ -142,13 +143,13 @@ class HandlerQueue:
 
     def excess(self) -> int:
         """Return how many deliveries are in flight beyond the limit, since types are mixed."""
-        return max(0, self.in_flight - self.work.times.in_flight_limit(self.hung()))
+        return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
     def _in_flight_limit(self, hung: int) -> int:
         """Return the limit of deliveries in flight; while a suspect runs, no delivery may wait."""
         if not self._can_begin():
             return 0
-        limit = self.work.times.in_flight_limit(hung)
+        limit = self._prefetch.in_flight_limit(hung)
         if not self.suspects.running:
             return limit
         return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
@@ -201,7 +202,7 @@ class HandlerQueue:
         self.work.report_overruns()
         all_hung = self.hung() >= self.handler.concurrency
         self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
-        if all_hung or not self._can_begin() or self.work.times.is_stalled():
+        if all_hung or not self._can_begin() or self._prefetch.is_stalled():
             self._release_waiting_work()
 
     def _release_waiting_work(self) -> None:

@@ -2,10 +2,9 @@
 
 executors       run the work of all handlers, in threads or tasks
 event_loop      runs async handlers
-work            begins the work of one handler, and reports the results
+work            begins and measures the work of one handler, and reports the results
 invoker         calls a handler for a delivery or a batch
 invoker_bases   differences between invokers of plain and of async handlers
 max_runtime     finds handlers that run too long
-run_times       measures handlers, and limits how many deliveries wait for them
 poison          isolates messages that may kill their process
 """

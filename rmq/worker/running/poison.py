@@ -6,8 +6,6 @@ import threading
 import time
 from typing import Any
 
-from rmq.worker.running.run_times import RunTimes
-
 FROM_DELIVERY = 3  # a message can be a suspect from this delivery on, or on its last delivery
 ALONE_S = 60.0  # time after which a running suspect does not delay other deliveries
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried again
@@ -40,11 +38,11 @@ class PoisonSuspects:
         self._alone: Any = None  # running suspect without a retry left
         self._harmless = 0  # number of suspects that have ended well
         self._lock = threading.Lock()
-        self._run_times: list[RunTimes] = []  # of all handlers
+        self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 
-    def watch(self, times: RunTimes) -> None:
-        """Add the run times of a handler of this process."""
-        self._run_times.append(times)
+    def watch(self, running: dict[Any, float]) -> None:
+        """Add the runs of a handler of this process, with their starts."""
+        self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
         """Reserve a place for a suspect; return False if it must wait for others.
@@ -92,8 +90,8 @@ class PoisonSuspects:
             return True
         return all(
             now - began >= ALONE_S
-            for times in self._run_times
-            for began in list(times.running.values())
+            for running in self._all_running
+            for began in list(running.values())
         )
 
     def end(self, delivery: Any, is_harmless: bool = True) -> None:

@@ -24,13 +24,54 @@ from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.running.max_runtime import RuntimeLimit, RuntimeLimits
 from rmq.worker.running.poison import PoisonSuspects
-from rmq.worker.running.run_times import RunTimes
 from rmq.worker.settling.disposition import ACK, RELEASE, Disposition, Report, error_of_run
 from rmq.worker.settling.settler import Settler
 
 log = logging.getLogger("rmq")
 
+WEIGHT = 0.2  # weight of the newest run in the mean run time
 CANCEL_S = 1.0  # time for a task to end after it was cancelled at its limit
+
+
+class RunTimes:
+    """The times of one handler's runs, by the monotonic clock.
+
+    Args:
+        concurrency: Largest number of runs at the same time.
+
+    Attributes:
+        running: Start of each run; a run is named by its first delivery.
+        mean: Mean run time, seconds; negative: no run has ended.
+        busy_s: Sum of all run times; if two threads end at the same time, one time may be missing.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.running: dict[Any, float] = {}
+        self.mean = -1.0
+        self.busy_s = 0.0
+        self._concurrency = concurrency
+        self._changed_at = time.monotonic()  # last begin or end of a run
+
+    def begin(self, run: Any) -> None:
+        """Note that a run begins."""
+        self._changed_at = self.running[run] = time.monotonic()
+
+    def end(self, run: Any) -> bool:
+        """Note that a run has ended; return False if it had never begun."""
+        began = self.running.pop(run, None)
+        if began is None:
+            return False
+        self._changed_at = now = time.monotonic()
+        mean, took = self.mean, now - began
+        self.busy_s += took
+        self.mean = took if mean < 0 else mean + (took - mean) * WEIGHT
+        return True
+
+    def saturated_s(self) -> float:
+        """Return how long all threads or tasks have been busy without a change, seconds."""
+        if len(self.running) < self._concurrency:
+            return 0.0
+        return max(0.0, time.monotonic() - self._changed_at)
 
 
 class HandlerWork:
@@ -62,10 +103,8 @@ class HandlerWork:
         self.invoker = invoker
         self.settler = settler
         self.suspects = suspects
-        self.times = RunTimes(
-            handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
-        )
-        suspects.watch(self.times)
+        self.times = RunTimes(handler.concurrency)
+        suspects.watch(self.times.running)
         self.ordered_ended = 0
         self._lock = threading.Lock()  # for `ordered_ended`
         self._is_stopping = is_stopping

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rmq.worker.running import poison as module, run_times
+from rmq.worker.running import poison as module, work
 from rmq.worker.running.poison import (
     ALONE_S,
     FROM_DELIVERY,
@@ -14,7 +14,7 @@ from rmq.worker.running.poison import (
     WAIT_MOST_S,
     PoisonSuspects,
 )
-from rmq.worker.running.run_times import RunTimes
+from rmq.worker.running.work import RunTimes
 from tests.unit.monotonic import Clock
 
 
@@ -109,10 +109,10 @@ def test_the_second_delivery_is_the_last_with_one_retry(clock: Clock) -> None:
 def test_one_without_a_retry_left_waits_for_what_runs_but_not_for_what_has_run_for_long(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_times, "time", clock)
-    suspects, here, there = PoisonSuspects(), RunTimes(4, 1, 8, True), RunTimes(4, 1, 8, True)
-    suspects.watch(here)
-    suspects.watch(there)
+    monkeypatch.setattr(work, "time", clock)
+    suspects, here, there = PoisonSuspects(), RunTimes(4), RunTimes(4)
+    suspects.watch(here.running)
+    suspects.watch(there.running)
     there.begin("hangs")
     clock.now += ALONE_S
     here.begin("fresh")
@@ -127,9 +127,9 @@ def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that follow on each other, as those of a slot in order, would keep it for ever."""
-    monkeypatch.setattr(run_times, "time", clock)
-    suspects, times = PoisonSuspects(), RunTimes(4, 1, 8, True)
-    suspects.watch(times)
+    monkeypatch.setattr(work, "time", clock)
+    suspects, times = PoisonSuspects(), RunTimes(4)
+    suspects.watch(times.running)
     assert suspects.begin("last", 4, is_last=True)
     clock.now += ALONE_S - 1
     times.begin("fresh")
