@@ -37,11 +37,11 @@ class Drawn:
 
     Attributes:
         lines: Name, style and path data of each line.
-        x: Ticks of the time axis.
-        y: Ticks of the value axis.
+        x: Ticks of the x axis (time).
+        y: Ticks of the y axis (values).
         times: Time of each point, in epoch ms.
-        values: Values of each line, in the order of `lines`. The script shows them under the
-            pointer.
+        values: Values of each line, in the order of `lines`. The script of the page shows the
+            values at the pointer.
         unit: Unit of the values: "", "/s" or "s".
     """
 
@@ -148,7 +148,7 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten, so that a quarter is also round."""
+    """Round up to 1, 2, 4 or 8 times a power of ten, so that a quarter of it is round too."""
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))
@@ -174,5 +174,5 @@ def time_ticks(first: float, last: float) -> list[float]:
 
 
 def clock(moment: float, span_s: float) -> str:
-    """Format a time of an axis: the hour, or the date if the axis is longer than a day."""
+    """Format a time of an axis: the time of day, or the date if the axis is longer than a day."""
     return datetime.fromtimestamp(moment, UTC).strftime("%H:%M" if span_s <= 86_400 else "%d %b")

@@ -1,4 +1,4 @@
-"""Read the figures of topics for the console's pages, once for all viewers."""
+"""Read the counts and samples of topics for the console's pages, once for all viewers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmq.kernel.core.slo import Slo
 
 T = TypeVar("T")
 
-AT_ONCE = 12  # topics read concurrently; the client has 16 connections
+AT_ONCE = 12  # topics that are read at the same time; the client has 16 connections
 COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
 READ_APART = timedelta(minutes=1)  # longest time between two readings of an overview
 PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
@@ -30,7 +30,7 @@ FAILED = ("returned", "rolled_back", "dead_lettered")
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """Counts of a topic for an overview; `counts` is None if the topic cannot be read."""
+    """Counts of a topic for an overview. `counts` is None if the topic cannot be read."""
 
     name: str
     counts: Mapping[str, int] | None
@@ -72,7 +72,7 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
 
 
 async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:
-    """Return the samples of a topic in a period; empty if the topic has none or is deleted."""
+    """Return the samples of a topic in a period, or an empty list if there are none."""
 
     async def read() -> list[Sample]:
         try:
@@ -109,15 +109,15 @@ async def _of_each(
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
     """Merge the samples of several topics: add the counts, and keep the longest delay.
 
-    If one topic has no rates at a time, the merged sample has none.
+    If a topic has no rates at some time, the merged sample of that time has no rates.
     """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
         for sample in samples:
             by_time.setdefault(sample.at, []).append(sample)
     times = sorted(by_time)
-    # Topics are read some seconds apart. A topic that lacks the newest times repeats its last
-    # sample.
+    # Topics are read some seconds apart. If a topic has no sample yet for the newest times, its
+    # last sample is used.
     for samples in found:
         for at in times[bisect_right(times, samples[-1].at) :] if samples else ():
             if at - samples[-1].at <= max(READ_APART, times[-1] - times[-2]):
@@ -142,7 +142,10 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
 def rate_now(
     request: PageRequest, topic: str, samples: Sequence[Sample], name: str
 ) -> float | None:
-    """Return the current rate of an event, else the newest sample's rate, else None."""
+    """Return the current rate of an event.
+
+    If it is not known, return the newest sample's rate, or None.
+    """
     found = request.readings.meter.rate(topic, name)
     if found is None:
         known = [sample.rates[name] for sample in samples[-3:] if name in sample.rates]
@@ -180,7 +183,7 @@ def late_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def lateness_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw how late messages were taken; empty if no message was taken."""
+    """Draw how late messages were received. The chart is empty if no message was received."""
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]
     if not any(value is not None for value in most):
@@ -202,7 +205,7 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
-    """Return how many messages become due within each time span; empty if no message is delayed."""
+    """Return how many messages become due in each time span, or an empty list without any."""
 
     async def read() -> list[tuple[str, float]]:
         found = await request.context.admin.due_counts(topic)

@@ -28,7 +28,7 @@ from rmq.kernel.core.message import Message, QueueName, SendStatus
 from rmq.kernel.topic.paging import Cursor, Span
 
 WALKED_MAX = 5000  # messages that one filtered request reads; its cursor continues after them
-BLOCK_S = 3.0  # how long a send waits for room if the topic's overflow is "block"
+BLOCK_S = 3.0  # how long a send to a full topic waits if the topic's overflow is "block"
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -55,12 +55,12 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Convert a message to the form in which it is shown, without decoding hidden bodies.
+    """Convert a message for display. A body that the principal may not see is not decoded.
 
     Args:
         context: Context of the request.
-        message: Message whose body is its record.
-        most: Maximum number of body bytes to show; None: all.
+        message: Message whose `body` contains the undecoded record.
+        most: Maximum number of body bytes to show. None: the whole body.
     """
     if not sees_bodies(context.principal):
         body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
@@ -79,7 +79,10 @@ async def page_of(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> tuple[list[Message], str | None]:
-    """Return the messages after the query's cursor, by slot and score, and the next cursor."""
+    """Return the messages after the query's cursor, and the next cursor.
+
+    Messages are sorted by slot and score.
+    """
     settings = await context.admin.settings(topic)
     slots = settings.layout.most if settings.layout else settings.slots
     first = query.slot or 0
@@ -113,8 +116,8 @@ async def page_of(
             return found, write_cursor(position)
 
 
-# Bytes of a body that are decoded: Python values take up to 30 times as much memory. Larger bodies
-# are shown as they are stored.
+# Size in bytes of the largest body that is decoded, because Python values need up to 30 times as
+# much memory. A larger body is shown as it is stored.
 DECODED_MAX = 1024 * 1024
 HIDDEN = "(hidden)"
 
@@ -125,8 +128,9 @@ class Body(Answer):
     Attributes:
         kind: "json": `text` is JSON, with all digits of its numbers. "text": a string, unchanged.
             "base64": bytes. "hidden": you have no right to see the body.
-        size: Size in bytes of the complete body, or of the stored form if `text` is truncated; null
-            if the size is unknown because a compressed body was decompressed only in part.
+        size: Size in bytes of the complete body. If `text` is truncated, the size of the stored
+            body. It is null if a compressed body was decompressed only in part, because its size is
+            then unknown.
         is_truncated: Whether `text` is only the beginning of the body.
     """
 
@@ -147,7 +151,7 @@ class Failure(Answer):
 
 
 class Attempt(Answer):
-    """A failed attempt to handle a message, its redrive or its expiry: see `rmq.Attempt`."""
+    """A failed attempt to handle a message, or its redrive or expiry. See `rmq.Attempt`."""
 
     number: int | None
     at: datetime
@@ -162,7 +166,8 @@ class StoredMessage(Answer):
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        unreadable: Why the body could not be decoded and is shown as bytes; empty: it was decoded.
+        unreadable: Why the body could not be decoded (it is then shown as bytes); an empty string
+            if it was decoded.
         attempts: Failed attempts, newest first.
     """
 
@@ -213,7 +218,7 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Convert a decoded body for display, with at most `most` bytes (None: all)."""
+    """Convert a decoded body for display, with at most `most` bytes. None: the whole body."""
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -237,9 +242,10 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Convert a stored body for display; also return why it was not decoded, or "".
+    """Convert a stored body for display. Also return why it was not decoded, or an empty string.
 
-    Decompresses only the bytes that are shown: at most `most`, or all if `most` is None.
+    Only the bytes that are shown are decompressed: at most `most` bytes, or all bytes if `most` is
+    None.
     """
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size

@@ -31,7 +31,7 @@ def document(operations: Sequence[Operation], base: str, root: str = "") -> dict
     Args:
         operations: All operations of the API.
         base: Path that all operations begin with.
-        root: Path where the application is mounted; empty: the top.
+        root: Path where the application is mounted; an empty string if it is not mounted.
     """
     types = list({id(kind): kind for each in operations for kind in each.types.values()}.values())
     found, schemas = msgspec.json.schema_components([*types, Problem], ref_template=PLACES)
@@ -93,7 +93,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter: an absent parameter is not null."""
+    """Remove null from the schema of a parameter: a parameter is omitted, it is never null."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
@@ -120,5 +120,5 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Join the lines of a docstring to the description of a schema."""
+    """Return the description of a schema: the lines of a docstring, joined."""
     return re.sub(r"\s+", " ", docstring).strip()

@@ -7,8 +7,9 @@ A handler function takes the parameters that it needs, each a msgspec struct:
     query    the query string
     body     the JSON body of the request
 
-The function's name is the operationId, its docstring the description, its return type the schema.
-An async generator of lists answers with lines of NDJSON, which are sent while they are read.
+The name of the function is the operationId, its docstring is the description, and its return type
+is the schema of the answer. A handler that is an async generator of lists answers with lines of
+NDJSON, and each list is sent as soon as it has been read.
 
 A cursor is the position at which a list continues. Only the server can interpret a cursor, and the
 server stores nothing for it.
@@ -66,7 +67,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class _Lines(StreamingResponse):
-    """A response of NDJSON lines. An error breaks the connection, so that the client notices it."""
+    """A response of NDJSON lines. An error breaks the connection, so the client notices it."""
 
     async def stream_response(self, send: Send) -> None:
         """Send all pages."""
@@ -84,7 +85,9 @@ async def answer(
     request: Request,
     headers: Mapping[str, str],
 ) -> Response:
-    """Return a response that streams pages of lines; the first page is read before it begins.
+    """Return a response that streams pages of lines.
+
+    The first page is read before the status is sent, so that its error gets an error status.
 
     Args:
         pages: Lists of structs.
@@ -138,7 +141,7 @@ class RequestContext:
         return self.client.admin
 
     def require(self, role: Role) -> None:
-        """Check a role that only some values of an operation require.
+        """Check a role that an operation requires only for some values of its arguments.
 
         Raises:
             ApiError: The principal lacks the role.
@@ -166,13 +169,16 @@ class Operation:
     Attributes:
         method: HTTP method.
         path: Path below /api/v1, with parameters in braces.
-        tag: Subject, by which the document groups operations.
+        tag: Subject. The OpenAPI document groups operations by subject.
         role: Role that a principal needs.
         status: HTTP status of a successful answer.
-        has_etag: Whether the operation supports If-None-Match (reads) or If-Match (changes).
-        errors: Kinds of errors, in addition to the kinds that all operations share.
+        has_etag: Whether the operation supports If-None-Match (if it reads) or If-Match (if it
+            changes something).
+        errors: Kinds of errors that only this operation answers with, in addition to the kinds of
+            all operations.
         handler: Function that answers.
-        types: Structs of "path", "query" and "body", and of "return".
+        types: Types of the handler's parameters "path", "query" and "body", and of its "return"
+            value.
         has_lines: Whether the handler yields pages of NDJSON lines.
     """
 
@@ -206,7 +212,7 @@ class Operation:
         return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
-        """Return whether this call changes nothing: it reads, or is a dry run."""
+        """Return whether a call with these arguments changes nothing: a read or a dry run."""
         return self.is_read or getattr(given.get("body"), "dry_run", False) is True
 
 

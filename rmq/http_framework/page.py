@@ -73,13 +73,14 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        known_context: Client of Redis, state of the server, and principal; None: not signed in.
-        readings: Figures that all viewers share.
+        known_context: Client of Redis, state of the server, and principal. None if nobody has
+            signed in.
+        readings: Cache of values read from Redis, shared by all viewers.
         disclosure: Filter that removes what the principal may not see.
         path: Parameters in the path.
         query: Query string.
         form: Fields of the submitted form.
-        root: Path where the console is mounted; empty: the top.
+        root: Path where the console is mounted; an empty string if it is not mounted.
         scope: ASGI scope of the request.
     """
 
@@ -100,7 +101,7 @@ class PageRequest:
 
     @property
     def principal(self) -> Principal | None:
-        """The principal, or None if nobody has signed in."""
+        """The principal, or None without a signed-in user."""
         return self.known_context.principal if self.known_context else None
 
     @property
@@ -110,7 +111,7 @@ class PageRequest:
 
     def url(self, *parts: str | MessageId, **query: Any) -> str:
         """Return the address of a page, without query parameters that are None or empty."""
-        # `quote` would take a MessageId as its 16 bytes, not as its text.
+        # A MessageId is a bytes object: `quote` would encode its 16 bytes instead of its text.
         path = self.root + BASE + "".join("/" + quote(str(part), safe="") for part in parts)
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
         return path + ("?" + urlencode(given) if given else "")
@@ -121,7 +122,10 @@ class PageRequest:
         return found if found in words else default
 
     def number(self, name: str, low: int, high: int, default: int) -> int:
-        """Return a query parameter as a number, limited to its bounds."""
+        """Return a query parameter as a number.
+
+        A number outside of `low` to `high` is moved to the nearest bound.
+        """
         found = whole_number(self.query.get(name, ""))
         return default if found is None else min(high, max(low, found))
 
@@ -169,7 +173,7 @@ class Page:
     Attributes:
         method: GET or POST.
         path: Path below /console, with parameters in braces.
-        role: Role that the user needs; None: no role and no sign-in.
+        role: Role that the user needs. None: the page is shown without signing in.
         handler: Function that answers.
     """
 

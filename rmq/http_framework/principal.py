@@ -19,7 +19,7 @@ class Principal:
     """A person or a program that sends requests.
 
     Attributes:
-        name: Name for people to read, of a token or of a user of the proxy.
+        name: Name of the token or of the proxy's user, for people to read.
         role: Role that decides which operations are allowed.
         sees_bodies: Whether the principal sees bodies of messages and tracebacks; operators and
             admins always do.
@@ -39,7 +39,10 @@ class Principal:
 
     @property
     def is_ambient(self) -> bool:
-        """Whether browsers send the credentials by themselves, which other sites could exploit."""
+        """Whether browsers add the credentials to every request.
+
+        Pages of other sites could exploit this.
+        """
         return self.kind != "token"
 
 

@@ -22,7 +22,7 @@ _FIELD = re.compile(r"([a-z][a-z_]*)(?:\.[a-z_]+)?: ")
 
 
 class Kind(NamedTuple):
-    """A kind of error; `is_passing` means that the same request may succeed later."""
+    """A kind of error. If `is_passing` is true, the same request may succeed later."""
 
     status: int
     title: str
@@ -66,10 +66,13 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
         title: Short description of the kind of error.
         status: HTTP status of the answer.
         detail: Description of this error.
-        field: Part of the request that is wrong; null if unknown or if the request is right.
-        position: Number of characters before the mistake in a filter; null for other errors.
+        field: Part of the request that is wrong; null if the part is unknown or the request is
+            valid.
+        position: Position of the mistake in a filter, in characters from its beginning; null for
+            other errors.
         request_id: Identifier of this request in the server's log.
-        docs: Address of the exception's documentation; null if RMQ does not define the exception.
+        docs: Address of the documentation of the exception; null for an exception that is not RMQ's
+            own.
     """
 
     type: str
@@ -120,7 +123,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Convert an exception to an error that reveals no traceback and no address of Redis.
+    """Convert an exception to an API error, which reveals no traceback and no address of Redis.
 
     Args:
         error: The exception.
@@ -184,7 +187,7 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
     return ApiError("internal", f"see the log of the server for request {request_id}")
 
 
-# An exception gets the kind of its nearest base class in this table.
+# The kind of an exception is the kind of its nearest base class in this table.
 _BY_EXCEPTION: dict[type, str] = {
     errors.TopicNotFound: "topic-not-found", errors.TopicVanished: "topic-not-found",
     errors.ScheduleNotFound: "not-found", errors.JobNotFound: "not-found",

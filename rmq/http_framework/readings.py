@@ -1,6 +1,6 @@
-"""Readings that all viewers share: ten open windows cost Redis no more than a single window.
+"""Readings: values read from Redis, shared by all viewers. Ten open windows cost as much as one.
 
-Rates are measured from the counters of topics while somebody is looking.
+Rates are computed from the counters of topics, which are read only while a page shows them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Meter:
         readings.append((now, {name: counts[name] for name in COUNTERS}))
         while now - readings[0][0] > WINDOW_S:
             readings.popleft()
-        self._readings[topic] = readings  # the topic that was noted last is forgotten last
+        self._readings[topic] = readings  # moves to the end: the first topic is forgotten first
         while len(self._readings) > TOPICS_MAX:
             del self._readings[next(iter(self._readings))]
 
@@ -57,12 +57,13 @@ class Meter:
 
 T = TypeVar("T")
 
-KEPT_MAX = 10_000  # an overview makes two readings for each topic
-TIDIED_LEAST = 500  # with fewer readings, looking for old ones is not worth the time
-# Long readings that may run at a time; finished long readings that are kept.
+KEPT_MAX = 10_000  # an overview needs two readings for each topic
+TIDIED_LEAST = 500  # with fewer readings, searching for old readings is not worth the time
+# Maximum number of long readings that run at the same time, and of finished long readings that are
+# kept.
 LONG_MAX, LONG_KEPT = 4, 50
 LONG_S = 300.0  # longest duration of a long reading
-SHARE = 10  # a reading is kept for ten times its duration, at most a tenth of the time
+SHARE = 10  # a result is kept for ten times its duration, so at most a tenth of the time is reading
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class _Kept:
     keep_s: float = 0.0
 
     def is_usable(self, now: float, keep_s: float) -> bool:
-        """Return whether the reading may be used: it is running, or ended well not long ago."""
+        """Return whether the reading is running, or has succeeded recently enough to be used."""
         if not self.task.done():
             return True
         failed = self.task.cancelled() or self.task.exception() is not None
@@ -82,14 +83,15 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A reading that may take longer than a page, with its progress and its result.
+    """A reading that may take longer than a request for a page, with its progress and its result.
 
     Attributes:
         done: Number of items read.
-        all: Number of items to read; 0: not known yet.
-        ended: End of the reading, by the clock; None: still running.
+        all: Number of items to read; 0 until it is known.
+        ended: Time at which the reading ended, by the clock of `Readings`; None while it is
+            running.
         found: Result of the reading.
-        error: Reason for the failure; empty: no failure.
+        error: Reason for the failure; an empty string if the reading did not fail.
         kept: Task that reads, and its duration.
     """
 
@@ -123,13 +125,13 @@ class Readings:
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
-        """Return a running or ended reading, or None if it was not started or is no longer kept."""
+        """Return a reading that is running or kept, or None. Start nothing."""
         return self._long.get(key)
 
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
     ) -> LongReading:
-        """Return a running or recent reading, or start a new one, without waiting for it.
+        """Return a running or recent reading, or start a new reading. Do not wait for its result.
 
         Args:
             key: Name of the reading.
@@ -171,7 +173,9 @@ class Readings:
             await asyncio.wait(running)
 
     async def get(self, key: str, read: Callable[[], Awaitable[T]], keep_s: float = 1.0) -> T:
-        """Return a recent result, or read now. Concurrent callers with one key share one reading.
+        """Return a recent result, or read now.
+
+        Concurrent callers with the same key share one reading.
 
         Args:
             key: Name of the reading.
@@ -188,7 +192,7 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget old readings when their number has doubled, and the oldest beyond the limit."""
+        """Forget old readings whenever their number has doubled, and the oldest above KEPT_MAX."""
         if len(self._kept) < self._tidied_at:
             return
         now = time.monotonic()
@@ -201,7 +205,7 @@ class Readings:
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
-        """Start the reading in its own task: the first caller may be cancelled."""
+        """Start the reading in a task of its own, because the first caller may be cancelled."""
 
         async def timed() -> Any:
             try:
@@ -210,6 +214,6 @@ class Readings:
                 kept.took_s = time.monotonic() - kept.began
 
         kept = _Kept(time.monotonic(), asyncio.ensure_future(timed()))
-        # Mark a failure as seen: no caller may be waiting for it.
+        # Retrieve the error, so that asyncio logs no warning if no caller waits for the reading.
         kept.task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return kept

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 NOTHING = "\u2013"  # a dash, for a missing value
 PREVIEW_CHARS = 120  # length of a body in a list
 INDENTED_MAX = 512 * 1024  # longest JSON text with indentation, in characters
-HEX_BYTES = 4096  # number of bytes shown of a binary body
+HEX_BYTES = 4096  # how many bytes of a binary body are shown
 ENDS = "{[]},"  # characters after which indented JSON has a line break
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # tabs and line ends remain
+_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # tabs and line feeds stay
 
 
 class Renderer:
     """Render pages.
 
     Args:
-        digest: Digest of the assets, a part of their addresses.
+        digest: Digest of the assets, which is part of their URLs.
     """
 
     def __init__(self, digest: str) -> None:
@@ -130,7 +130,7 @@ def preview(shown: Body) -> str:
 
 
 def indented(text: str) -> str:
-    """Indent JSON without changing a value: numbers do not pass through a float.
+    """Indent JSON without changing a value: numbers are not converted to float.
 
     A text that would grow beyond INDENTED_MAX, because its values are deeply nested, is not
     changed.

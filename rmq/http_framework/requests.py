@@ -1,7 +1,7 @@
 """Structs for paths, queries and bodies of requests; the base class of answers, and `show`.
 
-The structs check all bounds that RMQ does not check itself, as it does for a topic's settings.
-Reading a body is limited in size and time.
+The structs check only the limits that the library does not check. For example, the library checks
+the settings of a topic. The size of a body, and the time for reading it, are limited.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 LIMIT_MOST = 500
-BY = "HTTP API"  # default for the name of a job's author
+BY = "HTTP API"  # default author of a job
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
 MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
@@ -111,7 +111,7 @@ class Nothing(Request):
 
 
 class LetterConditions(Request):
-    """Conditions for dead letters or letters of the trash; a letter must meet all of them.
+    """Conditions for dead letters, or for purged dead letters in the trash. All of them must hold.
 
     Attributes:
         filter: For example: error contains "timeout" and header.tenant=7 and body.order>100.
@@ -213,7 +213,7 @@ class Count(Answer):
 
 
 class Done(Answer):
-    """Whether there was something to do."""
+    """Whether the request changed something."""
 
     done: bool
 
@@ -254,7 +254,7 @@ async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -
 
 FORM_MAX = 64 * 1024  # bytes
 FORM_S = 10.0
-FIELDS_MAX = 1_200  # a page has up to 500 rows with a check box
+FIELDS_MAX = 1_200  # a page has up to 500 rows, each with a check box
 
 
 async def read_form(request: StarletteRequest) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 The root path is the path where an application is mounted, or where a reverse proxy serves it.
 
-CSRF: each form of the console contains a token that other sites cannot know. A browser sends its
-cookie by itself, and a local server needs no cookie, so another site could send a form to RMQ. The
-guard checks where the browser says that a request comes from (Sec-Fetch-Site, Origin). The token
-protects browsers that send neither header. It depends on the session, or on the principal, and on
-a secret of the server.
+CSRF: each form of the console contains a token that other sites cannot know. A browser adds the
+cookie to every request, and a local server needs no cookie. So a page of another site could make
+the browser send a form to RMQ. The guard checks the headers in which a browser names the origin of
+a request (Sec-Fetch-Site, Origin). The token protects browsers that send neither header. It depends
+on the session, or on the principal, and on a secret of the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CSRF = "rmq.csrf"  # key in the scope of a request
 
 
 def root_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the root path of a request, without a slash at its end; empty: the top."""
+    """Return the root path of a request without a slash at its end; "" if there is none."""
     root: str = scope.get("root_path", "")
     return root.rstrip("/")
 
@@ -50,7 +50,7 @@ class RootPath:
 
     Args:
         app: The application.
-        root: Root path, with a slash before each name and none at its end; empty: the top.
+        root: Root path, for example "/tools/rmq". An empty string if there is none.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -72,12 +72,12 @@ def csrf_token(scope: MutableMapping[str, Any]) -> str:
 
 
 def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
-    """Return whether the text of a submitted form equals the CSRF token."""
+    """Return whether `text`, from a submitted form, is the CSRF token."""
     return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Compute the CSRF token of a principal, or of an anonymous browser (None)."""
+    """Compute the CSRF token of a principal; None: of a browser that has not signed in."""
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

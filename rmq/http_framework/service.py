@@ -15,7 +15,7 @@ from rmq.errors import RMQError
 log = logging.getLogger("rmq")
 
 RETRY_S = 1.0  # wait after an error
-SPREAD = 0.1  # random part of the time between two runs, so that services do not all start together
+SPREAD = 0.1  # random part of the time between two runs, so that services do not start together
 
 
 class Service(Protocol):
@@ -31,13 +31,13 @@ class Service(Protocol):
 
     @property
     def needs_leadership(self) -> bool:
-        """Whether only the leading server runs it, to spare Redis the same work twice."""
+        """Whether only the leading server runs the service, to avoid doing the same work twice."""
 
     def run_once(self) -> int:
-        """Do the pending work; return how much was done, in the unit of the service.
+        """Do the pending work. Return the amount of work done, for example a number of messages.
 
         Raises:
-            RMQError: The run failed, and is tried again after a moment.
+            RMQError: The run failed. The service runs again after RETRY_S.
         """
 
 
@@ -48,10 +48,10 @@ class ServiceStatus:
     Attributes:
         name: Name of the service.
         runs: Number of successful runs.
-        done: Total result of the runs, in the unit of the service.
+        done: Sum of the results of `run_once`.
         failures: Number of failed runs.
         error: Error of the last run; empty if the run succeeded.
-        idle_s: Seconds since the last successful run; None: no run has succeeded yet.
+        idle_s: Seconds since the last successful run; None if no run has succeeded yet.
         is_alive: Whether the thread of the service is running.
     """
 
@@ -66,7 +66,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of a server; a mounted application runs no services and does not lead.
+    """The state of a server. A mounted `ConsoleApp` runs no services and never leads.
 
     Attributes:
         server: Id of the server.
@@ -129,12 +129,12 @@ class ServiceThread:
             self._wake.clear()
 
     def _run_once(self) -> float:
-        """Run the service if this server may run it; return the seconds until the next run."""
+        """Run the service if this server may run it. Return the seconds until the next run."""
         if self.service.needs_leadership and not self._leads():
             return RETRY_S
         try:
             self._done += self.service.run_once()
-        except Exception as error:  # the thread must not end: its work would stop without notice
+        except Exception as error:  # the thread must not end: its work would stop unnoticed
             self._failures += 1
             if self._error != str(error):
                 unexpected = not isinstance(error, RMQError)

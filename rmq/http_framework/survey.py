@@ -20,9 +20,9 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-SLOTS_PER_S = 5.0  # keeps an idle installation with 400 slots below 10 commands/s
+SLOTS_PER_S = 5.0  # so an idle installation with 400 slots causes less than 10 commands/s
 EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
-WHOLE_S = 600.0  # seconds from one look at all keys to the next
+WHOLE_S = 600.0  # seconds between two walks over all keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TopicCounts:
 
     @property
     def figures(self) -> Figures:
-        """Counts in the form in which a sample keeps them."""
+        """The counts as `Figures`, the form in which a sample stores them."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -56,7 +56,7 @@ class Survey:
     """The service that reads the counts of all slots of all topics.
 
     Attributes:
-        topics: Latest counts by topic name; each pass replaces the whole dict.
+        topics: Latest counts by topic name. Each pass replaces the whole dict.
         resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
             while some slots have not been created yet.
         passes: Number of passes over all topics.
@@ -72,10 +72,10 @@ class Survey:
         self._sessions = ReplaySessions()
         self._problems = TopicProblems()
         self._denied: frozenset[str] = frozenset()
-        # By topic: its stamp, and its figures of the last minutes, newest last. Other threads read
-        # the dict, so it is replaced as a whole.
+        # By topic: its stamp, and its figures of the last five minutes, newest last. Other threads
+        # read the dict, so it is replaced, never changed.
         self._looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
-        self._whole_at = 0.0  # time of the next look at all keys, by the monotonic clock
+        self._whole_at = 0.0  # time of the next walk over all keys, by the monotonic clock
         self.topics: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
@@ -114,11 +114,11 @@ class Survey:
         return len(topics)
 
     def _list(self, is_whole: bool) -> list[str]:
-        """Return the names of all topics; add topics that another program removed from the list.
+        """Return the names of all topics. Repair the list of topics if a topic is missing in it.
 
         Args:
-            is_whole: Also look for topics that this survey has not seen, by a walk over all
-                keys of Redis.
+            is_whole: Whether to walk over all keys of Redis, to find topics that this survey does
+                not know.
         """
         if is_whole:
             self._transport.run(overview.drop_wrong_lists(self._prefix))
@@ -140,14 +140,18 @@ class Survey:
         return sorted([*names, *added])
 
     def before(self, name: str, window_ms: int) -> Figures | None:
-        """Return the figures of a topic from `window_ms` ago, at most five minutes, by `so_old`."""
+        """Return the figures of a topic from `window_ms` ago, or None.
+
+        `history.so_old` chooses them from the figures of the last five minutes.
+        """
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
 
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
         """Keep the figures of topics for five minutes.
 
-        With more topics the passes are less frequent, so the total stays about the same.
+        With more topics there are fewer passes, so the number of stored figures stays about the
+        same.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():
@@ -177,13 +181,13 @@ class Survey:
 
 
 def _is_resizing(context: TopicContext) -> bool:
-    """Return whether the topic has an unfinished resize, as far as its settings could be read."""
+    """Return whether the topic has an unfinished resize; False if its settings are unknown."""
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
 
 
 class SurveyedService:
-    """The base class of services that work on the topics of one server's survey."""
+    """Base class of services that work on the topics that the server's survey has found."""
 
     needs_leadership = True
 
@@ -194,7 +198,7 @@ class SurveyedService:
 
 
 class TopicProblems:
-    """Isolate the errors of a topic from the work for other topics, and log each error once."""
+    """Log the errors of a topic, each once, so that the work for other topics continues."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str] = {}

@@ -7,7 +7,7 @@
 logs         structured events, and the message's id in every record that a handler logs
 prometheus   the metrics of the catalogue (`rmq.kernel.core.metrics`); the extra `prometheus`
 otel         spans, and the trace in the headers of a message; the extra `otel`
-active_runs  the deliveries that the current thread or task runs a handler for
+active_runs  the deliveries whose handler the current thread or task runs
 
 `import rmq` loads none of them. An optional package is loaded when an object needs it. If the
 package is missing, the constructor raises ConfigurationError and names the extra.

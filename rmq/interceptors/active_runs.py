@@ -1,4 +1,4 @@
-"""Active runs: the deliveries that a thread or task runs a handler for, with a note on each.
+"""Active runs: the deliveries whose handler a thread or task runs, with an interceptor's note.
 
 An interceptor keeps its state between `before_handle` and `after_handle` in a context variable:
 spans and log records made inside the handler find it, also in threads and tasks that the handler
@@ -27,7 +27,7 @@ class Run:
         first: Delivery, or the first delivery of a batch.
         topic: Name of the topic.
         size: Number of deliveries.
-        note: State of the interceptor.
+        note: State that the interceptor keeps for the run.
     """
 
     __slots__ = ("first", "note", "open", "size", "token", "topic", "where")
@@ -43,21 +43,22 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The current runs of one interceptor; T is the type of its note on each delivery."""
+    """The current runs of one interceptor. T is the type of the note that it keeps per delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)
 
     @property
     def now(self) -> Run | None:
-        """The run that the caller is inside, or None."""
+        """The run of the handler that called this code, or None outside of a handler."""
         return self._now.get()
 
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
-        """Note that a handler starts; return the run if the delivery is its first."""
+        """Record that a handler starts. Return the run if this is its first delivery, else None."""
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
-            # A run that a thread or task inherited from its handler is not its own.
+            # A thread or task that a handler started inherits the run of that handler. If the new
+            # thread or task runs another handler, it needs a run of its own.
             run = fresh = Run(delivery, where)
             run.token = self._now.set(run)
         run.open[id(delivery)] = delivery, state
@@ -65,7 +66,10 @@ class Runs(Generic[T]):
         return fresh
 
     def end(self, delivery: DeliveryData) -> tuple[T | None, Run | None]:
-        """Note that the handler ran; return the note, and the run if the delivery was its last."""
+        """Record that a handler has ended.
+
+        Return the note on the delivery, and the run if this was the last delivery of the run.
+        """
         run = self._now.get()
         if run is None or id(delivery) not in run.open:
             return None, None
@@ -86,11 +90,12 @@ def _where() -> tuple[int, object]:
 
 
 def late_s(delivery: DeliveryData) -> float | None:
-    """Return how late the next handler starts, in seconds; None for a retry.
+    """Return how late the handler of a delivery starts, in seconds. Return None for a retry.
 
-    Lateness is counted from the due time, or from the time in the id for a message that was due
-    when sent (None if that id was derived from a dedup key), by this machine's clock. A message
-    that was snoozed or redriven is counted from its first due time.
+    Lateness is measured from the due time, by this machine's clock. A message that was due when it
+    was sent has no due time in its record, so the time in its id is used. An id that was derived
+    from a dedup key has no time, so the result is None. For a message that was snoozed or redriven,
+    lateness is measured from its first due time.
     """
     if delivery.attempt != 1:
         return None

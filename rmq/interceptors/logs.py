@@ -25,7 +25,8 @@ from rmq.kernel.delivery.delivery import DeliveryData
 
 log = logging.getLogger("rmq.messages")
 
-# Shared by the process: the filter cannot tell which interceptor noted the message.
+# All interceptors of the process share this object, because a filter cannot know which interceptor
+# recorded the message.
 _runs: Runs[float | None] = Runs("rmq_logging")
 
 
@@ -33,12 +34,13 @@ class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
     The text is for people; the fields are in `extra`, as in `rmq.kernel.core.metrics.EVENTS`.
-    Level INFO for success, WARNING for a send that raised and a handler that failed. With a
-    `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
+    The level is INFO for success, and WARNING for a send that raised an error and for a handler
+    that failed. If a handler of `logging` has a `MessageFilter`, log records from inside a message
+    handler have the message's id.
     """
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
-        """Log that a message was sent, or was not."""
+        """Log that a message was sent, or that its send failed."""
         if isinstance(result, BaseException):
             _emit(
                 MESSAGE_NOT_SENT, "not sent to %s: %s: %s",
@@ -53,7 +55,7 @@ class Logging(Interceptor):
             )  # fmt: skip
 
     def before_handle(self, delivery: DeliveryData) -> None:
-        """Give the records of the handler the message's fields from here on."""
+        """Add the message's fields to log records until the handler ends."""
         _runs.begin(delivery, late_s(delivery))
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
@@ -88,7 +90,7 @@ def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:
-    """Log an event; its text has a placeholder for each of the first fields."""
+    """Log an event. `text` has one placeholder for each of the first `fields`."""
     values = list(fields.values())[: text.count("%")]
     level = logging.WARNING if event.level == "WARNING" else logging.INFO
     log.log(level, text, *values, extra={"event": event.name, **fields})
@@ -100,19 +102,20 @@ _MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 class MessageFilter(logging.Filter):
     """Adds the fields of the current message to every record; it rejects no record.
 
-    Put it on a handler of `logging`: a filter on a logger does not see the records of its children.
-    It covers code that a handler of messages calls, and threads and tasks that the handler starts
-    with its context (`asyncio.create_task`, `asyncio.to_thread`). It needs the interceptor
-    `Logging`.
+    Add this filter to a handler of `logging`: a filter on a logger does not see the records of
+    child loggers. The filter works for code that a message handler calls, and for threads and tasks
+    that the message handler starts with its context (`asyncio.create_task`, `asyncio.to_thread`).
+    The client needs the interceptor `Logging`.
 
-    Sets `message_id`, `topic`, `attempt` and `batch` (the number of deliveries that the handler
-    got). For a batch, `message_id`, `topic` and `attempt` belong to the first delivery. Outside of
-    a handler the texts are '' and the numbers 0.
+    The filter sets `message_id`, `topic`, `attempt` and `batch` (the number of deliveries that the
+    handler received). For a batch, `message_id`, `topic` and `attempt` belong to the first
+    delivery. Outside of a message handler, the texts are '' and the numbers are 0.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the message's fields to the record, unless the record already has them."""
-        # RMQ's events name their own message, for example one that a handler sends.
+        # RMQ's events already have the fields of a message, for example of a message that the
+        # handler sends.
         run = None if record.name == log.name else _runs.now
         fields: tuple[Any, ...] = ("", "", 0, 0)
         if run is not None:
@@ -130,12 +133,12 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON: time, level, logger, message and the fields of `extra`.
 
-    Times are UTC; outside of a handler there are no fields of a message. Values that JSON has no
-    form for are written as their `str`.
+    Times are UTC. Outside of a message handler there are no fields of a message. A value that JSON
+    cannot represent is written as its `str`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record."""
+        """Return a record as one line of JSON."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = {
             "time": at.replace("+00:00", "Z"),

@@ -1,4 +1,4 @@
-"""Traces: a span for each send and each run of a handler, tied by a header of the message.
+"""Traces: a span for each send and each run of a handler, linked by a header of the message.
 
 Needs the extra `otel`, which is OpenTelemetry's API; the program chooses SDK and
 exporter. Names follow OpenTelemetry's semantic conventions for messaging.
@@ -20,11 +20,11 @@ from rmq.kernel.delivery.delivery import DeliveryData
 
 log = logging.getLogger("rmq")
 
-MARKS_BYTES = 256  # room left for the headers that RMQ itself adds
+MARKS_BYTES = 256  # kept free for the headers that RMQ itself adds
 
 
 class OpenTelemetry(Interceptor):
-    """A producer span around each send; a consumer span, linked to it, around each handler.
+    """Creates a span for each send, and a linked span for each run of a handler.
 
     A message carries the trace in the headers of the program's propagator (traceparent, tracestate,
     possibly baggage), in addition to the sender's headers. If a message already has one of these
@@ -34,7 +34,7 @@ class OpenTelemetry(Interceptor):
     delivery.
 
     Args:
-        tracer_provider: Tracer provider of the SDK; None: the global provider.
+        tracer_provider: Tracer provider of the SDK. Default: the global provider.
         parent: Whether the consumer span is also a child of the producer's span, in one trace.
             False: each run begins a trace of its own, linked to the sender's trace.
 
@@ -48,14 +48,15 @@ class OpenTelemetry(Interceptor):
         self._propagate = packages.load("opentelemetry.propagate", "otel", "OpenTelemetry")
         self._tracer = self._trace.get_tracer("rmq", tracer_provider=tracer_provider)
         self._parent = parent
-        # By id() of a message, which keeping the message keeps from being reused.
+        # By the id() of a message. The value contains the message, so that Python does not reuse
+        # the id().
         self._sending: dict[int, tuple[Outgoing, Any]] = {}
         self._runs: Runs[Any] = Runs("rmq_otel")
 
     # --- sending ---------------------------------------------------------------------------------
 
     def before_send(self, topic: str, message: Outgoing) -> None:
-        """Begin the producer's span, and put it into the message's headers."""
+        """Begin the producer's span, and write its trace context into the message's headers."""
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
@@ -84,7 +85,7 @@ class OpenTelemetry(Interceptor):
     # --- handling --------------------------------------------------------------------------------
 
     def before_handle(self, delivery: DeliveryData) -> None:
-        """Begin the consumer's span, and make it the current one."""
+        """Begin the consumer's span, and make it the current span."""
         topic = delivery.topic
         origin = self._propagate.extract(delivery.headers, context=self._context.Context())
         producer = self._trace.get_current_span(origin).get_span_context()
@@ -111,7 +112,7 @@ class OpenTelemetry(Interceptor):
             run.note = self._context.attach(self._trace.set_span_in_context(span, span_context))
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> None:
-        """End the consumer's span and restore the current one."""
+        """End the consumer's span, and make the previous span current again."""
         span, run = self._runs.end(delivery)
         if run is not None:
             self._context.detach(run.note)
@@ -147,9 +148,9 @@ def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
-    """Return whether the trace fits into these headers; a trace must not make a send fail."""
+    """Return whether the trace fits into these headers; without room it is omitted."""
     if not isinstance(headers, Mapping):
-        return False  # the send itself will say so
+        return False  # the send itself raises the error
     if any(name in headers for name in trace_headers):
         return False
     both = [*headers.items(), *trace_headers.items()]

@@ -29,13 +29,13 @@ class Counting(Protocol):
 class Prometheus(Interceptor):
     """Counts and times messages. The program chooses how they are exposed.
 
-    Make one object and give it to every client: a registry takes each metric once.
+    Create one object and pass it to every client: each metric can be registered only once.
 
     Args:
-        registry: of prometheus_client; None: the default one.
+        registry: Registry of prometheus_client. Default: its global registry.
 
     Raises:
-        ConfigurationError: the package is missing, or the registry has these metrics already.
+        ConfigurationError: The package is missing, or the registry already has these metrics.
     """
 
     def __init__(self, registry: Any = None) -> None:
@@ -44,7 +44,7 @@ class Prometheus(Interceptor):
         self._registry = self._lib.REGISTRY if registry is None else registry
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._overran: set[DeliveryData] = set()
-        self._types: set[str] = set()  # that handlers of watched workers take
+        self._types: set[str] = set()  # message types with a handler in a watched worker
         self._late = self._metric(metrics.LATENESS)
         self._seconds = self._metric(metrics.HANDLER_SECONDS)
         self._handled = self._metric(metrics.HANDLED)
@@ -66,8 +66,8 @@ class Prometheus(Interceptor):
     def watch(self, worker: Counting) -> None:
         """Expose the counts of a worker (held, taken, lost) until the worker is garbage-collected.
 
-        The types that its handlers take are values of the label `type` from here on. A worker of
-        the client calls this itself.
+        From now on, the label `type` also takes the message types of the worker's handlers. A
+        worker whose client has this interceptor calls this method itself.
         """
         self._workers.add(worker)
         self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)
@@ -75,7 +75,7 @@ class Prometheus(Interceptor):
     # --- hooks -----------------------------------------------------------------------------------
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
-        """Count a message, or the error."""
+        """Count a sent message, or the error of a failed send."""
         if isinstance(result, BaseException):
             self._send_errors.labels(topic, type(result).__name__).inc()
         else:
@@ -102,7 +102,10 @@ class Prometheus(Interceptor):
         self._handled.labels(delivery.topic, self._type(delivery), "overrun").inc()
 
     def _type(self, delivery: DeliveryData) -> str:
-        """Return the label of a message's type; senders could fill a registry with others."""
+        """Return the label of a message's type, or "other" if no watched worker handles the type.
+
+        Otherwise senders could fill the registry with any number of types.
+        """
         message_type = delivery.type
         if message_type is None:
             return ""

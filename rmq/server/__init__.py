@@ -6,7 +6,7 @@ safe if two servers run it at the same time.
 
 server          Server: the parts of the process, from start to stop
 config          settings, from flags, the environment and a file; the origin of each setting
-leadership      election of the leading server
+leadership      election of the server that leads
 listener        thread that serves HTTP; protocol: limits of time, size and number
 application     ASGI applications: the server's, and ConsoleApp for other applications to mount
 guard           checks of each request: host, principal, rate, site; rates: token buckets

@@ -56,7 +56,10 @@ LEFT_OUT = frozenset(
 
 @dataclass(slots=True)
 class Act:
-    """The outcome of an operation: "done", the kind of an error, or a word from the handler."""
+    """The outcome of an operation in the audit trail.
+
+    It is "done", a kind of error, or a word that the handler chose.
+    """
 
     result: str = "done"
 
@@ -67,12 +70,13 @@ async def recorded(
 ) -> AsyncIterator[Act]:
     """Record the operation of the block in the audit trail, whether it succeeds or fails.
 
-    If the record cannot be stored, it is logged: the operation is done, and the answer must say so.
+    If Redis does not store the record, the record is logged and no error is raised: the operation
+    has already been done, and the client must learn that.
 
     Args:
         context: Context of the request.
         operation: Name of the operation.
-        topic: Topic of the operation; empty: none.
+        topic: Topic of the operation, or an empty string if the operation has no topic.
         arguments: Arguments of the operation.
     """
     act = Act()
@@ -80,7 +84,7 @@ async def recorded(
         arguments = await _with_former(context, topic, arguments)
     try:
         yield act
-    # Includes a timeout, after which the operation may have been done.
+    # This also catches a timeout. The operation may have been done nevertheless.
     except BaseException as error:
         act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
         raise
@@ -162,7 +166,7 @@ TABLES = (
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408
 ANSWER_S = 12.0  # time limit for a request; then 504, or 503 if something may have been done
-PLACES = 4  # requests of a principal and an address that are answered at the same time
+PLACES = 4  # requests of one principal from one address that are answered at the same time
 # Limit of a principal's refused requests in the audit trail, so that they do not push out all
 # other records.
 REFUSALS, REFUSALS_A_SECOND = 10, 0.1
@@ -176,7 +180,7 @@ class Api:
         make_client: Function that creates the client of Redis, inside the event loop.
         state: State of this server.
         disclosure: Filter that removes from answers what a principal may not see.
-        operations: Operations to serve; None: those in TABLES.
+        operations: Operations to serve. Default: the operations in TABLES.
     """
 
     def __init__(
@@ -275,7 +279,7 @@ class Api:
         document = self._documents.get(root)
         if document is None:
             document = msgspec.json.encode(openapi.document(self._operations, BASE, root))
-            # Keeps one document only, since a client can invent root paths.
+            # Keep one document only: a client can send any number of root paths.
             self._documents = {root: document}
         return Response(document, media_type="application/json")
 

@@ -62,7 +62,7 @@ class ConsoleApp:
         hosts: Host names by which browsers reach the host application, without ports, in addition
             to names of this machine. "*": any name, if the host application checks the header Host.
         redact: Headers and fields of bodies whose values only admins see.
-        rate: Maximum requests per second of a principal from one address.
+        rate: Maximum number of requests per second of one principal from one address.
         streams: Whether live pages are streams of events. False: browsers fetch live pages every
             few seconds, which WSGI requires because a stream would occupy a thread.
 
@@ -100,7 +100,7 @@ class ConsoleApp:
             urls.parse(redis)
         if prefix is not None:
             check_name(prefix, "prefix")
-        self._make()  # raises configuration errors now, not at the first request
+        self._make()  # checks the configuration now instead of at the first request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an ASGI connection: a request, or the events of a lifespan."""
@@ -167,7 +167,7 @@ class ConsoleApp:
         return open_client(self._redis, self._prefix)
 
     async def _find(self, scope: Scope) -> Principal | None:
-        """Return the principal that the host application names."""
+        """Return the principal for the user that the host application reports."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import HTTPConnection
 
@@ -217,7 +217,7 @@ class _Running:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the application can no longer answer."""
+        """Whether the application has stopped, so that it can no longer answer."""
         return self._task.done()
 
     async def opened(self) -> None:
@@ -257,15 +257,16 @@ Problems = Callable[[], list[str]]
 TIMEOUT_S = 5.0  # limit for a reply of Redis
 RETRY_FOR_S = 2.0
 CONNECTIONS = 16
-# Longest wait for the CSRF secret at the start; without Redis the secret is read later.
+# Longest wait for the CSRF secret at the start. If Redis does not answer in this time, the secret
+# is read later.
 SECRET_WAIT_S = 2.0
-SECRET_MOUNTED_S = 1.0  # same limit for a mounted application, whose first request waits
+SECRET_MOUNTED_S = 1.0  # the same limit for a mounted application; its first request waits
 PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def open_client(url: str | None, prefix: str | None) -> AsyncClient:
-    """Create a client of Redis that fails early enough for an answer to the HTTP request."""
+    """Create a client of Redis whose calls fail before the HTTP request times out."""
     return AsyncClient(
         url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
     )
@@ -304,16 +305,16 @@ def make_application(
 ) -> Starlette:
     """Create the application of the server: probes, metrics, the API and the console.
 
-    /livez    200, unless a part of the process hangs; only then can a restart help, so a missing
-              Redis does not count
-    /readyz   200 while Redis runs scripts for this server, else 503
+    /livez    200, or 503 if a part of the process hangs. Only then can a restart help. An
+              unavailable Redis does not change this answer.
+    /readyz   200 if Redis runs scripts for this server, otherwise 503
     /metrics  for Prometheus
     /api/v1   operations of Admin
     /console  pages for people
 
     Args:
-        live: Function that returns the parts that hang.
-        ready: Function that returns why the server cannot work at the moment.
+        live: Function that returns the names of the parts of the process that hang.
+        ready: Function that returns the reasons why the server cannot work at the moment.
         metrics: Metrics for `/metrics`.
         api: Operations for `/api/v1`.
         authentication: Authentication of requests.
@@ -378,7 +379,10 @@ def make_application(
 async def _opened(
     api: Api, authentication: Authentication, console: Console, wait_s: float
 ) -> AsyncIterator[None]:
-    """Keep a client of Redis open while requests are served; wait `wait_s` for the secret."""
+    """Keep a client of Redis open while requests are served.
+
+    Before the first request, wait at most `wait_s` seconds for the CSRF secret.
+    """
     async with api.lifespan():
         authentication.open(api.client)
         try:

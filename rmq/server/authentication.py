@@ -41,12 +41,12 @@ log = logging.getLogger("rmq")
 
 Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
 Mode = Literal["none", "token", "proxy", "host"]
-Find = Callable[[Any], Awaitable[Principal | None]]  # its argument is the scope of the request
+Find = Callable[[Any], Awaitable[Principal | None]]  # the argument is the ASGI scope of the request
 SECRET_AGAIN_S = 2.0
 
 
 class Refused(Exception):
-    """A request whose credentials are not allowed, as opposed to a request without credentials."""
+    """The credentials of a request are not valid or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Proxy:
     Attributes:
         addresses: Networks of the proxy.
         user_header: Header with the name of the user.
-        role_header: Header with the user's roles, separated by commas; empty: all users are
-            viewers.
+        role_header: Header with the user's roles, separated by commas. If it is empty, all users
+            are viewers.
     """
 
     addresses: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -97,7 +97,8 @@ class Authentication:
         self.proxy = proxy or Proxy()
         self.tokens = Tokens(token)
         self.sessions = Sessions(self.tokens)
-        # Replaced by the shared secret as soon as Redis has returned it.
+        # A temporary secret. The secret that all servers share replaces it when Redis has returned
+        # it.
         self._secret = secrets.token_bytes(32)
         self._task: asyncio.Task[None] | None = None
 
@@ -143,7 +144,8 @@ class Authentication:
         """Return the principal of a request, or None if the request has no credentials.
 
         Raises:
-            Refused: A client that is not the proxy uses its headers, or the role is missing.
+            Refused: A client that is not the proxy sent a header of the proxy, or the proxy named
+                no known role.
             RMQError: Redis could not be read.
         """
         if self.mode == "none":
@@ -165,7 +167,7 @@ class Authentication:
         return None
 
     def csrf_token(self, principal: Principal | None) -> str:
-        """Return the CSRF token for the principal's forms, or for the sign-in form (None)."""
+        """Return the CSRF token for the forms of a principal; None: for the sign-in form."""
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
@@ -182,7 +184,8 @@ class Authentication:
         name = named[0].decode("latin-1").strip()
         if len(named) > 1 or not can_be_name(name):
             raise Refused(f"{self.proxy.user_header}: it must name one user")
-        # A client may have sent one of them, if the proxy only adds its own header.
+        # If the proxy only adds its header, the client may have sent another header of the same
+        # name.
         if len(roles) > 1:
             raise Refused(
                 f"{self.proxy.role_header}: the header occurs more than once; let the proxy "
@@ -215,8 +218,8 @@ def _words(headers: Headers, name: bytes) -> list[str]:
     ]
 
 
-KEPT_S = 3.0  # how long read tokens are used; a revoked token works for so long
-UNKNOWN_S = 0.5  # shortest time between two searches in Redis for a new, unknown token
+KEPT_S = 3.0  # how long tokens are cached; a revoked token works until then
+UNKNOWN_S = 0.5  # shortest time between two reads of Redis because of an unknown token
 USED_S = 600.0  # shortest time between two updates of a token's last use
 READ_S = 5.0  # limit for a read
 
@@ -309,7 +312,7 @@ class Tokens:
             except TimeoutError:
                 raise Unavailable("tokens: Redis does not answer") from None
             self._ahead_ms = now_ms - time.monotonic() * 1000
-            # The start of the read, since a token may be revoked during the read.
+            # The time at which the read started: a token may be revoked during the read.
             self._read_at = began
 
     async def _note_use(self, id: str) -> None:
@@ -327,5 +330,5 @@ def _principal_of(token: AccessToken) -> Principal:
 
 
 def _digest(text: str) -> bytes:
-    """Return the SHA-256 of a text; its fixed length hides the text from timing attacks."""
+    """Return the SHA-256 of a text, to compare texts without revealing them by the time taken."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -1,4 +1,4 @@
-"""Settings of the server, from flags, the environment, a file or the default, with their origin.
+"""Settings of the server and their origin: a flag, the environment, a file or the default.
 
 A flag wins over the environment, the environment over the file, and the file over the default.
 """
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only programs of this machine can reach the address."""
+        """Whether only programs on this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -175,7 +175,7 @@ class Setting(NamedTuple):
     name: str
     key: str  # name in the file; a dot separates table and key
     variable: str
-    flag: str  # empty: no flag
+    flag: str  # empty if the setting has no flag
     read: Callable[[Any], Any]  # parses text, or a value of TOML; raises ValueError or InvalidValue
     is_secret: bool  # a secret is not part of the repr
 
@@ -209,18 +209,21 @@ class ServerConfig:
     """Settings of a server.
 
     Attributes:
-        url: URL of Redis; None: the embedded Redis, or redis://localhost:6379/0.
+        url: URL of Redis. Default: the embedded Redis if `embedded` is set, otherwise
+            redis://localhost:6379/0.
         prefix: First part of every key.
         listen: Address of the HTTP server.
-        root_path: Path below which a reverse proxy serves this server; empty: the top.
+        root_path: Path below which a reverse proxy serves this server. Empty: the server is at the
+            root of its host.
         hosts: Host names of this server, in addition to `listen` and the names of this machine.
-        auth: Mode of authentication: "none", "token" or "proxy". None: "none" at a local address
-            without a token, else "token".
+        auth: Mode of authentication: "none", "token" or "proxy". Default: "none" at a local address
+            without a token, otherwise "token".
         token: Token of an admin, in addition to the tokens of `rmq token`.
         token_file: File that contains the token.
         proxy_addresses: Addresses or networks of a trusted proxy.
         proxy_user_header: Header in which the proxy names the user.
-        proxy_role_header: Header in which the proxy names the user's roles; None: all are viewers.
+        proxy_role_header: Header in which the proxy names the user's roles. If it is None, all
+            users are viewers.
         redact: Headers and fields of bodies whose values only admins see.
         rate: Maximum requests per second of a principal.
         connections_max: Maximum number of open connections.
@@ -266,9 +269,11 @@ class ServerConfig:
         """Read all settings.
 
         Args:
-            flags: Values by setting, as `Setting.read` returns them; None: the flag is not set.
-            environ: Environment; None: the environment of this process.
-            file: Configuration file; None: RMQ_CONFIG, or the first file of `config_file.FILES`.
+            flags: Values by name of the setting, as `Setting.read` returns them. None: the flag was
+                not given.
+            environ: Environment to read. Default: the environment of this process.
+            file: Configuration file. Default: the file that RMQ_CONFIG names, or the first file of
+                `config_file.FILES` that exists.
 
         Raises:
             ConfigurationError: The file cannot be read, or a setting is not valid.
@@ -312,7 +317,8 @@ class ServerConfig:
         """Return the mode of authentication; `token` is the result of `read_token`.
 
         Raises:
-            ConfigurationError: The server would be open to other machines, or settings contradict.
+            ConfigurationError: The server would be open to other machines without a token, or two
+                settings contradict each other.
         """
         chosen = self.auth or ("none" if token is None and self.listen.is_local else "token")
         if chosen == "none":
@@ -353,7 +359,7 @@ def _lookup(table: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unknown(table: Mapping[str, Any], path: Path | None) -> None:
-    """Refuse unknown keys, which would hide a typing mistake."""
+    """Refuse unknown keys, because they are usually typing mistakes."""
     known = {setting.key for setting in SETTINGS}
     found = [key for key in table if not isinstance(table[key], Mapping)]
     for name, section in table.items():

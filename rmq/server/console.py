@@ -1,8 +1,8 @@
 """Routes of the console: the role for each page, how a page is rendered, and how it stays live.
 
 A page is HTML from the server. A browser that requests the address of a page as a stream of events
-(`Accept: text/event-stream`) gets the page again whenever it has changed. So a live page uses the
-same route, the same rights and the same function as a plain request.
+(`Accept: text/event-stream`) receives the page again whenever the page has changed. So a live page
+uses the same route, the same rights and the same function as a plain request.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ log = logging.getLogger("rmq")
 
 ANSWER_S = 12.0  # limit for making a page
 LIVE_S = 2.0  # time between two checks of a live page
-SILENT_S = 20.0  # longest silence of a stream; then it sends a sign of life
+SILENT_S = 20.0  # longest silence of a stream; after it, the stream sends a keep-alive
 FOREVER = "public, max-age=31536000, immutable"
-STREAM_SHARE = 4  # a stream pauses for this multiple of the time that its page took
-STREAMS_EACH = 16  # streams of a principal; further windows fetch their pages repeatedly
+STREAM_SHARE = 4  # a stream pauses for this many times the duration of making its page
+STREAMS_EACH = 16  # streams of one principal; its other windows poll instead
 STREAMS_MAX = 256  # streams of all principals: half of the connections
-# Longest stream; then the browser connects again, and its rights are checked again.
+# Longest duration of a stream. Then the browser connects again, and its rights are checked again.
 STREAM_S = 600.0
 ERROR = "error.html"
 NOTICE = "rmq_notice"  # cookie that carries the result of an action to the next page
@@ -59,7 +59,7 @@ class Console:
 
     Args:
         api: API whose client, rights and disclosure the pages share.
-        pages: Pages to serve; None: those in PAGES.
+        pages: Pages to serve. Default: the pages in PAGES.
         live_s: Time between two checks of a live page, in seconds.
         sign_in_url: Sign-in page of the host application, or None. "{path}" in it is replaced by
             the path to return to.
@@ -80,7 +80,7 @@ class Console:
         self._signs_in = any(page.path == "/signin" for page in self._pages)
         self._sign_in_url = sign_in_url
         self._streams = streams
-        # By kind and name of the principal.
+        # Number of streams, by kind and name of the principal.
         self._streams_open: Counter[tuple[str, str]] = Counter()
         self._readings = Readings()
         self._assets = Assets()
@@ -226,7 +226,7 @@ class Console:
                     if isinstance(view, View) and view.template == ERROR:
                         yield ServerSentEvent(data=view.title, event="failure")
                     elif digest == sent:
-                        # Tells the page that its content is current.
+                        # Tell the page that its content is still current.
                         yield ServerSentEvent(data="", event="same")
                     else:
                         sent = digest
@@ -292,13 +292,13 @@ class Console:
 
 
 def _notice(root: str, text: str, seconds: int) -> str:
-    """Return the cookie that carries a notice to the next page, or deletes it if empty."""
+    """Return the cookie that carries a notice to the next page. An empty text deletes it."""
     value = quote(text[:NOTICE_MAX])
     return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
 
 
 def _check_origin(request: Request, form: dict[str, str]) -> None:
-    """Check that this server showed the form, in the session that sends it.
+    """Check that this server showed the form to the session that now submits it.
 
     Raises:
         ApiError: The form comes from elsewhere.

@@ -45,7 +45,7 @@ class Disclosure:
     def check_filter(self, principal: Principal, text: str) -> None:
         """Check that a filter of dead letters does not test data that the principal may not see.
 
-        A few such filters would reveal the data.
+        Otherwise a few filters could find out the data step by step.
 
         Raises:
             ApiError: The filter tests hidden data.
@@ -63,7 +63,7 @@ class Disclosure:
                 condition.operator[0] in "<>" and isinstance(condition.operand.value, str)
             )
             if field.name == "body" and redact and is_of_text:
-                # The operator would search hidden values, or find them step by step.
+                # The filter would search hidden values, or could find them step by step.
                 detail = f"filter: {field}{condition.operator}: fields of bodies are redacted"
                 raise ApiError("forbidden", detail, "filter")
 

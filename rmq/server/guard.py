@@ -43,7 +43,7 @@ HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-FAILURES, FAILURES_A_SECOND = 100, 10.0  # requests of an address without valid credentials
+FAILURES, FAILURES_A_SECOND = 100, 10.0  # for requests of one address without valid credentials
 STREAM_CHECK_S = 1.5  # time between two checks of the rights during a long answer
 _TOKEN_IN_QUERY = re.compile(
     rb"(?:^|[&;])(?:access_token|token|authorization)=|rmq_[0-9a-f]{8}_[0-9a-f]{64}", re.IGNORECASE
@@ -51,11 +51,11 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuse requests before they reach the application, and pass it the principal of the others.
+    """Refuse forbidden requests, and pass other requests with their principal to the application.
 
     Args:
         app: The application.
-        hosts: Host names of this server, in lower case and without a port; "*": any.
+        hosts: Host names of this server, in lower case and without a port. "*" allows any name.
         authentication: Authentication of requests.
         rate: Maximum requests per second of a principal from one address.
     """
@@ -138,8 +138,9 @@ class Guard:
         """Return the principal, or None if the request has no valid credentials."""
         cookies = headers.get(b"cookie", [])
         tried = b"authorization" in headers or sessions.id_of(scope, cookies) is not None
-        # Valid credentials are checked before the limit: others may have failed from the same
-        # address. Looking up an unknown session in Redis costs less than the request costs here.
+        # Valid credentials are checked before the limit: other users of the same address may have
+        # used up the limit. Looking up an unknown session in Redis costs less than the request
+        # costs here.
         try:
             found = await self._authentication.principal(scope, headers)
         except Refused as refused:
@@ -150,7 +151,7 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a read, and end a stream when its principal loses the right to read."""
+        """Answer a read, and end the answer if the principal loses the right to read during it."""
         task = asyncio.ensure_future(self._app(scope, receive, send))
         try:
             while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
@@ -171,7 +172,7 @@ class Guard:
             found = await self._authentication.principal(scope, _headers(scope))
         except Refused:
             return False
-        except Exception as error:  # a right that cannot be checked counts as lost
+        except Exception as error:  # if the right cannot be checked, it counts as lost
             if not isinstance(error, RMQError):
                 log.exception("%s: the right to read cannot be checked", scope["path"])
             return False

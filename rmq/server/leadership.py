@@ -1,8 +1,8 @@
-"""Leadership: a single server of a Redis runs the services that need no second server.
+"""Leadership: of all servers on one Redis, one runs the services that need to run only once.
 
-The leader stores its leadership in Redis for a limited time and renews it. Leadership saves work,
-but is not a lock: a server that was suspended may believe for a moment that it still leads. So
-every service is safe if two servers run it.
+The leader stores its leadership in Redis for a limited time and renews it. Leadership avoids double
+work, but is not a lock: a server that was suspended may believe for a moment that it still leads.
+So every service is safe if two servers run it.
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ class LeaseHolder(Answer):
     """The worker process that runs a message; `rmq worker ls` has the same fields.
 
     Attributes:
-        handler: Name of the handler; empty: the worker runs, or ran, another message of the lease.
-        seconds: Duration of the run so far; null: no run was reported.
+        handler: Name of the handler; empty if the worker reported no run of this message, but
+            another run under the same shared lease.
+        seconds: Duration of the run so far; null if the worker reported no run.
     """
 
     id: str
@@ -110,9 +111,11 @@ class Lease(Answer):
         kind: "own": a lease of this message. "shared": a lease of a worker process for all its
             messages of the slot. "query": a lease of a query such as Spark's, see `/queries`.
         number: Number of a shared lease.
-        deadline: End of the lease; null: unknown, for example for a query.
-        left_s: Seconds until the lease ends; negative: it has ended, and is rolled back soon.
-        holder: Worker that runs the message; null: unknown, for example for a plain consumer.
+        deadline: End of the lease; null if unknown, for example for a query.
+        left_s: Seconds until the lease ends. It is negative if the lease has expired; the message
+            is then rolled back soon.
+        holder: Worker that runs the message; null if unknown, for example for a consumer in your
+            own program.
     """
 
     id: str

@@ -26,10 +26,10 @@ class Listener:
 
     Args:
         application: ASGI application.
-        address: Address to listen at; port 0 is any free port.
+        address: Address to listen on. Port 0 chooses a free port.
         connections: Maximum number of connections, in total and from one address.
-        is_proxy: Function that returns whether an address is a trusted proxy's, which has no limit
-            of its own.
+        is_proxy: Function that returns whether an address belongs to a trusted proxy. The limit per
+            address does not apply to a trusted proxy.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self) -> None:
-        """Listen; return when requests are answered.
+        """Start to listen, and return when the server answers requests.
 
         Raises:
             ConfigurationError: The address is not available.

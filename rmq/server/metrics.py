@@ -20,7 +20,7 @@ QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
 TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 series
 # Limit of exposed queries, those with most messages first; each query has 9 or more series.
 QUERIES_MAX = 100
-# Figures that the driver of a query reports, by their names in its report.
+# Metrics from the reports of a query's driver, by the names in the report.
 OF_QUERIES = {
     "rows": metrics.QUERY_ROWS, "bytes": metrics.QUERY_BYTES,
     "batches": metrics.QUERY_BATCHES, "replays": metrics.QUERY_REPLAYS,
@@ -36,7 +36,8 @@ class ServerMetrics:
             lead, so that a sum over all servers counts each message once.
         state: State of this server.
         queries: Function that returns the queries by topic.
-        before: Function that returns a topic's figures from some ms ago, or None.
+        before: Function that takes a topic and a number of ms, and returns the topic's figures from
+            that long ago, or None.
         wanted: Function that returns, by topic, the number of worker processes that are needed.
         long_runs: Function that returns, by topic, the number of runs that may hang.
     """
@@ -117,7 +118,7 @@ class ServerMetrics:
         )
         running = [((of.run,), int(of.owner is not None)) for of in queries]
         yield self._family(metrics.QUERY_OWNED, running)
-        # A driver that is gone would report a wrong lag forever.
+        # The last report of a driver that has ended would show a wrong lag forever.
         lags = [
             ((of.run,), of.report["lag_ms"] / 1000)
             for of in queries

@@ -52,11 +52,11 @@ def take_head(received: bytearray) -> bytes | None:
     """Remove the head of a request from the received bytes.
 
     Returns:
-        The head, without the empty line at its end; None: the head is not complete, and no bytes
-        were removed.
+        The head, without the empty line at its end. None if the head is not complete; then no bytes
+        are removed.
 
     Raises:
-        BadHead: The head is too large already, or has a line feed without a carriage return.
+        BadHead: The head is too large, or has a line feed without a carriage return.
     """
     end = received.find(b"\r\n\r\n")
     seen = bytes(received if end < 0 else received[:end])
@@ -116,8 +116,8 @@ class Connections:
     Args:
         most: Maximum number of connections.
         most_per_address: Maximum number of connections from one address.
-        is_proxy: Function that returns whether an address is a trusted proxy's, which has no limit
-            of its own.
+        is_proxy: Function that returns whether an address belongs to a trusted proxy. The limit per
+            address does not apply to a trusted proxy.
     """
 
     def __init__(self, most: int, most_per_address: int, is_proxy: Callable[[str], bool]) -> None:
@@ -127,7 +127,8 @@ class Connections:
     def add(self, connection: LimitedProtocol, address: str) -> bool:
         """Add a connection; if there are too many, close a connection that waits for its client.
 
-        If no connection waits, FOR_PROBES more connections are accepted, which answer probes only.
+        If no connection waits, up to FOR_PROBES connections beyond the limit are accepted. They
+        answer probes only.
 
         Returns:
             Whether the connection was accepted.
@@ -202,7 +203,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def on_response_complete(self) -> None:
-        """Continue with bytes that the client has sent meanwhile."""
+        """Continue with the bytes that the client sent during the response."""
         super().on_response_complete()
         self._pass_on()
 

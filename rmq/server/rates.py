@@ -14,8 +14,8 @@ BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is
 class Rates:
     """A table of token buckets.
 
-    A bucket that is not in the table is full. An attacker with many addresses can push some buckets
-    out of the table, so that their clients start with full buckets.
+    A key without a bucket in the table starts with a full bucket. An attacker with many addresses
+    can push buckets out of the table. The clients of these buckets then have full buckets again.
 
     Args:
         rate: Requests per second.
@@ -28,11 +28,11 @@ class Rates:
     ) -> None:
         self.rate, self.burst = rate, burst
         self._clock = clock
-        # Tokens, and the time of that number.
+        # By key: the number of tokens, and the time at which it was computed.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0, or return the seconds until there is a token."""
+        """Take a token and return 0.0, or return the seconds until the next token."""
         tokens = self._tokens(key)
         if tokens < 1:
             self._put(key, tokens)
@@ -63,12 +63,12 @@ class Places:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Semaphore, and a list whose length is the number of users.
+        # By key: a semaphore, and a list whose length is the number of its users.
         self._by_key: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Occupy a place of a key for the duration of the block."""
+        """Wait for a free place of a key, and occupy it for the duration of the block."""
         places, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:

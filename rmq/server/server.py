@@ -34,8 +34,8 @@ from rmq.server.metrics import ServerMetrics
 
 log = logging.getLogger("rmq")
 
-READY_S = 20.0  # after this time without an answer of Redis to a script, the server is not ready
-RETRY_FOR_S = 2.0  # a service repeats a failed run anyway
+READY_S = 20.0  # if Redis answers no script for this time, the server is not ready
+RETRY_FOR_S = 2.0  # short: a service repeats a failed run anyway
 
 
 class Server:
@@ -127,7 +127,10 @@ class Server:
         return [thread.status for thread in self._threads]
 
     def hanging(self) -> list[str]:
-        """Return the parts of this process that have ended or hang; empty if only Redis is away."""
+        """Return the parts of this process that have ended or hang.
+
+        The list is empty if the only problem is that Redis is unavailable.
+        """
         return [
             f"{status.name}: its thread has ended"
             for status in self.services()

@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 KEY = "rmq.sessions"  # key in the scope of a request
 COOKIE = "rmq_session"
 COOKIE_HTTPS = "__Host-rmq_session"  # browsers accept it over https only, and from this host only
-# Below a root path, browsers send the cookie there only, which the prefix __Host- does not allow.
+# Name of the cookie below a root path. Browsers send this cookie to paths below the root path only.
+# A cookie with the prefix __Host- cannot be restricted to a path.
 COOKIE_BELOW = "rmq_session_below"
 COOKIE_BELOW_HTTPS = "__Secure-rmq_session_below"
 IDLE_S = 12 * 3600
 WHOLE_S = 7 * 86_400
-KEPT_S = 3.0  # how long a session that was read is used
+KEPT_S = 3.0  # how long a session is cached
 KEPT_MAX = 1000
 TOUCHED_S = 600.0  # shortest time between two extensions of a session that is used
 ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # sign-ins of an address with a wrong token
 
 
 class _Kept(NamedTuple):
-    """A session as it was read: its token, and when it started, was read and was extended."""
+    """A cached session: its token, and the times at which it started, was read and was extended."""
 
     token: str
     began_ms: int
@@ -79,7 +80,8 @@ class Sessions:
 
         assert self._client is not None
         principal = await self._tokens.principal(token.strip())
-        # A valid token passes: others may have tried wrong tokens from the same address.
+        # A valid token is accepted even if other users of the same address have used up the
+        # attempts.
         if principal is None and (wait_s := self._attempts.take(scope[ADDRESS])):
             raise problems.too_many(wait_s)
         result = "unauthorized" if principal is None else "done"
@@ -171,7 +173,7 @@ def id_of(scope: MutableMapping[str, Any], cookies: Sequence[bytes]) -> str | No
         name, _, value = pair.strip().partition("=")
         if name in given:
             given[name].append(value)
-    # Another host of the domain can set the plain cookie, but not the https cookie.
+    # Another host of the same domain can set the http cookie, but not the https cookie.
     values = given[https] or given[plain]
     return values[0] if len(values) == 1 and values[0] else None
 

@@ -1,8 +1,9 @@
-"""Adoption of a client: inside a block its calls go to the broker of a test.
+"""Adoption of a client: inside a `with` block, the client's calls go to the broker of a test.
 
-Topics, consumers and admin objects of a client all use its transport. So the transport swaps state
-and class with a transport of the broker, and references to it stay valid. The state of topic
-contexts, as read from Redis, is saved and restored.
+Topics, consumers and admin objects of a client all have a reference to its transport. These
+references stay valid, because the transport object itself takes the state and the class of a
+transport of the broker. The state of topic contexts, which was read from Redis, is saved and
+restored.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Adoption:
         transport: Transport of the client, which uses the broker inside the block.
         prefix: First part of the client's keys.
         handlers: Handlers that are registered on the client.
-        hooks: Hooks of its interceptors.
-        contexts: Contexts of its topics.
+        hooks: Hooks of the client's interceptors.
+        contexts: Contexts of the client's topics.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Adoption:
     def __exit__(self, *_: object) -> None:
         parked = self.leave()
         if isinstance(parked, FaultyTransport):
-            parked.close()  # async connections belong to loops that have ended
+            # Async connections belong to loops that have ended, so they are not closed.
+            parked.close()
 
     async def __aenter__(self) -> Client | AsyncClient:
         self.enter()

@@ -10,13 +10,13 @@ from rmq.client.admin_blocking import Admin
 from rmq.kernel.core.message import Message, QueueName
 from rmq.kernel.core.validation import Duration, duration_ms
 
-PEEK_MAX = 1_000_000  # messages of a topic that an assertion reads
-LISTED_MAX = 10  # messages in the text of a failure
+PEEK_MAX = 1_000_000  # largest number of messages of a topic that an assertion reads
+LISTED_MAX = 10  # largest number of messages in the text of a failure
 WITHIN_S = 1.0  # default tolerance of a due time
 
 
 class MessageCriteria(NamedTuple):
-    """The criteria of a test for a message; None: any value."""
+    """The criteria of a test for a message. A criterion of None accepts any value."""
 
     body: Any
     any_body: bool

@@ -40,16 +40,18 @@ class Broker:
     """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
 
     Args:
-        backend: "embedded": a real redis-server, started once per process (needs rmq[embedded] if
-            PATH has no redis-server). "fakeredis": a fake server inside this process (needs
-            rmq[testing]). "auto": the real server if it is available.
-        now: First time of the clock, an aware datetime or epoch ms; None: the real time.
-        clock: "manual": time moves only by `clock.advance`. "server": the server's clock.
+        backend: "embedded": a real redis-server, which is started once per process. It needs the
+            extra rmq[embedded] if PATH has no redis-server. "fakeredis": a fake server inside this
+            process, which needs the extra rmq[testing]. "auto": the real server if it is available,
+            otherwise the fake server.
+        now: Time at which the clock starts, an aware datetime or epoch ms. Default: the real time.
+        clock: "manual": time moves only if the test calls `clock.advance`. "server": the scripts
+            use the real clock of the server.
 
     Attributes:
         backend: Server in use, "embedded" or "fakeredis".
         client: An rmq.Client of this broker.
-        faults: Maker of faults: lost replies, failures, delays.
+        faults: Creates faults: lost replies, failures, delays.
 
     Raises:
         ConfigurationError: No server is available, or 16 brokers are open in this process.
@@ -79,7 +81,8 @@ class Broker:
     def __enter__(self) -> Broker:
         if self._database is not None:
             raise InvalidValue("broker: it is open already; make another")
-        warnings.filterwarnings("ignore", "rmq.Client blocks", RuntimeWarning)  # no matter in tests
+        # Blocking is harmless in a test.
+        warnings.filterwarnings("ignore", "rmq.Client blocks", RuntimeWarning)
         self._clock = clocks.start(self._now) if self._is_manual else None
         try:
             self._database = Database(self._backend_asked)
@@ -129,7 +132,10 @@ class Broker:
 
     @property
     def clock(self) -> Clock:
-        """The clock of every script in this process; InvalidValue if the server's is used."""
+        """The clock that all scripts of this process use.
+
+        Raises InvalidValue if the broker uses the server's clock.
+        """
         if self._clock is None:
             raise InvalidValue("clock: this broker has none; it is closed, or clock='server'")
         return self._clock
@@ -147,11 +153,12 @@ class Broker:
         return client
 
     def adopting(self, client: Client | AsyncClient) -> Adoption:
-        """Point a client of the program at this broker, for `with` or, in a loop, `async with`.
+        """Point a client of the program at this broker. Use `with`, or `async with` in async code.
 
-        The client's topics, consumers and handlers use the broker, which is empty: each topic is
-        created again, with the settings in the program. The block restores everything at its end.
-        No other thread may use the client inside the block; open consumers inside the block.
+        Inside the block, the client's topics, consumers and handlers use the broker. The broker is
+        empty, so each topic is created there with the settings in the program. At the end of the
+        block, the client uses its own Redis again. No other thread may use the client inside the
+        block. A consumer must be opened inside the block.
 
         Raises:
             InvalidValue: The client is adopted already.
@@ -169,20 +176,21 @@ class Broker:
     ) -> list[Result]:
         """Run the registered handlers in this thread until no message is due.
 
-        Failures become retries or dead letters by the rules of the worker.
+        A failure becomes a retry or a dead letter by the same rules as in a worker.
 
         Args:
-            topics: Topics whose handlers run; empty: all topics.
-            advance: True: move the clock to the next due time until no message waits. Seconds or a
-                timedelta: let this time pass, and run the messages that become due.
-            raises: Whether to raise the first error of a handler, after it was settled.
+            topics: Topics whose handlers run. Default: all topics.
+            advance: True: move the clock from one due time to the next until no message waits.
+                Seconds or a timedelta: move the clock forward by this time, and run the messages
+                that become due in it.
+            raises: Whether to raise the first error of a handler, after its delivery was settled.
             limit: Maximum number of runs.
 
         Returns:
             The results of the runs, in order.
 
         Raises:
-            Endless: The limit is reached, and more messages are due.
+            Endless: `limit` runs have been made, and more messages are due.
             ConfigurationError: No handler is registered, or an event loop is running: use `adrain`.
         """
         drain, drained = self._drain(topics, advance, raises, limit)
@@ -231,7 +239,10 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """Drain inside an event loop: async handlers run in it, plain handlers in its thread."""
+        """Like `drain`, inside an event loop.
+
+        Async handlers run in the event loop. Plain handlers run in its thread, and so block it.
+        """
         drain, drained = self._drain(topics, advance, raises, limit)
         try:
             await drain.scope.open_async()
@@ -287,12 +298,12 @@ class Broker:
         """Return the waiting messages, including delayed messages, in delivery order.
 
         Raises:
-            TopicNotFound: No client of this broker has this topic.
+            TopicNotFound: No client of this broker has used this topic.
         """
         return self._peek(topic, "store")
 
     def dead(self, topic: AnyTopic) -> list[Message]:
-        """Return the dead letters, oldest first; `failure` contains the reason."""
+        """Return the dead letters, oldest first. `Message.failure` contains the reason of each."""
         return self._peek(topic, "dead")
 
     def assert_sent(
@@ -309,14 +320,15 @@ class Broker:
         type: str | None = None,
         group: str | None = None,
     ) -> list[Message]:
-        """Assert that a matching message waits; return all matching messages.
+        """Assert that a matching message waits, and return all matching messages.
 
         Args:
             topic: Topic, or its name.
             body: Expected body, or a function that returns whether a body matches.
-            count: Expected number of matching messages; None: at least one.
+            count: Expected number of matching messages. Default: at least one.
             priority: Expected priority.
-            due_in: Expected time until the message is due, by the clock; 0: due now.
+            due_in: Expected time until the message is due, by the broker's clock. 0: the message is
+                due now.
             within: Tolerance of `due_in`, in seconds or as a timedelta.
             headers: Headers that the message must contain.
             merge_key: Expected merge key.
@@ -324,7 +336,8 @@ class Broker:
             group: Expected group.
 
         Raises:
-            AssertionError: No message matches, or another number; the text lists the messages.
+            AssertionError: No message matches, or not exactly `count` messages match. The text
+                lists the messages of the topic.
         """
         wanted = MessageCriteria(
             body, body is ANY, priority, due_in, within, headers, merge_key, type, group
@@ -341,7 +354,7 @@ class Broker:
         """Assert that a topic, or every topic, has no waiting, in-flight or dead message.
 
         Raises:
-            AssertionError: There are messages; the text lists them.
+            AssertionError: There are messages. The text lists the messages.
         """
         self._open()
         for each_topic in [topic] if topic is not None else self._topics():
@@ -381,7 +394,7 @@ class Broker:
         return Admin(self._plain, prefix, ReplaySessions())
 
     def _admins(self, topic: AnyTopic) -> list[Admin]:
-        """Return an admin for each prefix with this topic; empty if no prefix has used it yet."""
+        """Return an Admin for each key prefix that has this topic."""
         self._open()
         name, prefixes = _name(topic), self._prefixes()
         if not isinstance(topic, str):
@@ -400,9 +413,9 @@ class Broker:
 
 
 class _ScheduledSends:
-    """The scheduler of a broker, which works before and after the clock moves.
+    """The scheduler of a broker, which sends due messages before and after the clock moves.
 
-    It also writes the schedules that adopted clients declare.
+    It also stores the schedules that adopted clients declare.
     """
 
     def __init__(self, transport: Transport, adoptions: Adoptions) -> None:
@@ -411,7 +424,10 @@ class _ScheduledSends:
         self._dispatches: dict[Client | AsyncClient, Dispatch] = {}
 
     def send_due(self) -> float | None:
-        """Write new declarations, send due messages; return the seconds until the next due time."""
+        """Store declared schedules, and send due messages.
+
+        Return the seconds until the next due time.
+        """
         waits: list[float] = []
         for client, adoption in list(self._adoptions.items()):
             if not adoption.handlers.schedules:

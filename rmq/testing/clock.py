@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
-        self.services: list[Callable[[], object]] = []  # called before and after time moves
+        self.services: list[Callable[[], object]] = []  # called before and after the clock moves
 
     def __repr__(self) -> str:
         return f"<Clock at {self.now.isoformat()}>"
@@ -65,11 +65,14 @@ class Clock:
 
 
 _active: Clock | None = None
-_users = 0  # brokers that are open
+_users = 0  # number of open brokers with a manual clock
 
 
 def start(now: Moment | None) -> Clock:
-    """Stop time at `now` (None: the real time), or join the clock that has stopped it."""
+    """Stop the time at `now` (None: the real time).
+
+    If it has already been stopped, return the same clock.
+    """
     global _active, _users
     if _active is None:
         now_us = (
@@ -90,7 +93,7 @@ def server_time(transport: Transport) -> datetime:
 
 
 def release() -> None:
-    """Release the clock; after the last release, scripts use the server's clock again."""
+    """Release the clock. After the last release, scripts use the server's clock again."""
     global _active, _users
     _users -= 1
     if not _users:

@@ -18,11 +18,12 @@ from rmq.worker.process_scope import ProcessScope, TaskHolder
 def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace a function that handlers and lifespans depend on, for `with`.
 
-    The replacement is called with its own dependencies; a plain function may replace an async
-    function. The replacement applies to drains, and to workers started inside the block.
+    The replacement receives its own dependencies. A plain function may replace an async function.
+    The replacement is used by drains inside the block, and by workers that are started inside the
+    block.
 
     Args:
-        function: Function that was passed to `rmq.Depends` or `client.lifespan`.
+        function: Function to replace, which was passed to `rmq.Depends` or `client.lifespan`.
         replacement: Function of the same kind.
 
     Raises:
@@ -78,7 +79,10 @@ class DrainedScope:
         self._stack.close()
 
     async def close_async(self) -> None:
-        """Close all; errors of plain functions are raised, errors of async functions are logged."""
+        """Close all lifespans and dependencies.
+
+        Errors of plain functions are raised, errors of async functions are logged.
+        """
         holder, self._holder = self._holder, None
         try:
             if holder is not None:

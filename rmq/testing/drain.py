@@ -1,8 +1,8 @@
 """Drain: run handlers in the calling thread until no message is due, by the rules of the worker.
 
-It uses the worker's runner, without its engine: each message is received, run
-and settled before the next, and the topics take turns. So a test sees one order of runs, and an
-error where it happened.
+A drain runs handlers with the same code as a worker, but in one thread: each message is received,
+run and settled before the next message, and the topics take turns. So the order of runs is always
+the same, and an error appears at the line of the test that drains.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rmq.worker.settling.disposition import Disposition, runtime_exceeded
 from rmq.worker.settling.unhandled import Unhandled
 
 T = TypeVar("T")
-TRIES_MAX = 10  # a drain must end, although a worker retries forever
+TRIES_MAX = 10  # a worker retries forever, but a drain must end
 STEP_US = 1000  # the smallest step of the clock
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
@@ -46,7 +46,7 @@ Dispositions = list[tuple[InnerDelivery, Disposition]]
 
 
 class Endless(AssertionError):
-    """A drain does not end: messages come back, or handlers send more, as fast as they run."""
+    """A drain does not end, because messages are retried or sent as fast as handlers run."""
 
 
 class Result(NamedTuple):
@@ -55,13 +55,15 @@ class Result(NamedTuple):
     Attributes:
         topic: Name of the topic.
         id: Id of the message.
-        body: Body that the handler got; the raw body if it did not fit.
+        body: Body that the handler received; the raw body if it does not fit the handler's type.
         attempt: 1 for the first delivery, 2 for the first retry.
-        verb: "ack", "nack" (a retry, or dead if none was left), "reject", "release" (snoozed),
-            "lost" (its lease was lost), "own" (the handler settled it itself).
-        error: Exception that the handler raised; DecodeError if the body did not fit.
-        type: Type of the message. A type without a handler is not run: the verb is "release", or
-            "reject" once the message has waited for the topic's `unhandled`.
+        verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry was
+            left), "reject", "release" (snoozed), "lost" (the lease was lost), or "own" (the handler
+            settled the delivery itself).
+        error: Exception that the handler raised; DecodeError if the body does not fit.
+        type: Type of the message. If the type has no handler, nothing runs. The verb is then
+            "release", or "reject" if the message has waited longer than the topic's setting
+            `unhandled`.
     """
 
     topic: str
@@ -74,7 +76,7 @@ class Result(NamedTuple):
 
 
 class _Recorder(Interceptor):
-    """Records what a run raises, before a retry rule applies to it."""
+    """Records the exception of a run, before a retry rule changes it."""
 
     def __init__(self, drained: DrainedHandler) -> None:
         self._drained = drained
@@ -107,7 +109,7 @@ class _Recorder(Interceptor):
 
 
 class DrainedHandler:
-    """A handler with its runner."""
+    """A handler, and the code of the worker that runs it."""
 
     def __init__(self, handler: Handler, show: Show, hooks: Hooks, process_values: Values) -> None:
         self.handler = handler
@@ -134,7 +136,10 @@ class DrainedHandler:
     def _in_time(
         self, delivery: InnerDelivery, disposition: Disposition, took: float
     ) -> Disposition:
-        """Return the disposition; if the run exceeded its max_runtime, an overrun's."""
+        """Return the disposition of a run.
+
+        A run beyond its max_runtime gets the disposition of an overrun.
+        """
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
@@ -151,7 +156,7 @@ class DrainedHandler:
 
 
 Step = tuple[DrainedHandler, list[InnerDelivery]]  # deliveries to run
-Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None: no handler for their type
+Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None if their type has no handler
 
 
 class DrainedTopic:
@@ -186,7 +191,7 @@ class DrainedTopic:
 
     def receive_runs(self) -> list[Run]:
         """Receive the next message, or batches; return them with their handlers."""
-        self._flows.state.ready_at = []  # due times of its slots, in real time
+        self._flows.state.ready_at = []  # forget the due times of its slots, which are in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
         batches: dict[Handler, list[InnerDelivery]] = {}
@@ -224,7 +229,7 @@ class DrainedTopic:
     def settle(
         self, delivery: InnerDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
-        """Settle a delivery by its disposition; `raised` is the error of its handler."""
+        """Settle a delivery by its disposition. `raised` is the error of the handler."""
         verb: Verb = disposition.verb
         mine, error = [delivery], raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
@@ -260,7 +265,7 @@ def receive_limit(handlers: TopicHandlers) -> int:
 
 
 def with_retries(call: Callable[[], T]) -> T:
-    """Call, and retry a limited number of times while Redis cannot be reached."""
+    """Call a function. Retry at most TRIES_MAX times while Redis cannot be reached."""
     for _ in range(TRIES_MAX - 1):
         try:
             return call()
@@ -295,7 +300,7 @@ class Drain:
             self._end_us = self.clock.now_us + self.advance_us
 
     def steps(self) -> Generator[Step, Dispositions, list[Result]]:
-        """Yield the deliveries to run; receive their dispositions."""
+        """Yield the deliveries to run; the caller sends back their dispositions."""
         idle = 0
         while True:
             next_scheduled_s = self.send_scheduled()
@@ -340,7 +345,7 @@ class Drain:
 
     def _raise(self, raised: BaseException | None, done: list[Result]) -> None:
         if raised is not None and not isinstance(raised, Exception | SystemExit):
-            raise raised  # Ctrl-C, or pytest.fail() in a handler: a retry must not hide it
+            raise raised  # Ctrl-C, or pytest.fail() in a handler, which a retry must not hide
         for result in done if self.raises else ():
             if result.error is not None and not isinstance(result.error, Snooze | Retry | Reject):
                 raise result.error
@@ -348,7 +353,7 @@ class Drain:
     def _advance_clock(self, next_scheduled_s: float | None) -> bool:
         """Move the clock to the next due time; return False if there is none within the limit.
 
-        Schedules have no end, so their times count only where the drain has one.
+        Schedules never end. So their due times count only if the drain has an end time.
         """
         if self.clock is None or self._end_us == self.clock.now_us:
             return False
@@ -362,7 +367,7 @@ class Drain:
             waits.append(round(next_scheduled_s * 1_000_000))
         aim = self.clock.now_us + max(STEP_US, min(waits)) if waits else None
         if self._end_us is not None and (aim is None or aim > self._end_us):
-            aim = self._end_us  # the whole time passes
+            aim = self._end_us  # move the clock to the end of the drain
         if aim is None:
             return False
         self.clock._go(aim)
@@ -394,7 +399,7 @@ async def run_async(drain: Drain) -> list[Result]:
             dispositions = drained.run(deliveries)
         await asyncio.sleep(0)
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # the runner turned it into a release
+            raise asyncio.CancelledError  # the runner turned the cancellation into a release
         return dispositions
 
     return await drive_async(drain.steps(), perform)

@@ -2,10 +2,9 @@
 
 This module adds functions that fakeredis lacks:
 
-* `struct` and `cmsgpack` in Lua: modules in `rmq/testing/lua`, for the formats that the scripts
-use. * A connection stays open after an error reply, and an error reply is a single line. Long
-replies are
-  written completely. Long bodies are not read line by line.
+* `struct` and `cmsgpack` in Lua: modules in `rmq/testing/lua`, for the formats that scripts use.
+* A connection stays open after an error reply, and an error reply is a single line.
+* Long replies are written completely. Long bodies are not read line by line.
 * All scripts are loaded at the start.
 
 docs/testing.md lists the differences from a real server, and a test compares the two
@@ -43,7 +42,8 @@ class FakeServer:
             raise ImportError(
                 f"fakeredis {version} is too old; {VERSION_MIN[0]}.{VERSION_MIN[1]} will do"
             )
-        importlib.import_module("lupa")  # without lupa fakeredis has no EVAL, and reports that late
+        # Without lupa, fakeredis has no EVAL, and reports this only when a script runs.
+        importlib.import_module("lupa")
         self._server: Any = fakeredis.TcpFakeServer(("127.0.0.1", 0))
         self._server.rmq_down = False
         self._server.daemon_threads = True
@@ -52,7 +52,7 @@ class FakeServer:
         before = os.environ.get("LUA_PATH")
         os.environ["LUA_PATH"] = f"{LUA}/?.lua"
         try:
-            inside.eval("return 1", 0)  # makes the Lua state, which loads the modules
+            inside.eval("return 1", 0)  # creates the Lua state, which loads the modules
         finally:
             if before is None:
                 del os.environ["LUA_PATH"]
@@ -66,7 +66,10 @@ class FakeServer:
         self._thread.start()
 
     def url(self, database: int) -> str:
-        """Return the URL of one of its databases, with RESP2, which every version supports."""
+        """Return the URL of a database.
+
+        The URL asks for RESP2, which every version of fakeredis supports.
+        """
         return f"redis://127.0.0.1:{self._server.server_address[1]}/{database}?protocol=2"
 
     def stop(self) -> None:
@@ -81,7 +84,7 @@ def _with_open_connections(handler: Any) -> Any:
     """Return a connection handler that continues after an error reply, as a real server does."""
 
     class OpenConnection(handler):  # type: ignore[misc]
-        disable_nagle_algorithm = True  # it writes replies one by one
+        disable_nagle_algorithm = True  # replies are written one by one
 
         def setup(self) -> None:
             super().setup()
@@ -105,13 +108,16 @@ def _with_open_connections(handler: Any) -> Any:
 
 
 class _NonBlockingFile:
-    """A non-blocking socket as a file: a read returns received bytes, a write sends all bytes."""
+    """A non-blocking socket as a file.
+
+    A read returns the received bytes. A write sends all bytes.
+    """
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_
 
     def readline(self) -> bytes:
-        """Return the received bytes, complete lines or not; b'' if there are none."""
+        """Return all received bytes, even an incomplete line; b'' if there are none."""
         try:
             return self._socket.recv(1 << 20)
         except BlockingIOError:

@@ -1,7 +1,8 @@
-"""Faults for tests: lost replies, failures and delays, at the calls that a test names.
+"""Faults for tests: lost replies, failures and delays of the calls that a test chooses.
 
 A fault acts before a call leaves the client, or after its reply has arrived. The transport does not
-retry: the caller immediately gets the error that it would get after all retries.
+retry a call with a fault: the caller immediately gets the error that it would get after all
+retries.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ TIMES_MAX = 1_000_000
 
 
 class Fault:
-    """A fault, for `with`: it strikes inside the block.
+    """A fault, used with `with`. It affects calls inside the block.
 
-    Leaving the block raises AssertionError if the fault struck less often than requested: a test
-    whose fault never struck has shown nothing.
+    At the end of the block, AssertionError is raised if the fault affected fewer calls than
+    requested, because a test without its fault proves nothing.
 
     Attributes:
-        fired: Number of times that the fault has struck.
+        fired: Number of calls that the fault has affected.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Fault:
         return f"<{self.kind} of {self.verb!r}, struck {self.fired} of {self.times} times>"
 
     def strikes(self, names: Sequence[str]) -> bool:
-        """Return whether a call of these scripts is struck, and count the call."""
+        """Count a call of these scripts. Return whether the fault affects the call."""
         if self.fired >= self.times or not any(name in self.scripts for name in names):
             return False
         if self.passed < self.skip:
@@ -64,13 +65,13 @@ class Fault:
         return True
 
     def before(self) -> RMQError | None:
-        """Return the error that the caller gets instead of a call."""
+        """Return the error that the caller gets without a call, or None."""
         if self.kind != "failure":
             return None
         return Unavailable(f"{self.verb}: a fault of the test: Redis was not reached")
 
     def after(self) -> RMQError | None:
-        """Return the error that the caller gets instead of a reply."""
+        """Return the error that the caller gets in place of the reply, or None."""
         if self.kind != "lost reply":
             return None
         return OutcomeUnknown(
@@ -92,11 +93,11 @@ class Fault:
 
 
 class Faults:
-    """The faults of a broker. Each method makes a fault, for `with`.
+    """The faults of a broker. Each method creates a fault, to be used with `with`.
 
     A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
-    extend, get, cancel, ... `times`: number of calls that are struck; `skip`: number of calls
-    before them.
+    extend, get, cancel, ... `times` is the number of calls that the fault affects. `skip` is the
+    number of calls to let pass before them.
     """
 
     def __init__(self) -> None:
@@ -104,11 +105,11 @@ class Faults:
         self._active: list[Fault] = []
 
     def lose_reply(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Carry out the call and lose its reply: the caller gets OutcomeUnknown."""
+        """Make the call, but lose its reply: the caller gets OutcomeUnknown."""
         return Fault(self, "lost reply", verb, times, skip)
 
     def fail(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Do not carry out the call: the caller gets Unavailable."""
+        """Do not make the call: the caller gets Unavailable."""
         return Fault(self, "failure", verb, times, skip)
 
     def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
@@ -116,7 +117,7 @@ class Faults:
         return Fault(self, "delay", verb, times, skip, duration_ms(by, "by") / 1000)
 
     def next(self, names: Sequence[str]) -> Fault | None:
-        """Return the fault that strikes a call of these scripts, if any."""
+        """Return the fault that affects a call of these scripts, or None."""
         if not self._active:
             return None
         with self._lock:
@@ -142,7 +143,10 @@ def _scripts(verb: str) -> tuple[str, ...]:
 
 @contextmanager
 def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[float]:
-    """Let a fault, if any, strike the call in the block; yield the seconds to wait before."""
+    """Apply the next fault, if any, to the call in the block.
+
+    Yield the seconds to wait before the call.
+    """
     fault = faults.next([command.script.name for command in commands])
     if fault is not None and (error := fault.before()):
         raise error
@@ -179,7 +183,7 @@ class FaultyAsyncTransport(AsyncTransport):
         self.faults = faults
 
     async def hang_up(self) -> None:
-        """Close the connections of this loop, which is about to end."""
+        """Close the connections of this event loop, which is about to end."""
         await self._current_pool().close()
 
     async def _command(self, command: Command[T]) -> T:

@@ -2,7 +2,8 @@
 
 There are two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory
 that is removed with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto"
-uses the real server if a redis-server is installed: it is several times faster, and users run it.
+uses the real server if a redis-server is installed, because it is several times faster and is the
+server that you run in production.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rmq.kernel.transport.url import Address
 from rmq.testing.fake_server import FakeServer
 
 Backend = Literal["auto", "fakeredis", "embedded"]
-DATABASES = 16  # the default of redis-server
+DATABASES = 16  # the number of databases of a redis-server by default
 
 
 class _RealServer:
@@ -50,7 +51,7 @@ Server = _RealServer | FakeServer
 
 
 class _Databases:
-    """The server of a kind, and its databases in use."""
+    """A running server, and the numbers of its databases that are in use."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -76,8 +77,8 @@ class Database:
                 raise ConfigurationError(
                     f"testing: {DATABASES} brokers are open at once in this process; close some"
                 )
-            # In turn, so that code left running by an earlier test does not find the topics of this
-            # test.
+            # Databases are used in turn, so that code that an earlier test left running does not
+            # find the topics of this test.
             after = [number for number in free if number > self._pool.last]
             self.number = self._pool.last = min(after or free)
             self._pool.in_use.add(self.number)
