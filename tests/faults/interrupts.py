@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rmq
-from rmq.kernel.core.places import Place
+from rmq.kernel.core.permits import Permit
 from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow import coalescing
 from tests.faults.senders import Books
@@ -45,15 +45,15 @@ class TimeLimit(Exception):
 
 def keep_places() -> None:
     """Let a call that was interrupted keep its place for ever, as a missing `finally` would."""
-    free, kept = Place.free, []
+    free, kept = Permit.free, []
 
-    def free_if_well(self: Place) -> None:
+    def free_if_well(self: Permit) -> None:
         if sys.exc_info()[1] is None:
             free(self)
         else:
             kept.append(self)
 
-    Place.free = free_if_well  # type: ignore[method-assign]
+    Permit.free = free_if_well  # type: ignore[method-assign]
 
 
 def not_free(client: rmq.Client, topic: Any, consumer: Any, connections: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.core import places
+from rmq.kernel.core import permits
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow import coalescing
 from tests.conftest import Clock
@@ -172,7 +172,7 @@ KERNEL = Path(rmq.__file__).parent / "kernel"
 # What takes something, and gives it back.
 TRACED = {
     str(path)
-    for name in ("coalescing", "pool", "blocking", "driver_blocking", "places", "ids", "flows",
+    for name in ("coalescing", "pool", "blocking", "driver_blocking", "permits", "ids", "flows",
                  "receive", "delivery_verbs", "state", "replies", "consumer_blocking",
                  "delivery_blocking", "send")
     for path in KERNEL.rglob(f"{name}.py")
@@ -233,7 +233,7 @@ class Watched:
     def send_shared(self) -> None:
         """Lead a call of this send and two of other threads."""
         self.outcomes = []
-        permit, started = self.sends.permits.take(), time.monotonic()
+        permit, started = self.sends.permits.acquire(), time.monotonic()
         assert permit is not None
         self.sends._crowd = 9
         over = threading.Event()
@@ -389,7 +389,7 @@ def test_places_that_only_their_holder_gives_back_are_lost(
         def ref(place: object, end: object) -> Callable[[], object]:
             return lambda: place
 
-    monkeypatch.setattr(places, "weakref", Strong)
+    monkeypatch.setattr(permits, "weakref", Strong)
     lost = list(itertools.islice(lost_in(watched, "send", 1), 2))
 
     print(f"FIG control, places that only their holders give back: lost {lost}")

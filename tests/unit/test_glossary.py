@@ -184,7 +184,7 @@ EXCEPTIONS = {
     "a client of Pub/Sub": "kernel/transport/cluster/transports.py:_new_subscriber",
     # the ordinary meaning: not a receive
     "a thing is taken, and given back": """
-        kernel/core/places.py:take kernel/topic/sessions.py:take
+        kernel/topic/sessions.py:take
         kernel/transport/connections/pool.py:take kernel/transport/flow/coalescing.py:take
         kernel/transport/sentinel/master_pool.py:take server/rates.py:take""",
     "a part of the bytes that came is taken": "server/protocol.py:take_head",

@@ -125,8 +125,8 @@ class ConsumerFlows:
         """Make deliveries, up to `limit`, of the messages that a flow takes from the slots."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
-        place = self.state.receiving.take()
-        if place is None:
+        permit = self.state.receiving.acquire()
+        if permit is None:
             raise InvalidValue(
                 "consumer: receive is running already, in another thread or task; "
                 "give each its own topic.consumer()"
@@ -163,8 +163,8 @@ class ConsumerFlows:
                     yield from receive.hand_back_interrupted(self.state, batches, error)
                     raise
         finally:
-            place.free()
-            del place
+            permit.free()
+            del permit
         return deliveries
 
     def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:

@@ -500,7 +500,7 @@ def hand_back_later(state: ReceiveState) -> Flow[None]:
 
 def hand_back(state: ReceiveState) -> Flow[None]:
     """Release messages that earlier calls leased, or may have leased, and did not return."""
-    while (place := state.handing_back.take()) is None:
+    while (permit := state.handing_back.acquire()) is None:
         yield Sleep(RECHECK_S)
     try:
         if not state.may_have_messages():
@@ -522,8 +522,8 @@ def hand_back(state: ReceiveState) -> Flow[None]:
                 pass  # refused: hand-overs, if there were any, come back when their leases expire
         yield from _release_undelivered(state, state.fails_fast)
     finally:
-        place.free()
-        del place
+        permit.free()
+        del permit
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:

@@ -24,7 +24,7 @@ from rmq.errors import (
 from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.message import Receipt
-from rmq.kernel.core.places import Place
+from rmq.kernel.core.permits import Permit
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
@@ -94,7 +94,7 @@ class MissingReplies:
 
     Attributes:
         waiting: Settlings to repeat.
-        repeating: Settlings that a thread or task is repeating, by a number: a place that lives as
+        repeating: Settlings that a thread or task is repeating, by a number: a permit that lives as
             long as the repeat, and the slots.
     """
 
@@ -102,7 +102,7 @@ class MissingReplies:
 
     def __init__(self) -> None:
         self.waiting: deque[_Unanswered] = deque()
-        self.repeating: dict[int, tuple[weakref.ref[Place], frozenset[bytes]]] = {}
+        self.repeating: dict[int, tuple[weakref.ref[Permit], frozenset[bytes]]] = {}
 
     def add(
         self,
@@ -145,10 +145,10 @@ class MissingReplies:
                     return
                 yield Sleep(RECHECK_S)
                 continue
-            place = Place(threading.get_ident())
-            number, end = id(place), self.repeating.pop
+            permit = Permit(threading.get_ident())
+            number, end = id(permit), self.repeating.pop
             # Add it before it is removed below, so that it is always in one of the two lists.
-            self.repeating[number] = weakref.ref(place, partial(end, number)), unanswered.slots
+            self.repeating[number] = weakref.ref(permit, partial(end, number)), unanswered.slots
             try:
                 self.waiting.remove(unanswered)
             except ValueError:  # another thread or task repeats it

@@ -16,7 +16,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, PrepareCall, SlotBatch
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import LatenessCounter
-from rmq.kernel.core.places import Places
+from rmq.kernel.core.permits import Permits
 from rmq.kernel.delivery.inner_delivery import SharedLeases
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
@@ -154,7 +154,7 @@ class ReceiveState:
         self.ordered = ordered  # whether messages come from one slot at a time, in order
         self.shared: SharedLeases | None = None  # in a worker; None: each message has its own lease
         self.fails_fast = False  # whether calls fail at once if a master is away
-        self.receiving = Places(1)  # one call at a time
+        self.receiving = Permits(1)  # one call at a time
         self.interrupted = False  # whether to stop receiving; may be set by another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
@@ -171,7 +171,7 @@ class ReceiveState:
         self.unanswered: PrepareCall | None = None
         self.undelivered: list[SlotBatch] = []  # leased, but never delivered
         self.unconfirmed_offers: list[PrepareCall] = []  # calls that may have got a hand-over
-        self.handing_back = Places(1)
+        self.handing_back = Permits(1)
         self.lateness = LatenessCounter()
         self.checked_at = 0.0  # time of the last check of some slots
         self.busy_slots: set[int] = set()  # slots that gave messages since their last check

@@ -24,7 +24,7 @@ import hiredis
 import redis
 
 from rmq.kernel.core import process
-from rmq.kernel.core.places import Place, Places
+from rmq.kernel.core.permits import Permit, Permits
 from rmq.kernel.transport.connections.failures import (
     ConnectionsBusy,
     as_not_connected,
@@ -49,17 +49,17 @@ class PooledConnection:
 
     Attributes:
         connection: The connection; None: not made yet.
-        place: The place in the pool; None: given back.
+        permit: Permit of the pool; None: given back.
         epoch: Epoch of the pool when the connection was last used.
         used_at: Monotonic time of the last use; 0: not used yet.
         taken_at: Monotonic time at which the current call began; only set by `SentinelPool`.
     """
 
-    __slots__ = ("connection", "epoch", "place", "taken_at", "used_at")
+    __slots__ = ("connection", "epoch", "permit", "taken_at", "used_at")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, permit: Permit) -> None:
         self.connection: Any = None
-        self.place: Place | None = place
+        self.permit: Permit | None = permit
         self.epoch = 0
         self.used_at = 0.0
         self.taken_at = 0.0
@@ -68,8 +68,8 @@ class PooledConnection:
 class _PoolState:
     """The connections of a pool, for threads or for tasks.
 
-    Each connection has a place in the pool, idle or in use. If a caller is interrupted at any
-    point, its place is free as soon as Python frees the connection.
+    Each connection has a permit of the pool, idle or in use. If a caller is interrupted at any
+    point, its permit is free as soon as Python frees the connection.
 
     Args:
         new: Makes a connection of redis-py, not yet connected; takes options of redis-py.
@@ -87,7 +87,7 @@ class _PoolState:
         self._wait_s = wait_s
         self._timeout_s = timeout_s
         self._check_s = min(CHECK_S, timeout_s)
-        self._places = Places(size)
+        self._permits = Permits(size)
         self._idle: deque[PooledConnection] = deque()
         self._generation = process.generation
         self.epoch = 0
@@ -99,22 +99,22 @@ class _PoolState:
 
     @property
     def _free(self) -> range:
-        """The places that are free or idle; for tests."""
-        return range(self._size - len(self._places) + len(self._idle))
+        """The permits that are free or idle; for tests."""
+        return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Return an idle connection, or a place for a new connection; None: all are in use."""
+        """Return an idle connection, or a permit for a new connection; None: all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
             pass
-        place = self._places.take()  # not as the error is handled: it would keep this frame
-        return None if place is None else PooledConnection(place)
+        permit = self._permits.acquire()  # not as the error is handled: it would keep this frame
+        return None if permit is None else PooledConnection(permit)
 
     def _put_back(self, pooled: PooledConnection) -> None:
         """Undo `_reserve` for a connection that was not used."""
         if pooled.connection is None:
-            pooled.place = None
+            pooled.permit = None
         else:
             self._idle.append(pooled)
 
@@ -135,7 +135,7 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Make a connection for a place, not yet connected."""
+        """Make a connection for a permit, not yet connected."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
@@ -214,7 +214,7 @@ class Pool(_PoolState):
         try:
             pooled = None if self._waiting else self._idle.pop()
         except IndexError:
-            pooled = None  # reserve a place below: the error would keep this frame, and the place
+            pooled = None  # reserve a permit below: the error would keep this frame, and the permit
         pooled = pooled or (None if self._waiting else self._reserve()) or self._wait()
         if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):
@@ -283,7 +283,7 @@ class Pool(_PoolState):
         """Close a connection; `with_idle`: close all idle connections as well."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
-        pooled.place = None
+        pooled.permit = None
         self._serve()
 
     def close(self) -> None:
@@ -474,7 +474,7 @@ class AsyncPool(_PoolState):
         try:
             await self._close([*dropped, pooled.connection])
         finally:
-            pooled.place = None
+            pooled.permit = None
             self._serve()
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from rmq.errors import OutcomeUnknown, RMQError
 from rmq.kernel.core import process
-from rmq.kernel.core.places import Place, Places
+from rmq.kernel.core.permits import Permit, Permits
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.transport.flow.steps import Coalesce, Flow
 
@@ -61,7 +61,7 @@ class Caller:
         """Join the call of a leader; return False if the caller is gone or in another call."""
         raise NotImplementedError
 
-    def lead(self, permit: Place) -> bool:
+    def lead(self, permit: Permit) -> bool:
         """Make the next call for all waiting callers; return False as `claim` does."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Coalescer:
         """Reset the state, in a forked process or for another event loop."""
         self._generation = process.generation
         self.loop = loop
-        self.permits = Places(FEW)  # each permits one call
+        self.permits = Permits(FEW)  # each permits one call
         self.waiting: deque[Any] = deque()
         self.threads: dict[int, weakref.ref[WaitingThread]] = {}  # callers by thread
         self._callers = 1  # number of callers of the last call
@@ -108,13 +108,13 @@ class Coalescer:
         """The permits that are free; for tests."""
         return range(FEW - len(self.permits))
 
-    def begin(self) -> Place | None:
+    def begin(self) -> Permit | None:
         """Return a permit to make a call now, to pass to `end`; None: the caller must wait."""
         if self._generation != process.generation:
             self.start()
         if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
             return None
-        return self.permits.take()
+        return self.permits.acquire()
 
     def _is_in_a_crowd(self) -> bool:
         """Return whether a call is in progress, after a call of many callers."""
@@ -127,7 +127,7 @@ class Coalescer:
         self._crowd = max(callers, self._callers)
         self._callers = callers
 
-    def end(self, permit: Place) -> None:
+    def end(self, permit: Permit) -> None:
         """End a call; if no call is in progress then, start the call of the waiting callers."""
         permit.free()
         if self.waiting:
@@ -136,7 +136,7 @@ class Coalescer:
     def _start_next(self) -> None:
         """Start the call of the waiting callers if no call is in progress."""
         while self.waiting and not self.permits:
-            permit = self.permits.take()
+            permit = self.permits.acquire()
             if permit is None:
                 return
             try:
@@ -225,7 +225,7 @@ class WaitingThread(Caller):
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
-    def lead(self, permit: Place) -> bool:
+    def lead(self, permit: Permit) -> bool:
         """Make the next call; return False if the caller has another role."""
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
@@ -246,17 +246,17 @@ class WaitingThread(Caller):
             if role is APART:
                 self.outcome = APART
                 return
-            if isinstance(role, Place):
+            if isinstance(role, Permit):
                 return  # the thread that gave the permit was interrupted before `release`
             if isinstance(role, weakref.ref) and getattr(role(), "thread", 0) == 0:
                 if not self._is_finished:
                     self.outcome = coalescer.interruption()
                 return
 
-    def permit(self) -> Place | None:
+    def permit(self) -> Permit | None:
         """Return the permit of a leader; None: this caller will never lead a call."""
         role = self._role.setdefault(None, APART)
-        return role if isinstance(role, Place) else None
+        return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
         """Forget the permit after the coalescer has it back."""
@@ -348,7 +348,7 @@ class WaitingTask(Caller):
         self.is_called = True
         return True
 
-    def lead(self, permit: Place) -> bool:
+    def lead(self, permit: Permit) -> bool:
         """Start the next call for all waiting callers; return False if the task is gone."""
         if not self.claim(self):
             return False
@@ -399,7 +399,7 @@ class CoalescingTasks:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
-    def start_call(self, coalescer: Coalescer, permit: Place, first: WaitingTask) -> None:
+    def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
         """Start a call of one caller and of the callers that wait behind it."""
         callers = [first]
 

@@ -14,7 +14,7 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.places import Places
+from rmq.kernel.core.permits import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.operations import (
     Exchange,
@@ -152,7 +152,7 @@ class AsyncTransport(AsyncDriver):
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    def is_reentrant(self, callers: Places) -> bool:
+    def is_reentrant(self, callers: Permits) -> bool:
         """Return False: a signal handler cannot await."""
         return False
 

@@ -21,7 +21,7 @@ import redis
 from redis.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.places import Places
+from rmq.kernel.core.permits import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.operations import (
     Exchange,
@@ -215,7 +215,7 @@ class Transport(Driver):
         """Return whether no connection has died since a subscription was made."""
         return subscribed.epoch == self.epoch
 
-    def is_reentrant(self, callers: Places) -> bool:
+    def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread is among the callers, so this call is in a signal handler."""
         return callers.is_used_by(threading.get_ident())
 
