@@ -178,6 +178,6 @@ def _close(feed: TopicFeed) -> bool:
     """Close a feed; return whether every delivery is settled or released."""
     error = feed.close()
     if error is not None:
-        log.warning("%s: the deliveries held wait until their leases expire: %s",
+        log.warning("%s: unsettled deliveries wait until their leases expire: %s",
                     feed.context.name, error)  # fmt: skip
     return error is None

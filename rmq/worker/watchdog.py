@@ -376,7 +376,7 @@ class Watchdog:
         quiet_s = now - engine.fetcher.last_step
         since = [quiet_s]
         if quiet_s > QUIET_S and not errors:
-            problems.append(f"nothing was taken or asked for {quiet_s:.0f} s")
+            problems.append(f"the fetcher has made no step for {quiet_s:.0f} s")
         problems += [
             f"handlers wait for threads: {each.error}" for each in engine.executors if each.error
         ]

@@ -224,7 +224,7 @@ class Worker:
                     surroundings = Surroundings(self._scope, loop, loop_thread)
                     self._running = self._begin(transport, surroundings)
                     return
-            log.info("asked to stop before it began")
+            log.info("stopped before the first message")
         finally:
             if self._running is None:
                 Surroundings(self._scope, loop, loop_thread).close(2 * CANCEL_S)

@@ -172,9 +172,9 @@ class TopicFeed:
             self._not_before = time.monotonic() + GATHER_S
         return count > 0
 
-    def _receive_by(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> int:
+    def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
         """Receive deliveries and give them to the queues; return their number."""
-        deliveries = self._run(self.flows.receive_by(limit, take))
+        deliveries = self._run(self.flows.receive_by(limit, get))
         if deliveries:
             if self.handlers.has_claims:
                 claim_keys(deliveries, self.handlers, self.flows, self.transport, self.tracker)
@@ -252,7 +252,7 @@ class TopicFeed:
         count = self._run(rollback.release_orphans(self.context, leases, self.flows.has_delivery))
         if count:
             log.warning(
-                "topic %r: messages were in flight for this worker that it does not hold: Redis "
+                "topic %r: messages were in flight for this worker that it does not have: Redis "
                 "has lost writes, by a failover or a restart. Delivered again: %d",
                 self.context.name, count,
             )  # fmt: skip
@@ -318,8 +318,8 @@ class TopicFeed:
 
     def receive_handed_over(self) -> bool:
         """Receive the hand-overs for the credit; return whether the credit is used up."""
-        take = partial(receive.receive_handed_over, self.state)
-        return bool(self._receive_by(BATCH_MAX, take)) and not self.has_credit
+        get = partial(receive.receive_handed_over, self.state)
+        return bool(self._receive_by(BATCH_MAX, get)) and not self.has_credit
 
     def renew_credit(self) -> None:
         """Renew the credit by the next visit, or withdraw it if it was not used for CREDIT_S."""
