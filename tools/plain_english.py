@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LONG = 32  # words of a sentence
-SKIPPED = ("docs/decisions/", "tests/", "CHANGELOG.md")
+SKIPPED = ("tests/", "CHANGELOG.md")
 GENERATED = "enerated from"  # in the first lines of files that tools/ has written
 GROUPED = ("rmq", "lua", "docs")  # folders whose subfolders are counted separately
 
