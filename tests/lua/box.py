@@ -151,7 +151,7 @@ class Box:
         self.handle = TopicContext("rmq", name, JSON, ReplaySessions(), {})
         opened = self.run(topic_scripts.topic(self.handle, self.settings.to_redis()))
         self.created = opened.kept["created"].encode()
-        self.handle.mark_open(self.settings, self.created, ready=True)
+        self.handle.open_with(self.settings, self.created, ready=True)
         for keys in self.handle.slots:
             self.run(
                 topic_scripts.slot(

@@ -202,7 +202,7 @@ def test_a_later_delivery_has_a_larger_number_in_whichever_slot_of_a_resized_top
     for box in (busy, quiet):
         box.redis.hset(box.keys.slot, "delivered", 70_000 if box is busy else 0)
         box.run(give(box))
-        box.handle.mark_open(box.settings, str(int(box.created) + 1).encode())
+        box.handle.open_with(box.settings, str(int(box.created) + 1).encode())
         box.keys = box.handle.slots[box.index]
     for box in (busy, quiet, busy, busy, quiet):
         box.clock.advance(0.005)

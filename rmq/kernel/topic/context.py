@@ -83,7 +83,7 @@ class TopicContext:
                 )
             raise AttributeError(f"TopicContext has no attribute {name!r}")
 
-    def mark_open(
+    def open_with(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
         """Store the settings and the stamp that Redis has.

@@ -188,7 +188,7 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
     """Use the settings of a reply from now on. `is_ready`: whether every slot has them."""
-    context.mark_open(kept, _created(reply), is_ready, _revision(reply))
+    context.open_with(kept, _created(reply), is_ready, _revision(reply))
 
 
 def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:

@@ -24,7 +24,7 @@ FULL = Batch(-1, False, 1_790_000_000, 1, 1, b"", [bytes(16)], [RECORD])
 
 def receive_state(slots: int, subscribed: bool = True) -> ReceiveState:
     context = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
-    context.mark_open(Settings(slots=slots), b"1")
+    context.open_with(Settings(slots=slots), b"1")
     state = ReceiveState(context, 30_000)
     state.subscription.connection = object() if subscribed else None
     return state
@@ -152,7 +152,7 @@ def test_a_topic_that_has_fewer_slots_now_waits_for_no_master_of_the_others() ->
     away = Unavailable("its master is away")
     away._repeat_for = 60.0
     assert state.away_slots.note(2, away)
-    state.context.mark_open(Settings(slots=2), b"2")
+    state.context.open_with(Settings(slots=2), b"2")
 
     steps, batches = run_with_replies(receive.receive(state, 1, 0), [-1, -1])
 
@@ -168,7 +168,7 @@ def test_a_topic_that_is_opened_again_while_its_consumer_sleeps_is_asked_for_all
     flow = receive.receive(state, 1, 5)
     assert describe(next(flow)) == "next_ready"
     assert describe(flow.send([-1] * 3)) == "await signal"
-    state.context.mark_open(Settings(slots=slots), b"2")
+    state.context.open_with(Settings(slots=slots), b"2")
     state.all_checked_at = 0.0
 
     command: Any = flow.send(set())

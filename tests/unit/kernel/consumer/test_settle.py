@@ -19,7 +19,7 @@ from rmq.kernel.transport.flow.steps import Command, Pipeline
 
 def context(slots: int) -> TopicContext:
     made = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
-    made.mark_open(Settings(slots=slots), b"1")
+    made.open_with(Settings(slots=slots), b"1")
     return made
 
 

@@ -20,7 +20,7 @@ from rmq.kernel.topic.spread import slot_rotation
 
 def context(**settings: Any) -> TopicContext:
     made = TopicContext("rmq", "orders", BYTES, ReplaySessions(), {})
-    made.mark_open(Settings(**settings), b"1")
+    made.open_with(Settings(**settings), b"1")
     made.spread = slot_rotation(made.settings.slots)  # begins at slot 0
     return made
 

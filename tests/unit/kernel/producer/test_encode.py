@@ -20,7 +20,7 @@ from rmq.kernel.topic.sessions import ReplaySessions
 
 def encoded(out: rmq.Outgoing, **settings: object) -> EncodedMessage:
     context = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
-    context.mark_open(Settings(slots=4), b"1")
+    context.open_with(Settings(slots=4), b"1")
     return encode(context, Settings(slots=4, **settings), out)  # type: ignore[arg-type]
 
 

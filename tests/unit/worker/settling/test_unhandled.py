@@ -39,7 +39,7 @@ def make_unhandled(**changes: Any) -> Unhandled:
     client = rmq.Client("redis://localhost:1/0")
     client.topic("orders").handler(type="known")(lambda body: None)
     handlers = client._handlers.by_topic["orders"]
-    handlers.context.mark_open(replace(Settings(), **changes), b"1")
+    handlers.context.open_with(replace(Settings(), **changes), b"1")
     return Unhandled(handlers)
 
 
