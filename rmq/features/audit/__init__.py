@@ -1,1 +1,1 @@
-"""Audits: compare the numbers of accepted messages with settled messages to find lost messages."""
+"""Audits: find lost messages by comparing numbers of accepted, settled and stored messages."""

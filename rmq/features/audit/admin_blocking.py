@@ -29,9 +29,9 @@ class AuditAdmin(AdminPart):
             topic: Name of the topic.
             older_than: Minimum time since a message was reported as accepted, in seconds or
                 as a timedelta.
-            forget: Account for missing messages, so that they are not reported again.
-            progress: Function that is called with (messages examined, messages in all) during
-                the work.
+            forget: Whether to forget missing messages, so that no later audit reports them.
+            progress: Function that is called with (examined messages, all messages) during the
+                work.
 
         Guarantee:
             A reported message is in no queue, and RMQ has neither settled nor removed it.

@@ -1,8 +1,8 @@
 """The audit: `rmq.Audit` numbers messages as they are sent, so that lost messages can be found.
 
-A script that removes a message (ack, cancel, purge, drop) also accounts for its number. A number is
-lost if it is not accounted for and no message in any queue has it. `rmq.features.audit.flows` looks
-for lost numbers.
+A script that removes a message (ack, cancel, purge, drop) also records that its number is accounted
+for. A number is lost if it is not accounted for and no message in any queue has it.
+`rmq.features.audit.flows` finds lost numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Missing(NamedTuple):
     """A range of numbers whose messages are missing.
 
     Attributes:
-        producer: Producer of the numbers, a client of a process: 10 hex digits.
+        producer: Id of the producer, which is one client in one process: 10 hex digits.
         slot: Index of the slot.
         first: First number.
         last: Last number.
@@ -53,7 +53,8 @@ class AuditResult(NamedTuple):
         waiting: Number of numbered messages that wait.
         in_flight: Number of numbered messages under a lease.
         dead: Number of numbered messages that are dead letters.
-        missing: Number of accepted messages that are not accounted for and in no queue.
+        missing: Number of accepted messages that are in no queue and not counted in `seen` or
+            `accounted`.
         lost: Missing numbers, in at most 1000 ranges.
     """
 
@@ -76,9 +77,9 @@ class Audit(Interceptor):
     not need it. A worker whose client has `rmq.Audit(every=60.0)` audits its topics itself.
 
     Args:
-        every: Interval between audits of a topic by all workers together, in seconds or as a
-            timedelta; None: workers do not audit.
-        older_than: Minimum time since a message was accepted, before an audit may report it.
+        every: Interval between two audits of a topic, by any of its workers, in seconds or as a
+            timedelta. Default: workers do not audit.
+        older_than: Minimum time since a message was accepted. Younger messages are not reported.
         on_missing: Function that is called with the result of an audit that found missing messages.
 
     Attributes:
@@ -101,7 +102,7 @@ class Audit(Interceptor):
         return ProducerSequence()
 
     def report(self, topic: str, result: AuditResult | None) -> None:
-        """Record the result of an audit; None: another worker did the audit."""
+        """Record the result of an audit, or None if another worker has done the audit."""
         if result is None:
             self.missing.pop(topic, None)
             return

@@ -1,7 +1,6 @@
 """The auditor: a worker's thread that looks for lost messages, if the client has `rmq.Audit`.
 
-The workers of a topic share the audits: the first worker in an interval audits the topic, and the
-other workers skip it.
+In each interval, the first worker of a topic audits it, and its other workers skip the audit.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-STOP_S = 1.0  # longest wait of a stop for the audit of the current page
+STOP_S = 1.0  # how long a stop waits for the audit of the current page
 
 
 class Auditor:
@@ -38,7 +37,8 @@ class Auditor:
 
     def _run(self) -> None:
         assert self._audit.every_ms is not None
-        # Randomly shorter than the interval, so that the workers do not all start together.
+        # The first wait is randomly shorter than the interval, so that workers do not audit
+        # together.
         while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
             for context in self._contexts:
                 if self._stop.is_set():

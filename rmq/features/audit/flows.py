@@ -1,8 +1,9 @@
-"""Audit a topic: find numbers of accepted messages that no message has.
+"""Audit a topic: find the numbers of accepted messages that are lost.
 
-An audit reads the open numbers of a topic, then all messages, then the open numbers again. A number
-is missing if it is open both times and no message has it. The script that removes a message
-accounts for its number in the same step, so the result is exact even for a busy topic.
+A number is open until the script that removes its message closes the number, in the same step. An
+audit reads the open numbers of a topic, then all messages, then the open numbers again. A number is
+missing if its message was accepted, the number is open both times, and no message has it. So the
+result is exact even for a busy topic.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _OpenNumbers:
 
 
 class _Account:
-    """The account of a slot, and its open numbers by producer."""
+    """The counts of a slot, and its open numbers by producer."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
@@ -58,7 +59,7 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read all open numbers of a slot, after `page` if the first page was read already."""
+    """Read all open numbers of a slot; `page` is the first page if it was read already."""
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)
@@ -71,11 +72,11 @@ def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> 
 
 
 class _LivingNumbers:
-    """The numbers of the messages that exist in a slot."""
+    """The numbers that the existing messages of a slot have."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, array[int]] = {}
-        self.counts = dict.fromkeys("spd", 0)  # by the first letter of the queue
+        self.counts = dict.fromkeys("spd", 0)  # messages by the first letter of their queue
 
     def add(self, members: list[bytes]) -> None:
         for member in members:
@@ -99,9 +100,9 @@ def audit(
     Args:
         context: Context of the topic.
         older_ms: Minimum time since a number was reported as accepted, in ms.
-        forget: Account for missing numbers, so that they are not reported again.
-        every_ms: Minimum time since the last call with this argument, in ms; if less time has
-            passed, the function returns None.
+        forget: Whether to close missing numbers, so that they are not reported again.
+        every_ms: Minimum time since the last call with `every_ms`, in ms. If less time has passed,
+            the function returns None.
         progress: Function that is called with (records read, records in all) during the work.
     """
     yield from opening.ensure_open(context, create=False)

@@ -19,7 +19,8 @@ class Audited(Answer):
     """The audit of a topic; the fields are the same as in `rmq audit`.
 
     Attributes:
-        missing: Number of accepted messages that are not accounted for and in no queue.
+        missing: Number of accepted messages that are in no queue and that no script has accounted
+            for.
         lost: Missing numbers, in at most 1000 ranges.
     """
 
@@ -42,12 +43,12 @@ async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> 
 
 
 class ForgetMissing(AuditQuery):
-    """Minimum age of the missing messages to account for: seconds since they were accepted."""
+    """Minimum age of the missing messages to forget: seconds since they were accepted."""
 
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)
 async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
-    """Account for missing messages, so that they are not reported again; return a last report."""
+    """Report missing messages a last time, and record them so that no audit reports them again."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)
     return show(found, Audited)
 

@@ -21,7 +21,7 @@ COLUMNS = {
 
 @PAGES.get("/topics/{topic}/audit")
 async def audit(request: PageRequest) -> View:
-    """Show the progress and the result of an audit; viewing starts no audit."""
+    """Show the progress and the result of an audit. Opening the page starts no audit."""
     await request.context.admin.settings(request.topic)  # raises if the topic does not exist
     reading = request.readings.known(_key(request))
     found: AuditResult | None = reading.found if reading else None

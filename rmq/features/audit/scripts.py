@@ -1,4 +1,4 @@
-"""Builders of commands of the audit: account for numbers, read open numbers, scan messages."""
+"""Builders of commands of the audit: close numbers, read open numbers, scan messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply of audit: the slot's account, and a page of the open numbers."""
+    """The reply of audit: the slot's counts, and a page of the open numbers."""
 
     now_ms: int
     numbered: int
@@ -23,9 +23,9 @@ class AuditOpenPage(NamedTuple):
 class AuditScanPage(NamedTuple):
     """The reply of audit_scan."""
 
-    cursor: bytes  # next page; b"0" at the end
+    cursor: bytes  # cursor of the next page, or b"0" at the end
     looked: int  # number of records read
-    # Whether this is the first page of a pass; on another server a pass starts again.
+    # Whether this is the first page of a pass. If another server answers, the pass starts again.
     is_first: bool
     living: list[bytes]
 
@@ -33,11 +33,11 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the open numbers; None: another caller did so within `every_ms`."""
+    """Read a page of the open numbers; return None if another caller did so within `every_ms`."""
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
         if not reply[0]:
-            return None  # the reply contains nothing else
+            return None  # then the reply has no other element
         return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
     return Command(

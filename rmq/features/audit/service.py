@@ -1,6 +1,6 @@
 """Audit topics whose producers number their messages, but whose workers do not audit.
 
-Server and workers share the audits of a topic: one audit in an interval is enough.
+One audit of a topic in an interval is enough, by any server or worker.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ log = logging.getLogger("rmq")
 
 EVERY_S = 30.0
 AUDIT_S = 600.0  # time between two audits of a topic
-WITHOUT_S = 1200.0  # time between two looks at a topic without numbered messages
+WITHOUT_S = 1200.0  # time between two checks of a topic without numbered messages
 OLDER_S = 60.0  # minimum age of the audited messages
 
 
 def _is_numbered(context: TopicContext) -> Flow[bool]:
-    """Return whether a topic has numbered messages, without the cost of an audit."""
+    """Return whether a topic has numbered messages, which is cheaper than an audit."""
     pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
     return any(page.numbered for page in pages)
 
@@ -43,7 +43,8 @@ class Audits(SurveyedService):
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
         self._audit = Audit(older_than=OLDER_S)
-        self._next_at: dict[str, float] = {}  # next audit of each topic, by the monotonic clock
+        # Time of the next audit by topic, on the monotonic clock.
+        self._next_at: dict[str, float] = {}
         self.missing: dict[str, int] = {}
 
     def run_once(self) -> int:
@@ -54,7 +55,7 @@ class Audits(SurveyedService):
         for name, counts in topics.items():
             if now < self._next_at.get(name, 0.0):
                 continue
-            # Keeps other servers and workers from auditing the topic in this time.
+            # No other server or worker audits the topic in this time.
             every_ms = round(AUDIT_S * 900)
             with self._problems.apart(name, self.name):
                 if not self._transport.run(_is_numbered(counts.context)):

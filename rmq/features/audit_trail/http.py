@@ -15,7 +15,7 @@ TABLE = Table("audits")
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The position of a list, encoded in its cursor: a time, and a record count of that time."""
+    """A position in the list, as cursors encode it: a time, and a count of its shown records."""
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
     seen: Annotated[int, msgspec.Meta(ge=1, le=9_000)]

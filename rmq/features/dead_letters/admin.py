@@ -38,7 +38,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            ids: Ids of the dead letters; None: all that meet the other conditions.
+            ids: Ids of the dead letters. Default: all dead letters that meet the other conditions.
             reason: Reason of the failure: failed, lease ran out, rejected, undecodable,
                 expired or unhandled.
             error: Text that the error must contain; case-insensitive.
@@ -48,15 +48,15 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
                 docs/dead-letters.md.
             to: Another topic, to which the messages are sent immediately. The topic must exist. A
                 message that it refuses stays dead, and `RedriveResult.refused` counts the reasons.
-            dry_run: Only count the dead letters.
+            dry_run: Whether to only count the dead letters.
             rate: Maximum number of messages per second.
             progress: Function that is called with (done, all) during the work.
 
         Guarantee:
             A message is dead or waiting, never both or neither. If the call is interrupted, run it
             again: it continues with the remaining dead letters. With `to`, a letter is stored in
-            the other topic once, even after an interruption. Until the call is repeated, such a
-            letter may be held in this topic.
+            the other topic once, even after an interruption. An interrupted call may leave letters
+            held in this topic; they stay held until the call is repeated.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -80,21 +80,21 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """Delete waiting messages ("store") or dead letters ("dead"); return their number.
 
         Messages in flight are not touched. Waiting messages are deleted permanently. Dead letters
-        go to the trash, from which `restore` returns them; they count as purged when they leave the
-        trash.
+        go to the trash, from which `restore` brings them back. They are counted as purged when they
+        are deleted from the trash.
 
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", or "dead".
-            ids: Ids of the dead letters; for this and the other conditions see `redrive`.
+            ids: See `redrive`. All conditions apply to dead letters only.
             reason: See `redrive`.
             error: See `redrive`.
             older_than: See `redrive`.
             type: See `redrive`.
             filter: See `redrive`.
-            keep: How long dead letters can be restored, in seconds or as a timedelta. None: 24
-                hours; 0: they are deleted permanently.
-            dry_run: Only count the messages.
+            keep: How long dead letters can be restored, in seconds or as a timedelta. Default: 24
+                hours. With 0 they are deleted permanently.
+            dry_run: Whether to only count the messages.
             progress: Function that is called with (done, all) during the work.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
@@ -116,14 +116,14 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> int:
         """Restore dead letters from the trash, with their time of death; return their number.
 
-        For the conditions see `redrive`; with `job`, the id of a purge, only letters of that purge
-        are restored. In a topic with a `dead_retention`, each letter stays for at least another 24
-        hours, or for the retention if that is shorter: a letter with less time left gets a later
-        time of death.
+        For the conditions see `redrive`. With `job`, the id of a purge, only letters of that purge
+        are restored. In a topic with a `dead_retention`, each restored letter stays for at least
+        another 24 hours, or for the retention if the retention is shorter. A letter with less time
+        left gets a later time of death.
 
         Guarantee:
-            A letter is in the trash or among the dead letters. If the call is interrupted, run it
-            again.
+            A letter is either in the trash or among the dead letters. If the call is interrupted,
+            run it again.
         """
         by = None if job is None else await self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
@@ -144,12 +144,12 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             filter: Filter that the dead letters must match.
-            cursor: Cursor of the previous page; None: start at the beginning.
+            cursor: Cursor of the previous page. Default: start at the beginning.
             limit: Maximum number of dead letters to return, 1 to 1000.
             scan: Maximum number of dead letters to examine. A page may therefore be short or empty
-                although more follow: continue while the page has a cursor.
-            raw: Return bodies as `rmq.kernel.core.record.Record`: with their codec, and not
-                decoded.
+                although more dead letters follow. Continue while the page has a cursor.
+            raw: Whether to return bodies undecoded, as `rmq.kernel.core.record.Record` with their
+                codec.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
@@ -163,7 +163,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> DeadLetterGroups:
         """Return the dead letters grouped by cause (fingerprint), largest group first.
 
-        All dead letters are read, in pages. At most 1000 groups are kept in memory; dead letters of
+        All dead letters are read, in pages. At most 1000 groups are returned. Dead letters of
         further groups are counted in `other`.
         """
         wanted = dead_letters_filter.given(filter)

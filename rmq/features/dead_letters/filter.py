@@ -69,7 +69,8 @@ class DeadLetterFilter:
 
     Attributes:
         text: Original text.
-        needs_body: Whether a condition reads the body; otherwise `matches` never reads it.
+        needs_body: Whether a condition reads the body. If False, `matches` does not decode the
+            body.
     """
 
     term: Term
@@ -88,7 +89,8 @@ def parse(text: str) -> DeadLetterFilter:
     """Parse a filter.
 
     Raises:
-        InvalidFilter: The text is not a filter; the error shows the position and what is expected.
+        InvalidFilter: The text is not a valid filter. The error message shows the position of the
+            mistake, and the text that is expected there.
         InvalidType: The filter is not a str.
     """
     if not isinstance(text, str):

@@ -26,7 +26,7 @@ _MISSING = object()  # the message has no such field
 
 
 class Letter:
-    """A dead letter for a filter, which decodes only the parts that conditions read.
+    """A dead letter as filters see it; only the parts that conditions read are decoded.
 
     The attributes are the same as the attributes of a `Message` from `reading.messages_of`.
     """
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a number, also from the text of a header; None for other values."""
+    """Return a number, which may be written as text, as in a header; None for other values."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)

@@ -28,8 +28,8 @@ from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep
 
-# Messages of one call, limited because other clients wait meanwhile: Redis frees bodies, and a
-# redrive copies failures.
+# Maximum number of messages of one call. Other clients wait during the call, in which Redis frees
+# bodies, and a redrive copies failures.
 CALL_MAX, REDRIVE_MAX = 200, 100
 
 
@@ -55,15 +55,15 @@ class Filter:
 
     Args:
         ids: Ids of the dead letters.
-        reason: Beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
-            expired, unhandled.
+        reason: Text with which the failure's reason begins: failed, lease ran out, rejected,
+            undecodable, expired, unhandled.
         error: Text that the error contains; case-insensitive.
         older_than: Minimum time since the message died, in seconds or as a timedelta.
         type: Type of the messages.
         filter: Filter, or its text, for example error contains "timeout" and body.order>100.
         trashed_by: Job that put the letter into the trash.
         died: Time of death of each of `ids`, in epoch ms, or None for any time. A letter that was
-            sent back and died again does not match.
+            sent back and died again has another time, so it does not match.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> b
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of matching dead letters by slot, without messages that die later."""
+    """Return the ids of matching dead letters by slot, without letters that die later."""
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
@@ -172,7 +172,10 @@ def redrive(
     progress: Progress | None,
     to: str | None = None,
 ) -> Flow[RedriveResult]:
-    """Send dead letters back, or to another topic; after an interruption, the rest stays dead."""
+    """Send dead letters back, or to another topic.
+
+    If the call is interrupted, the remaining letters stay dead.
+    """
     check_rate(rate)
     target = None if to is None else (yield from redrive_to.open_target(context, to))
     matching = yield from _matching(context, wanted)
@@ -211,7 +214,7 @@ def purge(
 ) -> Flow[int]:
     """Delete waiting messages or dead letters; return their number, also in a dry run.
 
-    Dead letters go to the trash for the time `keep` (None: 24 hours), unless `keep` is 0.
+    Dead letters go to the trash for the time `keep`, by default 24 hours. With 0 they are deleted.
     """
     queue = parse_queue(queue)
     if keep is None:
@@ -281,7 +284,8 @@ def _purge_all(
     if dry_run:
         return count
     for keys in context.slots:
-        # Delete at most the initial number: a producer may continue to send forever.
+        # Delete at most as many messages as there were at the start, because a producer may never
+        # stop sending.
         left = count - done
         while left > 0:
             step = min(CALL_MAX, left)

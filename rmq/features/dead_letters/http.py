@@ -75,7 +75,7 @@ class Redrive(DeadLetterConditions):
     Attributes:
         to: Name of the other topic.
         rate: Maximum number of messages per second.
-        dry_run: Only count the dead letters, and return a sample.
+        dry_run: Whether to only count the dead letters and return a sample.
     """
 
     to: Name | None = None
@@ -123,10 +123,11 @@ class NewJob(DeadLetterConditions):
     Attributes:
         to: For a redrive: another topic that gets the messages.
         rate: Maximum number of messages per second.
-        keep: For a purge: how long the messages can be restored, in seconds; 0: not at all.
+        keep: For a purge: how long the messages can be restored, in seconds. With 0 they are
+            deleted permanently.
         confirm: For a purge: name of the topic.
-        expected: Number of matching dead letters, if they were counted.
-        by: Name of the person who starts the job, for people to read.
+        expected: Number of matching dead letters, if you have counted them.
+        by: Name of the person who starts the job, for display.
     """
 
     verb: JobVerb = "redrive"
@@ -143,9 +144,9 @@ class Purge(DeadLetterConditions, kw_only=True):
 
     Attributes:
         confirm: Name of the topic.
-        keep: How long dead letters can be restored, in seconds; default 24 h; 0: they are deleted
-            permanently. Waiting messages are always deleted permanently.
-        dry_run: Only count the messages, and return a sample.
+        keep: How long dead letters can be restored, in seconds; default 24 h. With 0 they are
+            deleted permanently. Waiting messages are always deleted permanently.
+        dry_run: Whether to only count the messages and return a sample.
     """
 
     confirm: Name
@@ -205,7 +206,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
 
     Attributes:
         cursor: Cursor of an export that continues after this line.
-        codec: Number of the codec of the body; null: the record cannot be read.
+        codec: Number of the codec of the body, or null if the record cannot be read.
         body_base64: Body as the producer's codec wrote it.
         bodies_base64: Bodies of a message that collected several bodies.
     """
@@ -233,7 +234,8 @@ async def export_dead_letters(
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
-    The answer contains all of them. If it breaks off, `cursor` continues after its last line.
+    The answer contains all matching dead letters. If the connection breaks, send the request again
+    with the `cursor` of the last line that you received.
     """
     cursor, size = query.cursor, EXPORT_FIRST
     while True:
@@ -261,7 +263,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
     The messages keep ids, types, groups, headers and priorities. If the topic still has a message
-    with the id in any queue, the line is a duplicate and changes nothing; so you can repeat a
+    with the same id in any queue, the line is a duplicate and adds nothing. So you can repeat a
     request.
     """
     by_codec: dict[int, list[Outgoing]] = {}
@@ -284,7 +286,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
 
 
 class Redriven(Answer):
-    """Number of dead letters that matched, were sent, and cannot be read.
+    """Numbers of dead letters: how many matched, were sent back, and cannot be read.
 
     Attributes:
         refused: Number of letters that the other topic refused, which stay dead, by outcome.
@@ -302,7 +304,7 @@ class Redriven(Answer):
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
-    If a request ends before all are sent, repeat it: it continues with the remaining dead letters.
+    If a request ends before all dead letters are sent, repeat it. It continues with the rest.
     """
     done = await context.admin.redrive(
         path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
@@ -326,7 +328,7 @@ class Purged(Answer):
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
-    Dead letters can be restored for `keep` seconds, by default 24 hours; 0 deletes them
+    Dead letters can be restored for `keep` seconds, by default 24 hours. With 0 they are deleted
     permanently. Waiting messages cannot be restored.
     """
     check_confirm(body.confirm, path.topic)
@@ -398,7 +400,7 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return a body as its codec wrote it; join the bodies of a collecting message to a list."""
+    """Return a body as its codec wrote it; for a merged message, all its bodies as one list."""
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -464,9 +466,9 @@ class DeadLetterGroup(Answer):
     """Dead letters with the same cause; the fields are those of `rmq.DeadLetterGroup`.
 
     Attributes:
-        fingerprint: Fingerprint of the error; empty: no failure is stored.
-        first: Time at which the first of them died.
-        last: Time at which the last of them died.
+        fingerprint: Fingerprint of the error, or an empty text if no failure is stored.
+        first: Time at which the first of these letters died.
+        last: Time at which the last of these letters died.
         example: Id of the last dead letter.
         error: Error of the example.
     """

@@ -1,8 +1,8 @@
 """Pages of dead letters: by cause, as a filtered list, and the trash; actions on dead letters.
 
 An action needs two pages. The first page shows how many letters match, some of them, and the
-command that does the same; the second page acts. Both apply to the letters that were dead when the
-first page was shown, by a condition on the time of death.
+command that does the same; the second page acts. Both pages have a condition on the time of death,
+so they apply only to the letters that were dead when the first page was shown.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PAGES = Pages()
 
 ROWS = 50
 SCAN = 5_000  # dead letters that a filtered page examines in one read
-SEARCH_S = 2.0  # longest search of a page for a first match
-GROUPS_S = 30.0  # groups are counted again after this time
-GROUPS_SHOWN_S = 1.0  # longest wait of a page for groups, before it shows the progress
+SEARCH_S = 2.0  # longest search for the first match of a page
+GROUPS_S = 30.0  # after this time, groups are counted again
+GROUPS_SHOWN_S = 1.0  # longest wait of a page for its groups; then the page shows the progress
 COUNTED_S = 3.0  # longest count of the letters of an action; then the page says "at least"
 SAMPLE = 5
 WORD_CHARS = 60  # length of a suggested value
@@ -209,7 +209,7 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Return a filter for matching letters that are dead by now, which excludes later deaths."""
+    """Add a condition to a filter: letters that die after this moment do not match."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
@@ -245,7 +245,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching letters, within the time limit of a page; a live page asks again."""
+    """Count matching letters within the time limit of a page; a live page counts again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
@@ -279,7 +279,7 @@ async def _counted(
 
 
 def _moment(text: str | None) -> datetime:
-    """Parse the time of the query, after which deaths are ignored."""
+    """Parse the time at which the page was shown; letters that died later are ignored."""
     try:
         moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
@@ -309,7 +309,7 @@ def _rate(text: str) -> float:
 
 
 def _words(found: list[web_message.StoredMessage]) -> str:
-    """Return suggestions for a filter, as lines: a field, and its values on the page."""
+    """Return suggestions for a filter, one line per field: its name, and its values on the page."""
     values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
 
     def add(name: str, value: str) -> None:

@@ -33,10 +33,10 @@ class DeadLetterGroup:
     """Dead letters with the same cause.
 
     Attributes:
-        fingerprint: 12 hex digits; '' if no failure is stored.
+        fingerprint: Fingerprint of the error, 12 hex digits. Empty if no failure is stored.
         count: Number of dead letters.
-        first: Time at which the first of them died.
-        last: Time at which the last of them died.
+        first: Time at which the first of these letters died.
+        last: Time at which the last of these letters died.
         example: Id of the last dead letter.
         reason: Reason of the example, as `Failure.reason`.
         error: Error of the example.
@@ -124,7 +124,7 @@ class DeadLetterPage(NamedTuple):
 
     Attributes:
         messages: Dead letters, oldest first in each slot.
-        cursor: Cursor of the next page; None: this is the last page.
+        cursor: Cursor of the next page, or None on the last page.
     """
 
     messages: list[Message]
@@ -201,7 +201,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[DeadLetterPage]:
-    """Return at most `limit` matching dead letters after a cursor, examining at most `scan`.
+    """Return at most `limit` matching dead letters after a cursor; examine at most `scan`.
 
     `raw`: return records as bodies.
     """

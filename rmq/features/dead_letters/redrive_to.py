@@ -1,9 +1,9 @@
-"""Redrive dead letters to another topic: each letter once, even after interruptions.
+"""Redrive dead letters to another topic; each letter is stored once, even after interruptions.
 
-Two slots cannot change in one step. So a letter is first held in its slot, then stored in the other
-topic, which records the letter under the token of the hold, and finally removed from its slot. A
-process that finds a held letter continues with the same token.
-docs/decisions/0045-redrive-to-another-topic.md explains why that is enough.
+The slots of two topics cannot change in one step, so a redrive has three steps. First, the letter's
+slot marks the letter as held, with a token. Then the other topic stores the letter and records the
+token. Finally, the slot removes the letter. A process that finds a held letter continues with the
+same token. docs/decisions/0045-redrive-to-another-topic.md explains why these steps are enough.
 
 The module also builds the record that a dead letter gets in the other topic.
 """
@@ -28,7 +28,8 @@ from rmq.kernel.transport.flow.steps import Flow, RawCommand, durable_pipeline, 
 
 # The message's former topic, and its id there.
 FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"
-AUDIT_MARK = "rmq-audit"  # the number of a producer, which counts for the former slot only
+# Header with the number of an audited producer, which is valid in the former slot only.
+AUDIT_MARK = "rmq-audit"
 
 
 class MovedRecord(NamedTuple):
@@ -84,16 +85,17 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
 
 
 PAGE = 200  # letters of one call; each takes Redis about 10 us
-PAGE_BYTES = 4 * 1024 * 1024  # limit for records and bodies of one call, which scripts copy
+# Maximum size of the records and bodies of one call, because scripts copy them.
+PAGE_BYTES = 4 * 1024 * 1024
 _DERIVED = 0x80  # bit in the first byte of ids that come from a dedup key
 
 
 def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
-    """Return the opened context of the topic that gets the dead letters.
+    """Open the topic that gets the dead letters, and return its context.
 
     Raises:
-        InvalidValue, InvalidType: The name is not valid or names the same topic; or the topic has
-            groups, and a slot count that would not keep a group's messages in the group's slot.
+        InvalidValue, InvalidType: The name is not valid, or names the same topic. Or the topic has
+            groups, and its number of slots would put messages of one group into two slots.
         TopicNotFound: The topic does not exist.
     """
     target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
@@ -122,9 +124,9 @@ class Redrive:
         keys: Slot of the letters.
         target: The other topic, opened.
         token: Name of this attempt, 8 bytes.
-        died_by_ms: Latest time of death; letters that died later count as gone.
-        is_own_token: Whether an earlier attempt may have used this token; letters that it moved
-            then count as moved by this attempt.
+        died_by_ms: Latest time of death. Letters that died later count as gone.
+        is_own_token: Whether an earlier attempt may have used this token. If so, letters that the
+            earlier attempt moved count as moved by this attempt.
     """
 
     source: TopicContext
@@ -135,7 +137,7 @@ class Redrive:
     is_own_token: bool = False
 
     def move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move letters by id; return a letter of `LETTERS` of `jobs/job.py` for each."""
+        """Move dead letters by id; return one character of `LETTERS` (`jobs/job.py`) for each."""
         letters, size = "", PAGE
         while len(letters) < len(ids):
             done = yield from self._move(ids[len(letters) : len(letters) + size])
@@ -144,7 +146,7 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move the first of these letters, as many as one call can carry."""
+        """Move the first of these dead letters, as many as fit into one call."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -166,8 +168,8 @@ class Redrive:
             answer = yield from _send(self.target, slot, arrivals)
             for (place, _), letter in zip(group, answer.letters, strict=True):
                 letters[place] = letter
-            # Letters that are stored in too few copies stay held here; the next attempt waits for
-            # copies.
+            # A letter that too few replicas have confirmed stays held here. The next attempt waits
+            # for the replicas again.
             sent = [(place, arrival) for place, arrival in group if letters[place] != "n"]
             if not sent:
                 continue
@@ -195,8 +197,8 @@ class Redrive:
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
-        # The hold named the slot and is missing as well; the topic may have been resized since
-        # then.
+        # The hold named the other topic's slot, but it is gone as well, and that topic may have
+        # been resized since then.
         entries = [member_of(ids[place]) + self.token for place in gone]
         asked = {slots[place] for place in gone}
         for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
@@ -219,17 +221,18 @@ class Redrive:
 
 
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
-    """Return the other topic's slot, which is the same for all messages of an order.
+    """Return the other topic's slot, which is the same for all messages that must stay in order.
 
-    If the other topic has as many slots, or a divisor of that number, the result is also the slot
-    of the messages' group or order key. Ids with a dedup key use the topic's first number of slots.
+    If both topics have the same number of slots, or the other topic has a divisor of it, the result
+    is also the slot that the group or the slot basis of the message chooses. Ids with a dedup key
+    use the topic's first number of slots.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
 
 
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
-    """Return how many of the first letters fit into one call; at least one."""
+    """Return how many of these dead letters, from the first on, fit into one call; at least one."""
     size = 0
     for count, each in enumerate(held):
         size += len(each.record)
@@ -246,9 +249,10 @@ def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
 
 
 def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
-    """Store the letters in a slot of the other topic, which may be resized meanwhile.
+    """Store dead letters in a slot of the other topic, which may be resized during the call.
 
-    The result has an n for each letter that is stored in fewer copies than the topic requires.
+    The result has the character n for each letter that is stored with less durability than the
+    topic requires.
     """
     times = 0
     while True:

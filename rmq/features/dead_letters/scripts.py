@@ -21,7 +21,7 @@ def redrive(
     ids: Sequence[bytes],
     died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Send dead letters back; return a letter for each: 1 sent, 0 not dead, x unreadable.
+    """Send dead letters back; return a character for each: 1 sent, 0 not dead, x unreadable.
 
     `died_by_ms`: messages that died later count as not dead.
     """
@@ -40,8 +40,8 @@ class DropExpiredReply(NamedTuple):
     """The reply of drop_expired."""
 
     expired: int  # waiting messages that were removed
-    next_rank: int  # start of the next page; -1: the end
-    soonest_ms: int  # earliest expiry among the remaining messages; 0: none expires
+    next_rank: int  # rank of the next page's first message, or -1 at the end
+    soonest_ms: int  # earliest expiry among the remaining messages, or 0 if none of them expires
 
 
 def drop_expired(
@@ -68,7 +68,7 @@ def trash(
 ) -> Command[str]:
     """Put dead letters into the trash, or delete them if `keep_ms` is 0.
 
-    Returns a letter for each: 1 done, 0 not dead.
+    Returns a character for each: 1 done, 0 not dead.
 
     `died_by_ms`: messages that died later count as not dead.
     """
@@ -87,7 +87,7 @@ def trash(
 
 
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
-    """Restore dead letters; return a letter for each: 1 restored, 0 not in the trash."""
+    """Restore dead letters; return a character for each: 1 restored, 0 not in the trash."""
     return Command(
         script_loader.load("restore"),
         (keys.slot, keys.dead, keys.trash, keys.deaths),
@@ -114,7 +114,7 @@ class HeldLetter(NamedTuple):
 
 
 class HoldReply(NamedTuple):
-    """The reply of redrive_hold: a letter for each id, and the held letters in the same order."""
+    """The reply of redrive_hold: a character for each id, and the held letters, in this order."""
 
     now_ms: int
     letters: str
@@ -125,8 +125,8 @@ class Arrival(NamedTuple):
     """A dead letter to be stored in the other topic.
 
     Attributes:
-        entry: Its member and the token.
-        head: First four bytes of its record; "t" or "x": the reason not to store it.
+        entry: Member of the letter, and the token of the hold.
+        head: First four bytes of the record. Or the reason not to store the letter: "t" or "x".
         rest: Bytes of the record from byte 9 on.
     """
 
@@ -136,7 +136,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalReply(NamedTuple):
-    """The reply of redrive_send: a letter for each arrival."""
+    """The reply of redrive_send: a character for each arrival."""
 
     now_ms: int
     letters: str
@@ -173,7 +173,7 @@ def redrive_hold(
 def redrive_send(
     context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival]
 ) -> Command[ArrivalReply]:
-    """Store dead letters from another topic, each once."""
+    """Store dead letters that come from another topic; each letter is stored once."""
     return Command(
         script_loader.load("redrive_send"),
         (
@@ -193,7 +193,7 @@ def redrive_settle(
 ) -> Command[str]:
     """Remove dead letters that another topic has stored, and release letters that it refused.
 
-    Returns a letter for each: 1 removed, r released, 0 no longer held.
+    Returns a character for each: 1 removed, r released, 0 no longer held.
 
     `outcomes`: entry of redrive_send, and whether it was stored.
     """

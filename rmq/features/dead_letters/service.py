@@ -1,4 +1,4 @@
-"""Expire messages in topics without consumers: drop them, or make them dead letters.
+"""Expire waiting messages in topics without consumers: drop them, or make them dead letters.
 
 Consumers expire the messages that they would receive. No index lists the messages that expire, so
 this service reads the waiting messages of a slot, a limited number at a time. It reads a slot again
@@ -21,7 +21,7 @@ from rmq.kernel.transport.single.blocking import Transport
 log = logging.getLogger("rmq")
 
 EVERY_S = 15.0
-LIMIT = 500  # messages of one call
+LIMIT = 500  # maximum number of messages of one call
 CALLS_MOST = 50  # calls of one run, for all topics; the next run continues
 # Counters that change when a slot gets messages that could be received.
 ARRIVALS = (
@@ -47,8 +47,9 @@ class _SlotPass:
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
-    rank: int = -1  # start of the next page; -1: the pass has ended
-    soonest_ms: int = 0  # earliest expiry among the remaining messages; 0: none expires
+    rank: int = -1  # rank of the next page's first message, or -1 if the pass has ended
+    # Earliest expiry among the remaining messages, or 0 if none of them expires.
+    soonest_ms: int = 0
 
     def note(self, reply: DropExpiredReply) -> None:
         self.rank = reply.next_rank
@@ -57,7 +58,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Search slots from which no message was received between two surveys."""
+    """Expire messages in slots from which no message was received between two surveys."""
 
     name = "expiry"
     every_s = EVERY_S

@@ -12,7 +12,7 @@ WAITAOF_SINCE = (7, 2)
 HASH_SLOTS = 16_384  # hash slots of a Cluster
 UNUSABLE = "slots of topics there cannot be used"
 
-# The meaning of appendfsync for an acknowledged message, for the text of a finding.
+# By value of appendfsync: how safe an acknowledged message is, as text of a finding.
 _WINDOWS = {
     "always": "each write is on disk before it is answered",
     "everysec": "a power loss takes what was sent in the last second, two while the disk is busy",
@@ -92,7 +92,7 @@ def _copies(topic: TopicOverview) -> int:
 
 
 def replication(look: Look) -> Flow[list[Sight]]:
-    """Check replicas, and whether there are as many as sends wait for."""
+    """Check replicas, and whether there are enough for the sends that wait for replicas."""
     topics, found = (yield from look.topics()), []
     needed = max(map(_copies, topics), default=0)
     names = [topic.name for topic in topics if needed and _copies(topic) == needed]

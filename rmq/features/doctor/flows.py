@@ -59,7 +59,7 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def chosen(only: Iterable[str] | None) -> list[Check]:
-    """Return the checks with these names, in the doctor's order; None: all checks.
+    """Return the checks with these names, or all checks if `only` is None, in the doctor's order.
 
     Raises:
         InvalidValue: A name is not the name of a check.
@@ -76,7 +76,8 @@ def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding
 
     Raises:
         InvalidValue: A name is not the name of a check.
-        Unavailable, OutcomeUnknown: Redis cannot be reached. For a cluster, one master is enough.
+        Unavailable, OutcomeUnknown: Redis cannot be reached (in a cluster: no master can be
+            reached).
     """
     look, findings = Look(prefix), list[Finding]()
     yield from look.on_masters("PING", "PING")  # finds out which masters of a cluster answer

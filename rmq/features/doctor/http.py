@@ -14,7 +14,7 @@ TABLE = Table("audits")
 
 
 class DoctorQuery(Request):
-    """Names of checks, separated by commas; absent: all checks."""
+    """Names of the checks to make, separated by commas; without names, all checks."""
 
     only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
 

@@ -29,10 +29,11 @@ class Finding(NamedTuple):
 
     Attributes:
         check: Name of the check.
-        severity: "ok". "skipped": the check was not possible. "note": useful to know. "warning": a
-            future problem. "error": a present problem, or a broken promise.
+        severity: "ok" (no problem), "skipped" (the check was not possible), "note" (useful to
+            know), "warning" (may become a problem) or "error" (a problem now, or a setting that
+            cannot be kept).
         evidence: Observed facts.
-        fix: Command that fixes the problem; empty: none.
+        fix: Command that fixes the problem, or an empty text if there is none.
     """
 
     check: str
@@ -50,9 +51,12 @@ class Sight(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The clock of a master, and its lead over the local clock, to half a round trip."""
+    """The clock of a master, and how far it is ahead of the local clock.
 
-    address: str  # empty if there is a single server
+    The difference is accurate to half a round trip.
+    """
+
+    address: str  # empty if there is only one server
     ahead_s: float
     round_trip_s: float
 
@@ -69,7 +73,7 @@ class Info(dict[str, str]):
         return cls(line.split(":", 1) for line in lines if ":" in line)
 
     def number(self, name: str) -> int:
-        """Return a figure, or 0 if it is missing."""
+        """Return a field as a number, or 0 if it is missing."""
         text = self.get(name, "0")
         return int(text) if text.isdecimal() else 0
 
@@ -87,7 +91,7 @@ class Info(dict[str, str]):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Version of Redis that the server is compatible with."""
+        """Version of Redis with which the server is compatible, as numbers."""
         parts = self.get("redis_version", "0").split(".")
         return tuple(int(part) for part in parts if part.isdecimal())
 
@@ -102,14 +106,17 @@ class Info(dict[str, str]):
 
 
 def pairs(reply: Any) -> dict[str, str]:
-    """Return names and values of a reply; RESP3 returns a map."""
+    """Return a reply of names and values as a dict; with RESP3 it is a map already."""
     is_map = isinstance(reply, Mapping)
     items = reply.items() if is_map else zip(reply[::2], reply[1::2], strict=True)
     return {name.decode(): value.decode(errors="replace") for name, value in items}
 
 
 class Look:
-    """Read Redis for the checks. A failed read is raised again in each check that needs it."""
+    """Read Redis for the checks, each thing once.
+
+    If a read fails, each check that needs it gets the same error.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -144,7 +151,7 @@ class Look:
         if pattern not in self._config:
             addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
             found = [pairs(reply) for reply in replies]
-            # A master has died meanwhile.
+            # A master has died since the last read.
             if self._infos is not None and len(found) < len(self._infos):
                 by_address = dict(zip(addresses, found, strict=True))
                 found = [by_address.get(info.node, {}) for info in self._infos]
@@ -212,7 +219,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return addresses as the beginning of a line; empty for a single server."""
+    """Return addresses as the beginning of a line, or an empty text if there is only one server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 
@@ -228,7 +235,7 @@ def some(names: list[str], most: int = 3) -> str:
 
 
 def as_one(sights: list[Sight]) -> list[Sight]:
-    """Join results of the same kind, worst first, to one result.
+    """Join results of the same kind, which are sorted worst first, into one result.
 
     The evidence of each result must begin with the name of its topic and a colon.
     """

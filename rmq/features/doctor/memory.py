@@ -7,8 +7,10 @@ from rmq.kernel.topic.opening import SAFE_POLICY
 from rmq.kernel.transport.flow.steps import Flow
 
 NEAR, AT_LIMIT = 0.80, 0.95  # fractions of maxmemory
-PACKED_MOST = 1024  # entries of a packed list, which each read and change scans
-NOTE_BYTES = 84  # length of a value that makes a slot's hash a table (lua/topic/slot.lua)
+# Maximum number of entries of a packed list, because each read and write scans the list.
+PACKED_MOST = 1024
+# lua/topic/slot.lua writes a value of this length, so that Redis stores the hash as a table.
+NOTE_BYTES = 84
 FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
 
 
@@ -56,7 +58,7 @@ def limit(look: Look) -> Flow[list[Sight]]:
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return the limits of packed lists that are too high on a server."""
+    """Return a finding for each limit of packed lists that is too high on a server."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")
@@ -92,7 +94,7 @@ _LAZYFREE = Sight(
 def encodings(look: Look) -> Flow[list[Sight]]:
     """Check the limits of packed lists, and whether deleted keys are freed in the background."""
     infos = yield from look.infos()
-    # Two names of one setting, or nodes of a cluster, may have the same result.
+    # Remove duplicates: a setting may have two names, and a cluster several nodes.
     seen: dict[Sight, list[str]] = {}
     for info, settings in zip(infos, (yield from look.config("*-max-*")), strict=False):
         for sight in _packed(settings):

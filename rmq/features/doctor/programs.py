@@ -20,7 +20,7 @@ DRYRUN_SINCE = (7, 0)
 
 
 def clock(look: Look) -> Flow[list[Sight]]:
-    """Compare the clock of Redis with the local clock, which RMQ itself does not depend on."""
+    """Compare the clock of Redis with the local clock, which programs compute due times from."""
     clocks = yield from look.clocks()
     # Each topic has slots on all masters.
     farthest = max(clocks, key=lambda each: abs(each.ahead_s))
@@ -114,7 +114,10 @@ def versions(look: Look) -> Flow[list[Sight]]:
 
 
 def rights(look: Look) -> Flow[list[Sight]]:
-    """Find the roles of RMQ that this Redis user has, by ACL DRYRUN, which runs nothing."""
+    """Find the roles of RMQ that this Redis user has.
+
+    ACL DRYRUN checks a right without running the command.
+    """
     infos = yield from look.infos()
     if any(info.numbers < DRYRUN_SINCE for info in infos):
         return [Sight("skipped", "ACL DRYRUN needs Redis 7.0 or Valkey")]
@@ -159,7 +162,7 @@ def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
         _, replies = yield from look.on_masters("COMMAND INFO", "COMMAND", "INFO", command)
         described = replies[0][0]
         if described is None:
-            return True  # the server does not have the command, so the right is not needed
+            return True  # this server does not have the command, so RMQ does not use it
         least, first = abs(int(described[1])), int(described[3])
         words = name + ["1"] * (least - len(name))
         if first > 0 and first < len(words):
@@ -170,5 +173,5 @@ def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
     except AccessDenied:
         raise
     except RMQError:
-        return True  # the arguments are refused, not the right
+        return True  # the server refused the arguments, so the right exists
     return all(reply in (b"OK", True) for reply in replies)

@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Check for refused commands and low limits; none of them requires a repair."""
+    """Check for refused commands and low limits; RMQ works with them, but does less."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)
@@ -87,7 +87,7 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Return limits of connections and databases that a client may reach, if they can be read."""
+    """Describe limits on connections and databases that a client may reach, if they can be read."""
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]

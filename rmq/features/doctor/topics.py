@@ -23,22 +23,26 @@ from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scrip
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_away
 
-CHANNELS = 1000  # channels of one command
+CHANNELS = 1000  # maximum number of channels in one command
 SLOTS_MOST = 200  # slots that are examined individually, fullest first
-BIG_MEMBERS = 1_000_000  # messages of one slot
-BIG_BYTES = 512 * MIB  # bytes of one key
-WEIGHED, SAMPLES = 8, 20  # keys whose memory is measured, and members that Redis samples for it
-SKEW, SKEW_LEAST = 4.0, 1000  # multiple of the mean; minimum number of messages of a topic
+BIG_MEMBERS = 1_000_000  # a slot with more messages is reported
+BIG_BYTES = 512 * MIB  # a key with more bytes is reported
+# Number of keys whose memory is measured; members that Redis samples for a key.
+WEIGHED, SAMPLES = 8, 20
+# A slot with this multiple of the mean is reported, if its topic has this many messages.
+SKEW, SKEW_LEAST = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
-# A running command finishes a resize at once, and a server soon, if no older messages are left.
+# If no older messages are left, a running command finishes a resize immediately, and a server soon.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
-UNATTENDED_MS = 10 * 60_000  # limit for a resize with older messages, if no server runs
-RESIZE_PAGES = 500  # pages of a topic, 100 records each
+# A resize with older messages is reported after this time, if no server runs.
+UNATTENDED_MS = 10 * 60_000
+RESIZE_PAGES = 500  # maximum number of pages that are read of a topic, each with 100 records
 MISSED_MS = 60_000
-GROUPS_LOOKED = 5000  # groups of a topic that are read to find the names of held groups
+# Maximum number of groups that are read of a topic, to find the names of held groups.
+GROUPS_LOOKED = 5000
 
 
 def readable(look: Look) -> Flow[list[Sight]]:
@@ -72,7 +76,7 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return slots with messages (or with members of the queue `count`), fullest first."""
+    """Return the slots with messages, fullest first; with `count`, by the members of that queue."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
@@ -115,9 +119,9 @@ _QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
 def queue_members(look: Look) -> Flow[list[Sight]]:
     """Check for messages that are in no queue, because Redis or somebody removed a key.
 
-    Scripts always write a message's record and its queue position together, so the two counts,
-    which one script reads, are equal in every slot. Consumers turn a message into a dead letter if
-    its record is missing or too short.
+    Scripts always write a message's record and its position in a queue together. So each slot has
+    as many records as queue positions, and one script reads both counts. If a record is missing or
+    too short, consumers turn its message into a dead letter.
     """
     broken, found = list[Sight](), list[tuple[float, Sight]]()
     topics = yield from look.topics()
@@ -157,7 +161,7 @@ def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
 def _without_record(
     topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
 ) -> Flow[list[str]]:
-    """Return messages of a queue whose record is missing or too short, among its newest `most`."""
+    """Return ids among the newest `most` of a queue whose record is missing or too short."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
@@ -171,8 +175,8 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
         if len(held) < 2 or sum(held) < SKEW_LEAST:
             continue
         most, mean = max(held), sum(held) / len(held)
-        # With few slots no slot can hold four times the mean; 90 % of all messages is the limit
-        # then.
+        # With up to four slots, no slot can have more than four times the mean. Then a slot is
+        # reported if it has 90 % of all messages.
         if most >= min(SKEW * mean, 0.9 * sum(held)):
             text = (
                 f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
@@ -186,7 +190,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
-    """Check for ordered slots that wait for one message, and find its holder."""
+    """Check for ordered slots that wait for one message, and find the handler that runs it."""
     now_ms = yield from look.now_ms()
     runs = [
         (run.topic, MessageId.parse(run.id).slot, worker, run)
@@ -227,7 +231,7 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
 
 
 def _partly(text: str, count: int, what: str) -> Sight:
-    """Return an "ok" result, or a note if only a part was examined."""
+    """Return an "ok" result, or a "note" if only some slots or topics were examined."""
     if count <= SLOTS_MOST:
         return Sight("ok", text)
     return Sight("note", f"{text} in the {SLOTS_MOST} fullest of {count} {what}")
@@ -414,7 +418,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
 
 
 def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
-    """Return the group that may hold most messages of a topic, and the number of its held messages.
+    """Return the group that may have most held messages of a topic, and the number of them.
 
     The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So a group
     with more than half of all held messages includes the message in the middle of the fullest slot.
@@ -448,7 +452,7 @@ def resizes(look: Look) -> Flow[list[Sight]]:
         try:
             may_wait = yield from resize.may_wait(topic.context, RESIZE_PAGES)
         except TopicVanished:
-            may_wait = False  # a slot does not know the new number yet
+            may_wait = False  # a slot has not yet been switched to the new number of slots
         found.append(_resize(topic, resizing, now_ms - resizing.since_ms, may_wait, leader))
     return [
         sight
@@ -460,7 +464,7 @@ def resizes(look: Look) -> Flow[list[Sight]]:
 def _resize(
     topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
 ) -> Sight:
-    """Judge a resize by its age, by the messages it waits for, and by whether a server runs."""
+    """Return the finding for a resize, by its age, its older messages, and the running servers."""
     slots = topic.settings.slots
     text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"

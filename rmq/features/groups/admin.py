@@ -30,9 +30,10 @@ class AsyncGroupAdmin(AsyncAdminPart):
                 messages out first. "stopped": groups that are paused, or held by a dead letter,
                 first. "name": by name.
             limit: Maximum number of groups, 1 to 10 000.
-            skip: Number of groups to skip, for example the groups of previous pages.
-            scan: Maximum number of groups to examine. If there are more, the result covers only the
-                examined groups.
+            skip: Number of groups at the beginning of the order to leave out, for example those of
+                earlier pages.
+            scan: Maximum number of groups to examine. If the topic has more groups, the result
+                covers only the examined groups.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -43,13 +44,15 @@ class AsyncGroupAdmin(AsyncAdminPart):
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
         """Return the state of a group, or None if no message is out and the group is not stopped.
 
-        After a resize, a group may be in several slots (`groups` lists each of them). Then the
-        result is the state in the slot that is stopped, or in the slot with most held messages.
+        After a resize, a group may have messages in several slots, and `groups` lists the group
+        once for each slot. This method returns the state in the slot in which the group is stopped,
+        or else in the slot with most held messages.
 
         Args:
             topic: Name of the topic.
             group: Name of the group.
-            id: A message of the group; `ahead` is then the number of held messages before it.
+            id: Id of a message of the group. `GroupState.ahead` is then the number of held messages
+                before it.
         """
         return await self._run(flows.group(self._context(topic), group, id))
 
@@ -67,9 +70,10 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.group_resume(self._context(topic), group, "paused"))
 
     async def group_release(self, topic: str, group: str) -> bool:
-        """Release a group that a dead letter holds (`on_dead="hold"`); return False if none does.
+        """Release a group that a dead letter holds (`on_dead="hold"`); return whether it was held.
 
-        The dead letter stays dead. If you redrive it before the release, it is delivered first.
+        The dead letter stays dead. If you redrive the dead letter before the release, it is
+        delivered first.
         """
         return await self._run(flows.group_resume(self._context(topic), group, "dead"))
 
@@ -84,7 +88,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
             topic: Name of the topic.
             group: Name of the group.
             dry_run: Only count the messages.
-            progress: Function that is called with the number of deleted messages, and the least
-                number in all.
+            progress: Function that is called with (deleted messages, messages at the start) during
+                the work.
         """
         return await self._run(flows.group_purge(self._context(topic), group, dry_run, progress))

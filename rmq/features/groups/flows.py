@@ -22,7 +22,8 @@ from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.spread import slot_of
 from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
-SCAN = 100_000  # groups that a list examines; Redis returns about 30 000 per second
+# Maximum number of groups that a list examines; Redis returns about 30 000 per second.
+SCAN = 100_000
 PURGED = 100  # messages deleted by one call
 Sort = Literal["held", "oldest", "out", "stopped", "name"]
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -40,7 +41,7 @@ class GroupPage(NamedTuple):
 
     Attributes:
         groups: The groups.
-        looked_at: Number of groups examined; there are more unless `complete`.
+        looked_at: Number of groups that were examined. The topic has more groups unless `complete`.
         complete: Whether all groups were examined.
     """
 
@@ -50,7 +51,7 @@ class GroupPage(NamedTuple):
 
 
 def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupPage]:
-    """Return the first groups of a topic in an order, after `skip` groups."""
+    """Return groups of a topic in the order `sort`, without the first `skip`."""
     if sort not in _SORTS:
         raise InvalidValue(f"sort: {sort!r:.80}; give {', '.join(_SORTS)}")
     check_int(limit, "limit", 1, 10_000)
@@ -100,7 +101,7 @@ def group_pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End the pause of a group, or its stop by a dead letter; return whether it was stopped."""
+    """End the pause of a group, or release it from a dead letter; return whether it was stopped."""
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))
@@ -114,9 +115,11 @@ def group_purge(
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
         page = yield scripts.groups(keys, name=name)
-        most = sum(state.held for state in page.groups)  # a producer may continue to send forever
+        # Only as many as are held now, because a producer may never stop sending.
+        most = sum(state.held for state in page.groups)
         lanes = [ScoreRange(*each) for ranges in page.ranges for each in ranges]
-        # Delete held messages first: otherwise Redis would make them available one after the other.
+        # Delete held messages first. Otherwise each deletion would make the next held message
+        # available.
         ids = yield from _ids_in(keys, name, lanes, most)
         ids += yield from _ids_in(keys, name, [ScoreRange("0", "+inf")], None)
         waiting.append((keys, ids))
@@ -137,13 +140,14 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return up to `most` messages of a group in some ranges of scores."""
+    """Return up to `most` messages of a group from these ranges of scores."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()
         if not members:
             break
-        # An empty lane is given to another group, so only the record proves which group it is.
+        # If a group has no more messages, its range of scores (lane) is given to another group. So
+        # only the record proves to which group a message belongs.
         ids += [member.id for member in members if _group_of(member) == name]
     return ids[:most]
 
@@ -165,7 +169,7 @@ def _open(context: TopicContext) -> Flow[None]:
 
 
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
-    """Return the slots that may have messages of a group: one for each slot count so far."""
+    """Return the slots that may have messages of a group, one for each slot count so far."""
     check_group(name)
     numbers = context.settings.slot_numbers
     return [context.slots[at] for at in dict.fromkeys(slot_of(name, n) for n in numbers)]

@@ -66,12 +66,13 @@ class Group(Answer):
     """A group; the fields are the same as in `rmq groups ls`.
 
     Attributes:
-        held: Number of messages that wait for the messages that are out.
-        out: Number of messages that are available, in flight, or retried.
+        held: Number of messages that RMQ holds until messages that are out are settled.
+        out: Number of messages that are out: a worker may take them, has them in flight, or retries
+            them.
         is_held: Whether a dead letter stopped the group.
         message: Id of the message that is out, if the topic allows one at a time.
-        retried: Time of that message's retry.
-        in_flight: Whether that message is in flight.
+        retried: Time of the retry of `message`.
+        in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group.
         ahead: Number of held messages before the message in the request.
         waits_for: Reason why messages are held, in words.
@@ -109,7 +110,7 @@ class GroupPurged(Answer):
 
 
 def group_of(state: GroupState) -> Group:
-    """Convert a group to the form in which it is shown."""
+    """Convert a group to the answer of the API."""
     return show(state, Group, waits_for=state.waits_for)
 
 

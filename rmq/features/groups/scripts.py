@@ -21,23 +21,25 @@ class GroupState(NamedTuple):
     """The state of a group that has messages out, is paused, or is held by a dead letter.
 
     Attributes:
-        group: Name of the group; "": messages without a group.
-        slot: Index of the slot with all its messages.
-        held: Number of messages that wait for the messages that are out.
-        out: Number of messages that are available, in flight, or retried.
-        oldest: Time at which the oldest held message was sent, among the next messages of each
-            priority (the 16 largest priorities are examined). None: no message is held, or its id
-            was made from a key and contains no time.
-        paused: Whether the group is paused until somebody resumes it.
-        is_held: Whether a dead letter stopped the group until somebody releases it.
-        weight: Weight of the group's share, compared with other groups.
-        share_key: Key of a share that several groups have together, or None.
+        group: Name of the group. Empty for messages without a group.
+        slot: Index of the slot that has the messages of the group.
+        held: Number of messages that RMQ holds until messages that are out are settled.
+        out: Number of messages that are out: a worker may take them, has them in flight, or retries
+            them.
+        oldest: Time at which the oldest held message was sent. Only the next message of each of the
+            16 largest priorities is examined. None if no message is held, or if the message's id
+            was made from a dedup key and contains no time.
+        paused: Whether the group is paused, until it is resumed.
+        is_held: Whether a dead letter stopped the group, until it is released.
+        weight: Weight of the group: its share of deliveries, relative to other groups.
+        share_key: Share key, with which several groups have one share together, or None.
         message: Id of the message that is out, if the topic allows one at a time.
-        retried: Time of that message's retry, or None.
-        in_flight: Whether that message is in flight.
+        retried: Time of the retry of `message`, or None.
+        in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group; it may have been redriven or
             purged since.
-        ahead: Number of held messages before the requested message; None: it is not held.
+        ahead: Number of held messages before the requested message, or None if that message is not
+            held.
     """
 
     group: str
@@ -57,7 +59,7 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """Describe why messages are held; empty if none is held and the group is not stopped."""
+        """Describe why messages are held; empty if none are held and the group is not stopped."""
         stopped = ["the group is paused"] if self.paused else []
         stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
         if stopped or not self.held:
@@ -76,8 +78,8 @@ class GroupState(NamedTuple):
 class GroupsReply(NamedTuple):
     """The reply of groups: a page of groups, with the score ranges of their held messages."""
 
-    cursor: bytes  # next page; b"0" at the end
-    # Whether this is the first page of a pass; on another server a pass starts again.
+    cursor: bytes  # cursor of the next page, or b"0" at the end
+    # Whether this is the first page of a pass. If another server answers, the pass starts again.
     is_first: bool
     groups: list[GroupState]
     ranges: list[list[tuple[str, str]]]
@@ -126,14 +128,14 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a group: 1 paused, 0 it was paused already, -1 the slot has no groups."""
+    """Pause a group; return 1 (done), 0 (it was paused already) or -1 (the slot has no groups)."""
     return Command(script_loader.load("group_pause"), (keys.slot, keys.store), [name], int)
 
 
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End the pause of a group, or its stop by a dead letter; return whether it was stopped."""
+    """End the pause of a group, or release it from a dead letter; return whether it was stopped."""
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

@@ -22,8 +22,8 @@ class MessageAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             id: Id of the message.
-            raw: Return the body as `rmq.kernel.core.record.Record`: with its codec, and not
-                decoded.
+            raw: Whether to return the body undecoded, as a `rmq.kernel.core.record.Record` with its
+                codec.
         """
         return self._run(reading.get(self._context(topic), id, raw))
 
@@ -36,7 +36,7 @@ class MessageAdmin(AdminPart):
             topic: Name of the topic.
             limit: Maximum number of messages.
             queue: "store" (in delivery order), "prepare" or "dead" (oldest first).
-            slot: Index of the only slot to read; None: all slots.
+            slot: Index of the slot to read. Default: all slots.
         """
         return self._run(flows.peek(self._context(topic), limit, queue, slot))
 
@@ -58,19 +58,19 @@ class MessageAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            slot: Index of the only slot to read; None: all slots in turn.
+            slot: Index of the slot to read. Default: all slots, one after the other.
             cursor: Cursor of the previous page; None: start at the beginning.
             limit: Maximum number of messages, 1 to 1000.
-            type: Type of the messages; None: all.
-            group: Group of the messages; None: all.
+            type: Type of the messages. Default: any type.
+            group: Group of the messages. Default: any group.
             scan: Maximum number of messages to examine, 1 to 1 000 000. With a type or a group, a
-                page may therefore be short.
+                page may therefore have fewer messages than `limit` although more follow.
             raw: As in `get`.
 
         Guarantee:
-            A message that stays in its place is on exactly one page. Whether a message is due is
-            decided by the time of the first page. A message that moves meanwhile may be on two
-            pages or on none.
+            A message whose position does not change is on exactly one page. A message that moves
+            between two calls may be on two pages or on none. The time of the first page decides
+            whether a message is due.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -80,7 +80,7 @@ class MessageAdmin(AdminPart):
         return self._run(flows.page(context, queue, slot, cursor, limit, type, group, scan, raw))
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of similar size, for `page`.
+        """Divide a queue of a slot into parts of similar size, which `page` reads.
 
         Args:
             topic: Name of the topic.
@@ -100,7 +100,9 @@ class MessageAdmin(AdminPart):
         raw: bool = False,
         limit: int = paging.PAGE,
     ) -> Page:
-        """Return the next messages of a part of a queue, up to 1000 and 4 MiB. Receives nothing.
+        """Return the next messages of a part of a queue without receiving them.
+
+        A page has at most 1000 messages and 4 MiB.
 
         Args:
             topic: Name of the topic.
@@ -111,11 +113,11 @@ class MessageAdmin(AdminPart):
             limit: Maximum number of messages, 1 to 1000.
 
         Guarantee:
-            A message that stays in its place is on exactly one page. A message that moves meanwhile
-            may be on two pages or on none.
+            A message whose position does not change is on exactly one page. A message that moves
+            between two calls may be on two pages or on none.
         """
         return self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 
     def rollback(self, topic: str) -> int:
-        """Roll back every expired lease, as consumers do; return the number of leases."""
+        """Roll back every expired lease now; return the number of leases."""
         return self._run(rollback.rollback_topic(self._context(topic)))

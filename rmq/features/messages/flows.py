@@ -1,9 +1,10 @@
-"""Read messages without receiving them: the first messages, or page by page with a cursor.
+"""Read messages without receiving them: the first messages, all messages in pages, or new messages.
 
 `tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
-arrival, so `tail` sweeps each slot, a part at a time. A sweep finds every message that was accepted
-before the sweep began, unless the message was settled or merged meanwhile. Each look also reads the
-last messages of each priority, because most new messages are there.
+arrival, so `tail` reads all messages of each slot again and again (a sweep), a part at a time. A
+sweep finds every message that was accepted before the sweep began, unless the message was settled
+or merged before it was read. Each look also reads the last messages of each priority, because most
+new messages are there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PeekPage(NamedTuple):
 
     Attributes:
         messages: Messages slot by slot; waiting messages in the delivery order of their slot.
-        cursor: Cursor of the next page; None: this is the last page.
+        cursor: Cursor of the next page, or None on the last page.
     """
 
     messages: list[Message]
@@ -47,7 +48,7 @@ class PeekPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The end of a page.
+    """The position at the end of a page.
 
     Attributes:
         now_ms: Time of the first page, which decides whether a message is due.
@@ -108,8 +109,8 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
 def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
     """Return messages without receiving them; waiting messages in delivery order.
 
-    Several slots return equal shares, or larger shares if others have less: the order is defined
-    only within a slot.
+    Each slot returns about the same number of messages, or more if other slots have too few. The
+    order is defined only within a slot.
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
@@ -128,7 +129,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return at most `limit` messages after a cursor, examining at most `scan`."""
+    """Return at most `limit` messages after a cursor; examine at most `scan` messages."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
@@ -188,9 +189,9 @@ class SlotWalk:
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
-        """Return the next members: at most `limit`, examining at most `scan`.
+        """Return the next members: at most `limit`, after examining at most `scan`.
 
-        `wanted`: required type, group, both or neither.
+        `wanted`: type that the messages must have, or group, or both; empty for all messages.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -223,8 +224,8 @@ class SlotWalk:
         return False
 
 
-CALLS_A_LOOK = 10  # calls of a look at a slot; each call reads about 200 messages
-FRESH_CALLS = 3  # calls for the newest messages, if a sweep takes several looks
+CALLS_A_LOOK = 10  # maximum number of calls of one look at a slot; a call reads about 200 messages
+FRESH_CALLS = 3  # of these calls, for the newest messages if a sweep takes several looks
 # In this order, since messages move from the first to the second.
 QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
@@ -233,19 +234,20 @@ class SlotTail:
     """Find the new messages of a slot.
 
     Attributes:
-        floor: Acceptance number up to which all messages were found or missed.
-        missed: Number of accepted messages that were never found.
+        floor: Acceptance number up to which every message was found, or was gone before it was
+            read.
+        missed: Number of messages that were gone before they were read.
     """
 
     def __init__(self, keys: SlotKeys, floor: int) -> None:
         self.floor, self.missed = floor, 0
         self._keys = keys
-        self._found: set[int] = set()  # numbers above the floor
+        self._found: set[int] = set()  # acceptance numbers of found messages, above the floor
         self._top = floor  # newest message at the start of the sweep
         self._sweep: list[SlotReader] = []  # remaining parts of the sweep
 
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
-        """Return messages not found before; `accepted` is the newest acceptance number."""
+        """Return messages that no earlier look found; `accepted`: the newest acceptance number."""
         if not self._sweep:
             if accepted <= self.floor:
                 return []
@@ -285,7 +287,7 @@ class Tail:
 
     Args:
         context: Context of the topic.
-        cursor: Cursor of an earlier tail; None: start with messages that arrive from now on.
+        cursor: Cursor of an earlier tail, or None to start with messages that arrive from now on.
     """
 
     def __init__(self, context: TopicContext, cursor: str | None) -> None:
@@ -339,7 +341,7 @@ class Tail:
 
     @property
     def missed(self) -> int:
-        """Number of accepted messages that could not be found."""
+        """Number of accepted messages that were gone before they were read."""
         return sum(slot.missed for slot in self._slots)
 
 

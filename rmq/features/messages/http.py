@@ -103,8 +103,8 @@ async def list_messages(
 ) -> MessageList:
     """List the messages of a queue, slot by slot, in the order of their scores.
 
-    A message that stays in its place is listed once. A message that moves meanwhile may be listed
-    twice or not at all. For the delivery order of waiting messages, use `peek`.
+    A message whose score does not change is listed once. A message that moves between two requests
+    may be listed twice or not at all. For the delivery order of waiting messages, use `peek`.
     """
     return await walk(context, path.topic, query, query.queue)
 
@@ -113,8 +113,9 @@ async def list_messages(
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
     """Show the messages of a queue, page by page; waiting messages in delivery order.
 
-    A message that stays in its place is shown once. For a topic with more than 100 slots, `slot` is
-    required. With a `type` or a `group`, a page may be shorter than `limit` although more follow.
+    A message whose position does not change is shown once. For a topic with more than 100 slots,
+    `slot` is required. With a `type` or a `group`, a page may be shorter than `limit` although more
+    follow.
     """
     try:
         page = await context.admin.peek_page(
@@ -209,7 +210,7 @@ class Prioritized(Answer):
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:
-    """Give a waiting message another priority; it joins that priority as the newest."""
+    """Give a waiting message another priority; it goes behind the messages of that priority."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))

@@ -19,7 +19,7 @@ PAGES = Pages()
 ROWS = 50
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
 BODY_VIEWS = {"": "decoded", "text": "text", "hex": "hex"}
-LISTED = ("store", "prepare")  # dead letters have a page of their own
+LISTED = ("store", "prepare")  # queues that this page lists; dead letters have another page
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class ShownAttempt:
     """An attempt as a row of a list.
 
     Attributes:
-        key: Stable name of the row, while rows are added.
+        key: Name of the row, which stays the same when rows are added.
         attempt: The attempt.
-        is_same_error: Whether its error equals the error of the attempt above.
-        traceback: Traceback to unfold; empty if it is missing, repeats the attempt above, or is
-            hidden from the user.
+        is_same_error: Whether the error is the same as in the row above.
+        traceback: Traceback that the user can unfold. Empty if there is none, if the row above
+            shows it, or if the user may not see it.
     """
 
     key: str
@@ -111,7 +111,7 @@ def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt
 
 
 def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
-    """Return the number of attempts before the earliest stored attempt."""
+    """Return how many early attempts are no longer stored."""
     numbers = [each.number for each in attempts if each.number is not None]
     return max(0, numbers[-1] - 1) if numbers else 0
 

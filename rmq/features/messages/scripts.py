@@ -14,7 +14,7 @@ from rmq.kernel.transport.lua import script_loader
 def cancel(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes
 ) -> Command[str]:
-    """Cancel a waiting message; return cancelled, in_flight, dead or gone."""
+    """Cancel a waiting message; return "cancelled", or its state: "in_flight", "dead", "gone"."""
     return Command(
         script_loader.load("cancel"),
         (

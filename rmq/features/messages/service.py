@@ -25,10 +25,10 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
 
 
 class Rollback(SurveyedService):
-    """Roll back the leases that the survey saw expired.
+    """Roll back expired leases, which the survey of the topics has found.
 
-    Slots without expired leases cost no extra command. If the consumers of a slot die, the next
-    pass of the survey notices, at most 80 s later.
+    A slot without expired leases costs no extra command. If the consumers of a slot die, their
+    leases are rolled back at most 80 s after they expire.
     """
 
     name = "rollback"

@@ -15,20 +15,21 @@ class OffloadedAdmin(AdminPart):
     def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove the objects of a topic that no message refers to; return their number.
+        """Remove stored bodies (objects) that no message refers to; return their number.
 
         Such objects remain when a send stops after storing the object and before sending the
         message. The sweep reads all records of all topics, in all queues.
 
         Args:
             topic: Name of the topic.
-            older: Minimum age of an object, because younger sends may be unfinished. At least an
-                hour, by the clock of the sender, and more than the `timeout` of a send.
-            dry_run: Only count the objects.
+            older: Minimum age of an object to remove, at least an hour, by the sender's clock. It
+                must be longer than the `timeout` of your sends, because a younger object may belong
+                to an unfinished send.
+            dry_run: Whether to only count the objects.
 
         Raises:
-            ConfigurationError: This process has no store: neither an `rmq.Offloaded` that it holds,
-                nor RMQ_STORES, names a store.
+            ConfigurationError: This process has no object store: no `rmq.Offloaded` exists in it,
+                and RMQ_STORES is not set.
             InvalidValue: A topic is being resized.
         """
         return self._run(flows.sweep(self._context(topic), older, dry_run))

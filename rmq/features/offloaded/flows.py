@@ -22,12 +22,13 @@ from rmq.kernel.topic import opening, overview, tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
 
-OLDER_LEAST_MS = 3_600_000  # well above the time from storing an object to sending its message
+# Much longer than a send takes between storing its object and its message.
+OLDER_LEAST_MS = 3_600_000
 SCAN = 500
 
 
 class SweepResult(NamedTuple):
-    """The number of objects without a message, and their bytes."""
+    """The number of removed objects, which no message refers to, and their total bytes."""
 
     objects: int
     bytes: int
@@ -58,9 +59,10 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
 def _leave_out_referred(
     context: TopicContext, found: dict[tuple[str, str], Reference]
 ) -> Flow[None]:
-    """Remove from `found` the objects that have a record or a tombstone.
+    """Remove from `found` the objects that a record or a tombstone refers to.
 
-    Redrives may move records between topics meanwhile, so topics are read in order and in reverse.
+    During the read, redrives may move records between topics. So the topics are read twice, in
+    order and in reverse order.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):

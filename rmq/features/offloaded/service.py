@@ -15,18 +15,23 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-UNUSED_S = 600.0  # time between two looks at a slot without offloaded bodies
+UNUSED_S = 600.0  # time between two checks of a slot without offloaded bodies
 
 
 class Offloading(SurveyedService):
-    """Remove the objects of all tombstones; if that fails, log the reason once per topic."""
+    """Remove the objects of messages that are gone; log a failure once per topic.
+
+    A script that removes a message with an offloaded body leaves a tombstone, which names the
+    object.
+    """
 
     name = "offloading"
     every_s = 15.0
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._unused_until: dict[tuple[bytes, bytes], float] = {}  # by slot and stamp of the topic
+        # By slot, and creation stamp of the topic.
+        self._unused_until: dict[tuple[bytes, bytes], float] = {}
         self._reported: set[str] = set()  # topics whose objects could not be removed
 
     def run_once(self) -> int:

@@ -28,7 +28,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """The name, unique in its topic, for Admin and the command line."""
+        """Name of the schedule in its topic; Admin and the command line use it."""
         return self.definition.name
 
     def __repr__(self) -> str:
@@ -45,11 +45,10 @@ class AsyncSchedule(Declaration):
         self._run = transport.run
 
     async def declare(self) -> DeclareStatus:
-        """Write the schedule to Redis now; otherwise a worker or scheduler of this client does it.
+        """Store the schedule in Redis now, instead of when a worker or scheduler starts.
 
         Returns:
-            "created"; "updated" if the stored definition was different; "unchanged" if it was the
-            same.
+            "created", "updated" if the stored definition was different, or "unchanged".
         """
         return await self._run(recurring_flow.declare(self.context, self.definition))
 
@@ -83,34 +82,38 @@ class Declaring(Generic[ScheduleT]):
         type: str | None = None,
         group: None = None,
     ) -> ScheduleT:
-        """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
+        """Declare a schedule, which sends a message to this topic at recurring times.
 
-        This call sends nothing. The schedule is written to Redis when a worker or an
-        `rmq.Scheduler` of this client starts, or by `.declare()`. Its messages are sent while a
-        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. Declaring it again with
-        another definition changes the schedule. The schedule continues after this program has
-        ended, until it is deleted.
+        This call sends nothing to Redis. A worker or an `rmq.Scheduler` of this client stores the
+        schedule when it starts; `.declare()` stores it now. Messages are sent while a worker of the
+        topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule, declare the same name
+        with another definition. A schedule continues after this program has ended, until you delete
+        the schedule (`rmq schedule delete`).
 
         Args:
-            name: Unique name in the topic: 1 to 128 of A-Z a-z 0-9 . _ -
-            cron: Minute, hour, day of month, month, day of week, for example "0 6 * * mon-fri";
-                needs rmq[schedule]. Alternative to `every`.
-            every: Interval of at least 0.1 s; the times are its multiples since 1970 in UTC.
+            name: Unique name in the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
+            cron: Cron expression with minute, hour, day of month, month and day of week, for
+                example "0 6 * * mon-fri". It needs rmq[schedule]. Pass either `cron` or `every`.
+            every: Interval between the times, at least 0.1 s. The times are multiples of the
+                interval since 1970-01-01 in UTC.
             tz: Time zone of `cron`, for example "Europe/Berlin"; default UTC.
-            jitter: Maximum delay of a message after its time; the delay of each time is derived
-                from name and time. Shorter than `every`, at most a day.
-            catch_up: Times to send if they were missed by more than 10 s because no scheduler ran:
-                none ("skip"), the last ("last", unless a later time is on time), or all ("all").
-            catch_up_limit: With "all", maximum number of missed times; the latest are sent.
-            body, priority, headers, expires, type: Fields of its messages, as in `send`.
+            jitter: Maximum delay of a message after its time, shorter than `every` and at most a
+                day. The actual delay is computed from the name and the time, so all schedulers use
+                the same delay.
+            catch_up: Which missed times to send later. A time is missed if no scheduler ran in the
+                10 s after it. "skip": none. "last": the last missed time, unless a later time is on
+                time. "all": all missed times.
+            catch_up_limit: With "all", maximum number of missed times to send; the latest missed
+                times are sent.
+            body, priority, headers, expires, type: Fields of the messages, as in `send`.
             group: Refused; messages of a schedule have no group.
 
         Returns:
             The declaration. In a handler, `d.schedule_time` is the time of the message.
 
         Guarantee:
-            A time is sent once, with any number of schedulers, even if some of them die: sending
-            and moving to the next time are one step in Redis.
+            For each time, one message is sent, even if several schedulers run or some of them die.
+            Redis stores the message and the next time in one step.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid.

@@ -19,11 +19,10 @@ class Schedule(Declaration):
         self._run = transport.run
 
     def declare(self) -> DeclareStatus:
-        """Write the schedule to Redis now; otherwise a worker or scheduler of this client does it.
+        """Store the schedule in Redis now, instead of when a worker or scheduler starts.
 
         Returns:
-            "created"; "updated" if the stored definition was different; "unchanged" if it was the
-            same.
+            "created", "updated" if the stored definition was different, or "unchanged".
         """
         return self._run(recurring_flow.declare(self.context, self.definition))
 

@@ -1,4 +1,4 @@
-"""The work of a scheduler: declare the schedules of a program, and send due messages.
+"""The work of a scheduler: store the schedules that a program declares, and send due messages.
 
 `read_due` reads the due schedules; `send_due` sends their messages and moves the schedules to their
 next times.
@@ -36,7 +36,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-POLL_S = 3.0  # time between two looks at all topics, which find new and changed schedules
+POLL_S = 3.0  # time between two reads of all topics, which find new and changed schedules
 RETRY_S = 1.0  # wait after an error
 CALLS_AT_ONCE = 100  # sends of one round trip
 
@@ -49,7 +49,8 @@ class Dispatch:
         transport: Transport to Redis.
         handlers: Declarations of the client.
         contexts: Topics to serve, in addition to the topics of declared schedules.
-        make_context: Function that creates a context, to serve all topics in Redis; or None.
+        make_context: Function that creates the context of any topic in Redis, to serve all topics;
+            or None.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Dispatch:
         """Write the schedules that the program has declared since the last call.
 
         Args:
-            strict: Whether to raise an error of a schedule. False: log the error and continue with
-                the others, unless Redis cannot be reached.
+            strict: Whether to raise the error of a schedule. If False, log the error and continue
+                with the other schedules, unless Redis cannot be reached.
 
         Returns:
             The topics of the written schedules.
@@ -99,11 +100,11 @@ class Dispatch:
         """Send all due messages.
 
         Args:
-            only: Topics to check; None: all served topics.
+            only: Topics to check. Default: all served topics.
 
         Returns:
-            The number of sent messages, and by topic the seconds until its next due time; topics
-            without a next time are omitted.
+            The number of sent messages, and the seconds until the next due time of each topic.
+            Topics without a next time are omitted.
 
         Raises:
             StorageError: Redis cannot be reached.
@@ -150,7 +151,7 @@ class Dispatch:
         return sent, len(errors) == len(reply.due)
 
     def _report(self, topic: str, schedule: str, error: RMQError) -> None:
-        """Log an error once, until it has ended."""
+        """Log the error of a schedule, but not again while the same error continues."""
         if self._reported.get((topic, schedule)) != str(error):
             self._reported[topic, schedule] = str(error)
             what = f"schedule {schedule!r}" if schedule else "the schedules"
@@ -167,7 +168,7 @@ class DueTopic(NamedTuple):
 def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
     """Read the due schedules of these topics, or of all topics (None).
 
-    Costs one command if no topic has a due schedule, and one more for each topic that has.
+    This costs one command, and one more for each topic with a due schedule.
     """
     listed = yield from scheduled.read(prefix)
     asked = [each for each in listed if names is None or each.topic in names]
@@ -184,7 +185,8 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
             stale.append(each)
         elif not isinstance(reply, TopicVanished):  # the deletion removes the entry
             found.append(DueTopic(each.topic, reply))
-    with suppress(AccessDenied):  # a server removes the entries that a worker may not remove
+    # A worker may lack the right to remove entries; a server then removes them.
+    with suppress(AccessDenied):
         yield from scheduled.remove(prefix, stale)
     return found
 

@@ -1,4 +1,4 @@
-"""Schedules: declare, list, pause, resume, run and delete them; the messages that they send.
+"""Schedules: declare, list, pause, resume, run and delete them, and make their messages.
 
 Bodies are encoded when a schedule is declared.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger("rmq")
 SLOT = 0  # slot of a topic's schedules and of their messages
 MOST = 10_000  # maximum number of schedules of a topic
 PAGE = 100
-TIME_MS = 10**12  # has as many digits as the times of messages
+TIME_MS = 10**12  # a time with as many digits as real times have
 
 DeclareStatus = Literal["created", "updated", "unchanged"]
 
@@ -50,14 +50,14 @@ class ScheduleState:
         jitter: Maximum delay of a message after its time.
         catch_up: Missed times that are sent: "skip" (none), "last" or "all".
         catch_up_limit: With "all", maximum number of missed times.
-        body: Decoded body of its messages; bytes if this program cannot decode it.
-        priority: Priority of its messages; None: the topic's default.
+        body: Decoded body of its messages, or the encoded bytes if this program cannot decode them.
+        priority: Priority of its messages, or None for the topic's default.
         headers: Headers of its messages.
-        expires: Time after the due time until a message expires; None: the topic's setting.
+        expires: Time after the due time until a message expires, or None for the topic's setting.
         type: Type of its messages.
-        paused: Whether it is paused.
-        next: Its next time; None while it is paused, or if there is no next time.
-        next_due: Its next time plus the jitter of that time.
+        paused: Whether the schedule is paused.
+        next: Next time of the schedule. None while it is paused, or if there is no next time.
+        next_due: Time at which the next message is due: `next` plus its jitter.
         last: Time of its last message, or None.
         sent: Number of messages sent.
     """
@@ -226,10 +226,11 @@ def delete(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def encoded(context: TopicContext, number: int) -> TopicContext:
-    """Return a context for an encoded body; interceptors do not see scheduled sends."""
+    """Return a context that sends an encoded body, without interceptors."""
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
-    made.sends = {}  # shared calls have the same codec and the same interceptors
+    # Not shared with the topic's other sends, which have another codec and interceptors.
+    made.sends = {}
     return made
 
 

@@ -13,7 +13,8 @@ from rmq.kernel.core.access import Role
 PAGES = Pages()
 
 ROWS = 500
-SINKS_S = 10.0  # time for which sinks are cached: finding them walks all keys of the database
+# Sinks are cached for this time, because finding them reads all keys of the database.
+SINKS_S = 10.0
 
 
 @PAGES.get("/topics/{topic}/schedules")

@@ -30,21 +30,21 @@ VERSION = 1  # version of stored definitions
 EVERY_MIN_MS = 100
 JITTER_MAX_MS = 86_400_000
 CATCH_UP_MOST = 10_000
-ON_TIME_MS = 10_000  # largest delay after the due time that does not count as missed
-STEPS_MOST = 1000  # times of a schedule in one plan; the next plan continues
-QUARTER_S = 900  # the clocks of all time zones differ by multiples of it
-FIELDS = 5  # fields of a cron expression; seconds are not supported, since intervals serve for them
+ON_TIME_MS = 10_000  # a time that is overdue by more than this counts as missed
+STEPS_MOST = 1000  # maximum number of times in one plan; the next plan continues
+QUARTER_S = 900  # the offsets of all time zones are multiples of it
+FIELDS = 5  # fields of a cron expression, which has no seconds; for seconds, use an interval
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """A move of a schedule to its next time.
+    """One step of a schedule: send the message of a time or skip times, then go to the next time.
 
     Attributes:
-        time_ms: Time for which a message is sent; None: times are skipped without a message.
-        next_ms: Next time of the schedule; None: there is no next time.
+        time_ms: Time for which a message is sent, or None if missed times are skipped.
+        next_ms: Next time of the schedule, or None if there is none.
     """
 
     time_ms: int | None
@@ -73,15 +73,18 @@ class _Cron:
         self._cronsim = packages.load("cronsim", "schedule", "cron schedules")
 
     def after(self, time_ms: int) -> Iterator[int]:
-        # cronsim maps two nonexistent times to the same time. If it starts in a repeated hour, it
-        # returns a time in the first of the two.
+        # cronsim has two quirks at clock changes. It maps two nonexistent times to the same time.
+        # If it starts in a repeated hour, it returns a time in the first of the two hours.
         for found_ms in self._walk(time_ms):
             if found_ms > time_ms:
                 time_ms = found_ms
                 yield found_ms
 
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
-        """Return the times from `first` to `last`; before `since`, at least the latest `most`."""
+        """Return the times from `first` to `last`.
+
+        Of the times before `since`, earlier ones than the latest `most` may be left out.
+        """
         start = max(first, since)
         if start > first:
             # The reverse walk only finds the start; the times come from the forward walk.
@@ -185,7 +188,7 @@ class Definition:
         return time_ms + number % (self.jitter_ms + 1)
 
     def plan(self, next_ms: int, now_ms: int) -> list[Step]:
-        """Return the moves of a schedule whose next time is due.
+        """Return the steps of a schedule whose next time is due.
 
         A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed;
         the catch-up policy selects which of them are sent. If `next_ms` is in the future, the
@@ -210,10 +213,10 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times from `first` on, and the next time after them.
 
-        Missed times before the latest `most` may be omitted, so a backlog of years costs no more
-        than the times that are sent.
+        Missed times before the latest `most` may be left out. So a backlog of years is as cheap as
+        the times that are sent.
         """
-        # Times before `since` were missed, with any jitter.
+        # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS
         times = self._times.between(first, now_ms, since, most)
         # Jitter may delay a time past the next time; messages are sent in the order of the times.
@@ -226,10 +229,12 @@ class Definition:
 
 
 def _advance_hour(moments: Any) -> bool:
-    """Continue to an hour of the expression, like `CronSim.advance_hour`, by quarters of an hour.
+    """Advance to an hour that matches the expression, in steps of a quarter of an hour.
 
-    The original steps of an hour skip times if a clock changes by less than an hour, or within an
-    hour.
+    This replaces `CronSim.advance_hour`.
+
+    That method advances by an hour, so it skips times if a clock changes by less than an hour, or
+    in the middle of an hour.
     """
     if moments.dt.hour in moments.hours:
         return False

@@ -13,7 +13,7 @@ from rmq.kernel.transport.lua import script_loader
 
 SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
 
-STALE = -2  # `DueReply.wait_ms` if the topic is in another generation
+STALE = -2  # `DueReply.wait_ms` if the topic was created again since the caller opened it
 PAUSED = -2  # the reply of schedule_send while sends are paused
 
 
@@ -30,7 +30,7 @@ class DueReply(NamedTuple):
     """The reply of schedule_due."""
 
     now_ms: int
-    wait_ms: int  # time until the next schedule is due; -1: none
+    wait_ms: int  # time until the next schedule is due, or -1 if there is none
     due: list[DueSchedule]
 
 
@@ -38,7 +38,7 @@ class ScheduleRow(NamedTuple):
     """A stored schedule."""
 
     name: str
-    due_ms: int | None  # None: paused, or no time is left
+    due_ms: int | None  # None if the schedule is paused or has no further time
     definition: bytes
     revision: bytes
     next_ms: int | None
@@ -133,9 +133,9 @@ def schedule_send(
     time_ms: int | None = None,
     message: tuple[bytes, bytes, bytes] | None = None,
 ) -> Command[int]:
-    """Send the message of a time, or skip times, and move the schedule to its next time.
+    """Send the message of a due time, or skip missed times; then set the schedule's next time.
 
-    Returns 1: done, -1: full, or PAUSED.
+    Returns 1 (done), -1 (the topic is full) or PAUSED.
 
     `schedule`: name, revision and next time, as they were read. `following`: the next time, and its
     due time. `message`: id, head and rest of the message.
@@ -158,7 +158,7 @@ def schedule_send(
 
 
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a schedule: 1 done, 0 it was paused, -1 it does not exist."""
+    """Pause a schedule; return 1 (done), 0 (it was paused already) or -1 (it does not exist)."""
     return Command(
         script_loader.load("schedule_pause"),
         (keys.slot, keys.schedule_times),

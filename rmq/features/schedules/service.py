@@ -13,10 +13,10 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:
-    """Send due messages; a script lets a single server or worker send each time."""
+    """Send due messages; a script makes sure that only one server or worker sends each time."""
 
     name = "schedules"
-    # Each time is sent once, even by several servers, and no time waits for a leader.
+    # Any server may send, because each time is sent once; so no time waits for a leader.
     needs_leadership = False
 
     def __init__(self, transport: Transport, prefix: str) -> None:
@@ -25,7 +25,7 @@ class Schedules:
             prefix, transport, Handlers(),
             make_context=lambda name: TopicContext(prefix, name, JSON, sessions, {}),
         )  # fmt: skip
-        self._due_at: dict[str, float] = {}  # by topic, by the monotonic clock
+        self._due_at: dict[str, float] = {}  # next due time by topic, on the monotonic clock
 
     @property
     def every_s(self) -> float:

@@ -23,10 +23,10 @@ class AsyncTokenAdmin(AsyncAdminPart):
         """Create a token, and return it with its text, which Redis does not store.
 
         Args:
-            name: Name for people: 1 to 128 of A-Z a-z 0-9 . _ -
+            name: Name of the token: 1 to 128 characters of A-Z a-z 0-9 . _ -
             role: "viewer" (reads), "operator" (keeps messages moving) or "admin" (all operations).
             sees_bodies: Whether a viewer may see bodies of messages.
-            expires: Lifetime, in seconds or as a timedelta; None: until it is revoked.
+            expires: Lifetime, in seconds or as a timedelta. Default: until the token is revoked.
 
         Raises:
             InvalidValue: The name is taken, the role is unknown, or there are 1000 tokens.

@@ -1,10 +1,11 @@
 """Tokens of the HTTP API, and sessions of browsers.
 
 `rmq:tokens` contains the tokens by name. `rmq:tokens_used` contains the time of each token's last
-use; it is a key of its own, so that a server needs no right to write `rmq:tokens`.
+use; it is a separate key, so that a server needs no right to write `rmq:tokens`.
 
-A session is a key that expires. Its name contains the SHA-256 of the browser's session id, so that
-a reader of Redis cannot use the session. The module also stores the secret that servers share.
+A session is a key that expires. The name of the key contains the SHA-256 of the browser's session
+id, so that a person who can read Redis cannot use the session. The module also stores the secret
+that servers share.
 
 All flows are plain commands that are safe to repeat.
 """
@@ -28,7 +29,7 @@ _WHAT = "sessions"  # name of these flows in errors
 
 
 def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
-    """Store a session, which expires unless it is touched."""
+    """Store a session, which expires after `idle_ms` without use."""
     yield RawCommand(_WHAT, "SET", keys.session_key(prefix, digest), text, "PX", idle_ms)
 
 
@@ -56,7 +57,8 @@ def server_secret(prefix: str) -> Flow[bytes]:
     return found
 
 
-TOKENS_MAX = 1000  # a server keeps all tokens in memory, and reads them every few seconds
+# Limited because a server keeps all tokens in memory and reads them every few seconds.
+TOKENS_MAX = 1000
 
 
 def token_create(

@@ -15,7 +15,7 @@ from rmq.kernel.core import codec as codecs, record
 from rmq.kernel.core.codec import Codec, RawCodec
 from rmq.kernel.core.record import Record
 
-# Bytes of a line, which contains a body of 16 MiB as base64 and as text.
+# Maximum bytes of a line, which has a body of up to 16 MiB twice: as base64 and as text.
 LINE_MAX = 64 * 1024 * 1024
 BATCH = 500
 _FIELDS = {  # fields that import reads, with the types they may have
@@ -165,7 +165,7 @@ class Import:
         self._flush()
 
     def _flush(self) -> None:
-        """Send the batch; if Redis refuses a message, send each message alone to name its line."""
+        """Send the batch. If Redis refuses a message, send each message alone to find its line."""
         batch, self._batch = self._batch, []
         if not batch:
             return

@@ -33,7 +33,7 @@ def read_pages(
         wanted: Filter, or None.
         cursor: Cursor after which to start.
         size: Number of dead letters of a read.
-        raw: Return records instead of decoded bodies.
+        raw: Whether to return records instead of decoded bodies.
     """
     while True:
         page = client.admin.dead_letters(
@@ -80,7 +80,7 @@ def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
 
 
 def _group_text(group: rmq.DeadLetterGroup) -> str:
-    """Return the first line of the error, after the reason unless it is a plain failure."""
+    """Return the reason (unless it is a plain failure) and the first line of the error."""
     error = group.error.partition("\n")[0]
     reason = group.reason if group.reason != "failed" or not error else ""
     return ": ".join(part for part in (reason, error) if part)

@@ -39,7 +39,7 @@ trash_options = with_options(*(option for option in CONDITIONS if option is not 
 def filter_argument(command: F) -> F:
     """Add the argument FILTER, and the option --filter for scripts whose filter may be empty.
 
-    The command gets the filter as `wanted`; None if the filter is missing or empty.
+    The command gets the filter as `wanted`, or None if the filter is missing or empty.
     """
 
     @wraps(command)

@@ -1,4 +1,4 @@
-"""Operations on jobs, which redrive or purge in the background; the audit trail."""
+"""Operations on jobs, which redrive or purge in the background, and on the audit trail."""
 
 from __future__ import annotations
 
@@ -40,22 +40,24 @@ class AsyncJobAdmin(AsyncAdminPart):
             topic: Name of the topic.
             verb: "redrive": send the dead letters back, like `redrive`. "purge": put them
                 into the trash.
-            conditions: Conditions for the dead letters, with the names of `redrive`: ids, reason,
-                error, older_than, type; None: all. And `died`: time of death of each of the ids, in
-                epoch ms; a letter that was sent back and died again is not touched.
-            rate: Maximum number of messages per second; None: no limit.
-            keep: For a purge: how long the messages can be restored, in seconds or as a timedelta;
-                0: not at all.
-            by: Name of the person who starts the job, for people to read; default: user@host.
-            expected: Number of matching dead letters, if they were counted; for progress bars.
+            conditions: Conditions that the dead letters must meet, with the names of `redrive`:
+                ids, reason, error, older_than, type, filter. Default: all dead letters. The further
+                condition `died` is a list with the time of death of each of `ids`, in epoch ms. A
+                letter that was sent back and died again has another time, so it is not touched.
+            rate: Maximum number of messages per second. Default: no limit.
+            keep: For a purge: how long the messages can be restored, in seconds or as a timedelta.
+                With 0 they are deleted permanently.
+            by: Name of the person who starts the job, for display. Default: user@host.
+            expected: Number of matching dead letters, if you have counted them. Progress bars show
+                it.
             to: For a redrive: another topic that gets the messages, as in `redrive`.
-            dedup_key: Name of this call. While the job is kept, another call with the same name
-                starts no job and returns the first job.
+            dedup_key: Key that identifies this call. As long as the job is kept, another call with
+                the same key starts no job and returns the first job.
 
         Guarantee:
-            Each matching dead letter that died before the job started is sent back once, whoever
-            runs the job and however often a runner dies. If the job is paused or stopped, the
-            remaining messages stay dead letters.
+            Each matching dead letter that died before the job started is sent back once, even if
+            runners of the job die. If the job is paused or stopped, the remaining messages stay
+            dead letters.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -94,8 +96,8 @@ class AsyncJobAdmin(AsyncAdminPart):
             progress: Function that is called with (done, expected) during the work.
 
         Guarantee:
-            If the call is interrupted or killed, nothing is lost: another runner continues
-            immediately, or after 10 s.
+            Nothing is lost if this call ends early. After an interruption another runner can
+            continue immediately, after a crash 10 s later.
         """
         context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
@@ -116,7 +118,7 @@ class AsyncJobAdmin(AsyncAdminPart):
     async def job_stop(self, id: str, *, by: str | None = None) -> bool:
         """End a job after its current batch; return whether the job was still active.
 
-        Finished work is not undone; the remaining messages stay dead.
+        Finished work is not undone. The remaining messages stay dead letters.
         """
         return await self._run(flows.job_stop(self._prefix, id, by))
 

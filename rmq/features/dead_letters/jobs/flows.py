@@ -1,8 +1,8 @@
 """Start, list and change jobs; `job_run` runs them.
 
 The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end; the score
-of any other job is LISTED_ACTIVE or more. No script writes both the list and a job: a job is listed
-before it is stored, and every search for jobs to run corrects the list.
+of any other job is LISTED_ACTIVE or more. No script can write both the list and a job. So a job is
+listed before it is stored, and each search for jobs to run removes wrong entries from the list.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ log = logging.getLogger("rmq")
 
 KEEP_S = 7 * 86_400  # how long an ended job is kept
 OUTCOMES_MAX = 10_000  # newest outcomes that a job keeps
-LISTED_ACTIVE = 9_000_000_000_000_000  # plus the epoch s at which the job was listed
+# Score of an active job: this number plus the epoch s at which it was listed.
+LISTED_ACTIVE = 9_000_000_000_000_000
 LISTED_MAX = 1000  # maximum number of jobs in an answer
-STARTING_S = 60  # after this time, a listed job that was not stored is given up
+STARTING_S = 60  # after this time, a listed job that was never stored is removed from the list
 IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (
     "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
@@ -162,7 +163,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that need a runner; remove ended jobs from the list of active jobs."""
+    """Return the jobs that need a runner; give ended jobs in the list the score of their end."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []

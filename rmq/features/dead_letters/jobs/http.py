@@ -51,7 +51,7 @@ class OutcomesQuery(Request):
 
 
 class ChangeJob(Request):
-    """The name of the person who changes a job, for people to read."""
+    """The name of the person who changes a job, for display."""
 
     by: Line = BY
 
@@ -111,8 +111,8 @@ async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob)
     """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
 
     To count the dead letters first, use a dry run of `redrive` or `purge`. A repeated request with
-    the same header Idempotency-Key starts no second job. Without the header it does; even then each
-    dead letter is sent back only once.
+    the same header Idempotency-Key starts no second job. A repeated request without the header
+    starts one, but each dead letter is still sent back only once.
     """
     if body.verb == "purge":
         context.require(Role.ADMIN)  # as a purge requires
@@ -167,8 +167,8 @@ async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> D
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    "gone": the message was no longer a dead letter. "conflict" and the outcomes after it: the other
-    topic refused the message, which stayed dead.
+    "gone": the message was no longer a dead letter. "conflict" and all outcomes listed after it:
+    the other topic refused the message, which stayed dead.
     """
 
     id: str
@@ -179,5 +179,5 @@ class JobOutcome(Answer):
 
 
 def job_of(found: StoredJob) -> Job:
-    """Convert a job to the form in which it is shown."""
+    """Convert a job to the answer of the API."""
     return show(found, Job, keep=found.keep_ms / 1000)

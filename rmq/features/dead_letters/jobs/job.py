@@ -1,4 +1,4 @@
-"""A job: a redrive or purge of dead letters that runs in the background; its fields in Redis."""
+"""A job, which redrives or purges dead letters in the background, and its fields in Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
 
-# Outcomes of messages that another topic refused, by letter; the messages stay dead.
+# Outcomes of messages that another topic refused, by their character in replies. The messages stay
+# dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
 REFUSED["n"] = "not durable"  # stored in the other topic, but in fewer copies than it requires
 LETTERS = {"1": "done", "0": "gone", "x": "unreadable"} | REFUSED
@@ -64,17 +65,18 @@ class Job(NamedTuple):
         id: Name of the topic, a dot and 8 characters.
         topic: Topic of the dead letters.
         verb: "redrive" or "purge".
-        conditions: Conditions for the dead letters, as the caller set them; empty: all.
-        rate: Maximum number of messages per second; None: no limit.
+        conditions: Conditions that the dead letters must meet, as the caller set them. Empty for
+            all dead letters.
+        rate: Maximum number of messages per second, or None for no limit.
         keep_ms: For a purge: time in the trash, in ms.
         by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
         began_ms: Start of the job, in epoch ms; messages that died later are not touched.
         ended_ms: End of the job, in epoch ms, or None.
-        expected: Number of matching dead letters at the start; None: not counted.
+        expected: Number of matching dead letters at the start, or None if they were not counted.
         examined: Number of dead letters examined.
         done: Number of matching dead letters sent back, or put into the trash.
-        gone: Number of matching dead letters that others had removed before.
+        gone: Number of matching dead letters that had been removed before the job reached them.
         unreadable: Number of matching dead letters that stayed because their record is unreadable.
         runner: Name of the current runner, or empty.
         to: For a redrive: other topic that gets the messages, or None.

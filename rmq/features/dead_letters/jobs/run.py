@@ -1,11 +1,12 @@
-"""Run a job: one runner at a time, batch by batch; a runner may be killed at any moment.
+"""Run a job in batches, with one runner at a time, which may be killed at any moment.
 
 A batch is recorded in the job before its messages are touched, and its outcomes are recorded
 afterwards. A runner that takes over a job repeats the recorded batch, with the same replay session
-and number: finished messages return their earlier outcome, the others are handled now. So each
-message is handled once, and the counters are exact. After a few minutes the slot has forgotten the
-outcomes; then a missing letter of the batch counts as done. A redrive to another topic needs no
-session: the other topic records the stored messages under a token of the batch.
+and number: finished messages return their earlier outcome, and the other messages are handled now.
+So each message is handled once, and the counters are exact. A slot remembers outcomes for a few
+minutes. If a batch is repeated later, a letter that is no longer in the slot counts as done. A
+redrive to another topic needs no session: the other topic records the stored messages under a token
+of the batch.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep, pipe
 log = logging.getLogger("rmq")
 
 HOLD_MS = 10_000  # lease of a runner; after its death, another runner continues after this time
-RENEW_S = 2.0  # longest time between two looks at the job
+RENEW_S = 2.0  # longest time between two reads of the job
 PAGE = 400  # dead letters of one read, which takes Redis 2 ms
 BATCH_MAX = 1000
-# A batch of this size ends with the page: the next read would begin with its last ms.
+# A batch of this size ends at the end of a page. The next read would begin again with the last
+# millisecond of that page.
 BATCH_MIN = 200
-EXAMINED_MAX = 5000  # dead letters between two looks at the job
+EXAMINED_MAX = 5000  # dead letters that are examined between two reads of the job
 # How long slots remember the outcomes of the recorded batch; less than KEPT_S.
 REMEMBERED_MS = 240_000
-BEHIND_MS = 1000  # delay that a throttled job may catch up
-BATCHES_PER_S = 8  # batches of a throttled job
+BEHIND_MS = 1000  # a job with a rate may catch up on a delay of this length
+BATCHES_PER_S = 8  # batches per second of a job with a rate
 
 
 class _Cursor(NamedTuple):
@@ -95,7 +97,7 @@ class _Search:
             self._ids.setdefault(id.slot, []).append(id)
 
     def next(self, most: int) -> Flow[_Batch]:
-        """Return the next batch; after a long search, it may be empty."""
+        """Return the next batch, which may be empty after a long search."""
         ids: list[bytes] = []
         until = self.examined + EXAMINED_MAX
         slots = self._context.slots
@@ -135,7 +137,7 @@ class _Search:
             fresh = [each for each in page if (each.score, member_of(each.id)) > behind]
             if fresh or not page:
                 return fresh
-            offset += len(page)  # all have the same time and were examined
+            offset += len(page)  # all letters of the page have the same time and were examined
 
     def _read_ids(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
         # Within a slot, the byte order of ids equals the order of members.
@@ -154,7 +156,7 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether a message of the ids is dead, with the intended time of death."""
+        """Return whether a message is dead, with the time of death that the conditions require."""
         if member.queue != "dead" or member.score > self._began_ms:
             return False
         died_ms = self._wanted.died_ms.get(MessageId(member.id))
@@ -175,7 +177,7 @@ class _Runner:
     target: TopicContext | None = None  # other topic of a redrive
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
-        """Take, renew or (with 0 ms) end the lease."""
+        """Take or renew the lease; with `hold_ms=0`, give it up."""
         taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
             raise JobNotFound(f"job {self.id} no longer exists")
@@ -271,7 +273,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Handle a batch, or repeat it; return a letter for each message."""
+        """Handle a batch, or repeat it; return one character for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -313,7 +315,7 @@ def runner_name() -> str:
 def try_run(
     context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
 ) -> Flow[bool]:
-    """Run a job that has no runner until it ends or pauses; return whether it was free."""
+    """Run a job until it ends or pauses; return False if another runner has it."""
     return (yield from _Runner(context, id, name, is_stopping, None).run())
 
 

@@ -37,7 +37,7 @@ class JobStepReply(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job: 1 stored, 0 it exists already; also return its start."""
+    """Store a job; return 1 (stored) or 0 (it exists already), and the start of the job."""
     return _changing("job_start", prefix, job, definition)
 
 
@@ -72,7 +72,7 @@ def _job_reply(reply: list[Any]) -> JobReply:
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
-    """Take or renew the lease of a job, or end it with 0 ms; return the job's fields."""
+    """Take or renew the lease of a job, or give it up with `hold_ms=0`; return the job's fields."""
 
     def parse(reply: list[Any]) -> JobTaken:
         names, values = reply[2::2], reply[3::2]

@@ -20,7 +20,7 @@ AT_ONCE = 8  # maximum number of jobs of a server
 
 
 class Jobs:
-    """Take jobs without a runner: their runner died, or they were left to a server.
+    """Run jobs that have no runner, because it died or because the job was started for a server.
 
     Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
     another server continues its jobs 10 s later.
@@ -51,7 +51,7 @@ class Jobs:
                 target=self._run, args=(job,), name=f"rmq-job-{job.id}", daemon=True
             )
             thread.start()
-            # Only after its start, since `stop` may join it at the same time.
+            # Add the thread only after its start, because `stop` may join it at the same time.
             self._threads[job.id] = thread
             taken += 1
         return taken

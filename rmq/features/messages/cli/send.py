@@ -1,8 +1,8 @@
 """`rmq send`: send a message from an argument or a file, or many messages from stdin.
 
 Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`), a batch of lines is read
-and checked before it is sent. So a bad line stops the stream between two batches, and the error can
-name the line from which to continue.
+and checked before the batch is sent. A bad line stops the stream before its batch is sent, so the
+error can name the line from which to continue.
 """
 
 from __future__ import annotations
