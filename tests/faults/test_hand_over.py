@@ -365,13 +365,13 @@ def check_that_a_take_under_way_is_left_alone(
 ) -> None:
     with listening(topic, 1) as (state, run):
         topic.send({"n": 1})
-        place = state.receiving.take()
-        assert place is not None
+        permit = state.receiving.acquire()
+        assert permit is not None
         flow = receive.receive_ready(state, LIMIT)
         take = next(flow)
         run(hand_back(state))  # in a task of its own, while the take is on its way
         given = _go_on(flow, run, run(_once(take)))
-        place.free()
+        permit.free()
 
         assert [len([id for id in batch.ids if id]) for _, batch in given] == [1]
         assert client.admin.stats(topic.name)["in_flight"] == 1
