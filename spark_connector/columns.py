@@ -62,7 +62,8 @@ COLUMNS = {
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
-SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024  # encoded together; more make longer entries
+# Rows that are encoded together; larger slices would make longer entries of a stage.
+SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024
 
 
 _FIELDS = tuple(field.name for field in fields(Outgoing))
@@ -168,10 +169,10 @@ _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # range of datet
 
 
 def _times(array: pa.Array) -> list[Any]:
-    """Return epoch ms, rounded up so that no message is early.
+    """Return epoch ms, rounded up so that no message is due too early.
 
-    A time outside the range that RMQ accepts as epoch ms becomes a datetime, because its unit is
-    certain.
+    RMQ accepts epoch ms only in a range, to detect other units. A time outside of this range
+    becomes a datetime, whose unit is certain.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -203,7 +204,7 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 }  # fmt: skip
 
 
-# Columns that `Stage.push_bodies` takes whole, and its names for them.
+# Columns that are passed as a whole to `Stage.push_bodies`, and its names for them.
 _WHOLE_COLUMNS = {
     "priority": "priorities", "slot_basis": "slot_bases", "headers": "headers", "type": "types",
     "group": "groups",
@@ -211,7 +212,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """The bodies of a slice, with the number of bodies that its last reader has read."""
+    """The bodies of a slice, which count how many bodies the last reader has read."""
 
     left: Iterator[Any] = iter(())
 
@@ -257,7 +258,7 @@ class Rows:
         self._fields_of = columns
         self._merge = merge
         self._before = 0  # rows of the partition before the current batch
-        self._rows: Sequence[int] = range(1)  # rows of the current slice, by position in the batch
+        self._rows: Sequence[int] = range(1)  # positions in the batch of the current slice's rows
         self._bodies = _Bodies()
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
@@ -296,7 +297,8 @@ class Rows:
             columns = {_WHOLE_COLUMNS[field]: values[field] for field in values}
             stage.push_bodies(self._bodies, **columns)
         else:
-            # Work column by column, with `repeat` for constants, so that no row object is made.
+            # Work column by column, with `repeat` for constants, so that no object is created for
+            # each row.
             outs = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
             stage.push(map(Outgoing, self._bodies, *outs))
 

@@ -13,8 +13,8 @@ from spark_connector.options import Connection
 
 T = TypeVar("T")
 PAUSE_S, PAUSE_MAX_S = 0.1, 5.0
-RETRY_S = 300.0  # Redis may be away for that time without ending a query
-COMMIT_RETRY_S = 60.0  # the same for the commit of a write; after it the batch fails
+RETRY_S = 300.0  # a query ends only if Redis cannot be reached for longer than this
+COMMIT_RETRY_S = 60.0  # the commit of a write fails if Redis cannot be reached for longer than this
 
 
 def connect(at: Connection) -> rmq.Client:
@@ -23,14 +23,14 @@ def connect(at: Connection) -> rmq.Client:
 
 
 def retry_while_away(call: Callable[[], T], for_s: float) -> T:
-    """Repeat a call until Redis answers; every call of RMQ is safe to repeat.
+    """Repeat a call until Redis answers, which is safe for every call of RMQ.
 
     Args:
         call: Function to call.
         for_s: How long to repeat, s; use minutes, because Spark ends a query whose source raises.
 
     Raises:
-        Unavailable, OutcomeUnknown: Redis did not answer in time. Also the call's other errors.
+        Unavailable, OutcomeUnknown: Redis did not answer in time. The call may raise other errors.
     """
     until, pause = time.monotonic() + for_s, PAUSE_S
     while True:

@@ -1,8 +1,8 @@
-"""A write with `action`: redrive or purge dead letters that Spark has chosen, as jobs.
+"""A write with the option `action`: redrive or purge the dead letters in its rows, as jobs.
 
-Tasks check their rows and change nothing. The commit gets the ids, and starts and runs jobs. Each
-job has a key of this write, so a repeated commit finds the same jobs. If a driver dies, any other
-process that runs jobs finishes them.
+Tasks check their rows and change nothing. The commit gets the ids from the tasks, and starts and
+runs jobs. Each job has a dedup key that belongs to this write, so a repeated commit finds the same
+jobs. If a driver dies, any other process that runs jobs finishes the jobs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spark_connector.options import DeadLetterOptions
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-JOB_IDS = 10_000  # per job, which stores them in its conditions
-SHOWN = 10  # jobs in the driver's log
+JOB_IDS = 10_000  # maximum number of ids of a job, which stores them in its conditions
+SHOWN = 10  # maximum number of jobs that the driver logs
 _ROW = struct.Struct("<16sq")  # an id, and its time of death in epoch ms
 _ANY_TIME = -1
 
@@ -62,7 +62,7 @@ def checked(schema: StructType) -> dict[str, str]:
 
 
 class DeadLetterWriter(DataSourceArrowWriter):
-    """`df.write` with `action`; pickled to the tasks, so it has no connection."""
+    """`df.write` with `action`. Spark pickles it to the tasks, so it has no connection."""
 
     def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
         self._options = options
@@ -108,7 +108,8 @@ class DeadLetterWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Start the jobs and run them one after another, so that the rate applies to all of them.
 
-        After a crash, letters without a job are still dead letters; write the rows again.
+        If the driver crashes, letters without a job are still dead letters. Then write the rows
+        again.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:

@@ -1,8 +1,8 @@
 """Convert stored messages to columns, column by column, without an object for each message.
 
-Most records have no fields before the body; Arrow alone reads these. For other records, one loop
-reads all their fields. A column is made when it is first used, so a column that the schema lacks
-costs nothing.
+Most records have no fields before the body, and Arrow reads such records without a Python loop. For
+other records, one loop reads all fields. A column is made when it is first used, so a column that
+the schema lacks costs nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPE = "rmq-type"  # the header with the type
 _GROUP = "rmq-group"  # the header with the group, after the last \1
 _RESERVED = "rmq-"  # prefix of headers that RMQ adds
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and has no time
-# Clears the mark of kept ids in the first octet of an id.
+# Clears the bit in the first octet of an id that marks a kept id (from `Topic.new_id`).
 _NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _BIGINT_MAX = (1 << 63) - 1
 _NOT_BARE = b"\xff" * BARE  # no bare record begins with these bytes
@@ -52,14 +52,14 @@ def fingerprint(error: str) -> str | None:
 
 
 class _Fields(NamedTuple):
-    """Fields before the bodies, by column; a field that a record lacks is None."""
+    """Fields before the bodies, one list per column; None for a field that a record lacks."""
 
     due_ms: list[int | None]
     expires_ms: list[int | None]
     merge_keys: list[str | None]
     headers: list[dict[str, str] | None]
     starts: list[int]  # positions of the bodies
-    errors: dict[int, str]  # by row: why its record cannot be read
+    errors: dict[int, str]  # reason why a record cannot be read, by row
 
 
 class Stored:
@@ -94,8 +94,8 @@ class Stored:
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
         """Yield ranges of rows and their messages, each with about `most` bytes of bodies.
 
-        Bodies are counted after they were decompressed or joined; plain stored bodies are small
-        and are not counted.
+        If a body is compressed or a list, bodies are counted after they were decompressed or
+        joined. Otherwise all rows are one range, because stored bodies are small.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -164,7 +164,7 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return acceptance numbers; `newest`: the number of the slot's newest message."""
+        """Return the acceptance numbers; `newest`: the number of the slot's newest message."""
         behind = pc.bit_wise_and(pc.subtract(newest, self._head_numbers(4, 8)), _LOW)
         offsets = pc.subtract(newest, behind)
         if self._enveloped and self._fields.errors:
@@ -176,7 +176,7 @@ class Stored:
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows whose records need more than Arrow, because the body is not at a fixed place."""
+        """The rows that Arrow alone cannot read: their bodies do not begin at a fixed position."""
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):
@@ -195,7 +195,7 @@ class Stored:
                 if not record:
                     raise DecodeError("its record is missing")
                 due_ms, expires_ms, key, found, start = fields_of(record)
-                if found and set(map(type, found.values())) != {str}:  # from another client
+                if found and set(map(type, found.values())) != {str}:  # another client wrote it
                     raise DecodeError("its headers are not text")
             except DecodeError as error:
                 errors[row] = str(error)
@@ -250,7 +250,7 @@ class Stored:
 
     @cached_property
     def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
-        """The bodies; for an unreadable row, the whole record and the error in `errors`."""
+        """The bodies, and the errors by row. The body of an unreadable row is the whole record."""
         errors: dict[int, str] = {}
         if not self._enveloped:
             return pc.binary_slice(self._array, BARE, _END), errors
@@ -265,7 +265,7 @@ class Stored:
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row; if it is unreadable, the record, with the error in `errors`."""
+        """Return the body of a row. If it is unreadable, return the record and add to `errors`."""
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -325,7 +325,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failures of a page's messages; without values if no message has failed."""
+    """The last failures of a page's messages, a list per column; empty if no message has failed."""
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

@@ -1,4 +1,4 @@
-"""The offsets in Spark's checkpoint: the run of the query, and slot numbers by topic.
+"""The offsets in Spark's checkpoint: the query's name, and numbers by topic and slot.
 
 Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
 returned as it was received. `held` is the number of messages of the batch that ends here. It cannot
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from rmq.errors import ConfigurationError
 
 VERSION = 2  # version 1 had one topic
-# A file sink identifies batches by number only, so it drops a new query's batches with old numbers.
+# A file sink identifies batches by number only. So with an old output path, it drops batches of a
+# new query.
 ANEW = "a new checkpoint together with a new output path"
 
 Numbers = dict[int, int]  # by slot
@@ -69,7 +70,8 @@ def read(given: Any) -> Offset:
     """Parse an offset from the checkpoint.
 
     Raises:
-        ConfigurationError: It is not an offset of this source, or a later RMQ wrote it.
+        ConfigurationError: The text is not an offset of this source, or a later version of RMQ
+            wrote it.
     """
     try:
         version, run = given["v"], given["run"]

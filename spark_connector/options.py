@@ -167,7 +167,10 @@ def _prefix(name: str, given: str) -> str:
 
 
 def _queue(name: str, given: str) -> QueueName | Literal["all"]:
-    """Parse the name of a queue, or all; "in flight" may have - or _ instead of the space."""
+    """Parse the name of a queue, or all.
+
+    "in flight" may be written with - or _ instead of the space.
+    """
     if given.lower() == "all":
         return "all"
     try:
@@ -192,7 +195,7 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
 def _headers(name: str, given: str) -> bool | tuple[str, ...]:
     """Parse true or false, or the names of headers that become columns."""
     if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-        return flag(name, given)  # such a header name would be a mistake
+        return flag(name, given)  # a header with such a name would be a mistake
     headers = tuple(header.strip() for header in given.split(","))
     for header in headers:
         if not header or header.startswith("rmq-"):
@@ -246,7 +249,7 @@ STREAM = (
     Option("pollWaitMs", count(0, 60_000), 200),
     Option("includeQuery", flag, False),
 )
-# Address options of a call whose rows name the topics.
+# The options for the address, if the rows name the topics.
 ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
@@ -491,7 +494,7 @@ class SinkOptions:
     merge: Merge
     late: bool
     query: str | None = None
-    batch: int | None = None  # of the query; if given, a repeated write adds nothing
+    batch: int | None = None  # number of the query's batch; with it, a repeated write adds nothing
 
 
 def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
@@ -499,7 +502,8 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
 
     Args:
         given: Texts by name, in any case.
-        columns: Columns of the rows; with a column `topic`, the option may be missing.
+        columns: Columns of the rows. If there is a column `topic`, the option `topic` may be
+            missing.
     """
     values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
     if values["topic"] is None and "topic" in map(str.lower, columns):

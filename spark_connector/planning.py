@@ -1,6 +1,7 @@
 """The tasks of a batch: their number, and the messages that each task reads.
 
-A task reads parts of several slots. A task takes Spark about 20 ms, so a small batch has few tasks.
+A task may read parts of several slots. Spark needs about 20 ms for a task, so a small batch has few
+tasks.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
     count = max(1, min(count, total))
     planned: list[list[Share]] = []
     task: list[Share] = []
-    done = 0  # messages of the previous parts
+    done = 0  # messages in the parts that are already planned
     for part in parts:
         while part.held:
-            left = total * (len(planned) + 1) // count - done  # number that fills this task
+            left = total * (len(planned) + 1) // count - done  # messages that this task still needs
             taken = min(part.held, left)
             if part.upto - part.after != part.held:
                 taken = part.held
@@ -75,7 +76,7 @@ def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> in
     Args:
         messages: Number of messages in the batch.
         tasks: Option minPartitions.
-        rows: Option rowsPerTask, the smallest number of messages per task.
+        rows: Option rowsPerTask, the minimum number of messages per task.
         cores: Number of tasks that the cluster runs at once.
     """
     most = tasks or cores
@@ -85,18 +86,19 @@ def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> in
 
 
 PROC = Path("/proc")
-ROWS = 10_000  # smallest number of messages per task, unless minPartitions asks for more tasks
+ROWS = 10_000  # minimum number of messages per task, unless minPartitions requires more tasks
 _SETTING = re.compile(r"^(spark\.[\w.]+)=(.*)$")
 
 
 def cores_of_cluster(jvm: int | None = None) -> int:
     """Return how many tasks the cluster runs at once, by the settings of Spark's driver.
 
-    Spark does not pass them to a data source. The command line of its JVM, the parent of this
-    process, has the user's settings. If it has none, the result is the cores of this machine.
+    Spark does not pass its settings to a data source. The user's settings are in the command line
+    of the JVM, which is the parent of this process. If they are not there, the result is the number
+    of cores of this machine.
 
     Args:
-        jvm: Process id of the JVM; None: the parent of this process.
+        jvm: Process id of the JVM. Default: the parent of this process.
     """
     here = os.cpu_count() or 1
     try:

@@ -1,4 +1,4 @@
-"""Filters that Spark passes to a batch read, which skips slots, queues and rows accordingly.
+"""Filters that Spark passes to a batch read, so that it can skip slots, queues and rows.
 
 Spark evaluates all filters again, so a read may return rows that do not fit. It must not skip rows
 that fit.
@@ -68,9 +68,10 @@ class Condition(NamedTuple):
 class Pushdown:
     """Takes the filters of a read.
 
-    If spark.sql.python.filterPushdown.enabled is false, which is its default, Spark fails every
-    read whose class has its own `pushFilters`. Spark compares `__func__`. Without the filters a
-    read is only slower, so this class has the `__func__` of the base class.
+    By default, spark.sql.python.filterPushdown.enabled is false. Then Spark refuses every read
+    whose class overrides `pushFilters`. It detects this by the attribute `__func__`. A read without
+    filters works and is only slower. So this class has the `__func__` of the base class, to look
+    like no override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
@@ -105,7 +106,7 @@ class Pushdown:
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
-    """Return whether messages with this value of `slot` or `queue` may fit."""
+    """Return whether messages with this value of the column `slot` or `queue` may fit."""
     given = pa.array([value], _TYPES[column])
     if not all(each.fits(given)[0].as_py() for each in conditions if each.column == column):
         return False
@@ -121,7 +122,7 @@ def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
 
 
 def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
-    """Return the range of times, in whole epoch ms, in which letters that fit may have died."""
+    """Return the range of times of death, in epoch ms, of letters that may fit."""
     low, high = -math.inf, math.inf
     for each in conditions:
         if each.column == "died" and len(each.values):
@@ -134,7 +135,7 @@ def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
 
 
 def _slot_of(text: str) -> int | None:
-    """Return the slot in an id; None for a text that is not an id, which no row has."""
+    """Return the slot in an id, or None for a text that is not an id."""
     try:
         return rmq.MessageId.parse(text).slot
     except InvalidValue:

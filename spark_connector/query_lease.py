@@ -1,8 +1,8 @@
 """The lease of a streaming query on its messages of one or several topics, renewed while it runs.
 
-It lives in Spark's source runner, the only process that lasts as long as the query. A thread renews
-the lease while Spark's tasks run. The thread ends with the JVM; otherwise a runner whose JVM was
-killed would keep the query from the next driver.
+The lease is kept in Spark's source runner, the only Python process that runs as long as the query.
+A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends. Otherwise a
+source runner whose JVM was killed would keep the next driver from running the query.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class QueryLease:
     def __init__(
         self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
     ) -> None:
-        """`orphaned`: function that the renewing thread calls when the JVM is gone."""
+        """`orphaned`: function that the renewing thread calls when the JVM has ended."""
         self._options = options
         self._jvm = os.getppid()
-        self._owner = owner()  # read now, because without the JVM the parent is another process
+        # Read now, because the parent is another process after the JVM has ended.
+        self._owner = owner()
         self._orphaned = orphaned
         self.run = run
         self.report: Callable[[], dict[str, int]] | None = None  # figures to send with a renewal
@@ -73,9 +74,10 @@ class QueryLease:
         self.lost: set[str] = set()  # topics that are gone, while onTopicLoss is `continue`
         self._ours: set[str] = set()  # topics whose query this process owns
         self._ended_by: Exception | None = None  # error of the renewing thread, ends the query
-        self._holding: dict[str, Numbers] = {}  # newest number taken, by topic and slot
-        self._settled: dict[str, Numbers] = {}  # newest number settled, by topic and slot
-        self._ended: dict[str, Numbers] = {}  # end of the batches that this process settled whole
+        self._holding: dict[str, Numbers] = {}  # newest taken number, by topic and slot
+        self._settled: dict[str, Numbers] = {}  # newest settled number, by topic and slot
+        # End of the batches that this process has settled completely.
+        self._ended: dict[str, Numbers] = {}
         self.bytes = self.batch_bytes = 0  # bytes that tasks have read: in total, of the last batch
         self._renewed_at = time.monotonic()
         self._lapses = 0
@@ -89,7 +91,8 @@ class QueryLease:
         return self._queries[topic]
 
     def _query_as(self, client: rmq.Client, topic: str, owner_s: float) -> rmq.Query:
-        exact = self._options.on_loss == "fail"  # a task fails if it cannot hand out its whole part
+        # With "fail", a task fails if its part is not complete.
+        exact = self._options.on_loss == "fail"
         return client.topic(topic).query(
             self.run, self._owner, lease=self._options.lease_s, owner_lease=owner_s, exact=exact
         )
@@ -143,10 +146,11 @@ class QueryLease:
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease in all slots of a topic; return how much of a batch each slot holds.
+        """Renew the lease in all slots of a topic; return what the query holds of a batch, by slot.
 
         The first call waits until the owner lease of an earlier driver has expired. If the topic is
-        gone, the result is empty. A lost topic that was created again joins with an empty `after`.
+        gone, the result is empty. If a lost topic was created again, pass an empty `after` to read
+        it.
 
         Raises:
             QueryOwned: Another driver is running this query.
@@ -184,10 +188,10 @@ class QueryLease:
         return held
 
     def _renew(self) -> None:
-        """Renew until the end, or until another driver owns the query.
+        """Renew the lease until the query ends, or until another driver owns the query.
 
-        Renew the ownership in one slot of each topic, and less often the lease of held messages. If
-        the renewal of a topic fails, it is tried again and does not delay the other topics.
+        The ownership is renewed in one slot of each topic, the lease on held messages less often.
+        If the renewal of a topic fails, it is tried again and does not delay the other topics.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
         lease_pause_s = self._options.lease_s / 3
@@ -239,7 +243,7 @@ class QueryLease:
         return are_renewed
 
     def lapses(self) -> int:
-        """Return how often the lease may have expired, because this process or Redis paused."""
+        """Return how often the lease may have expired because this process or Redis did not run."""
         return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
     def _note_renewal(self) -> None:
@@ -253,7 +257,7 @@ class QueryLease:
         return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
 
     def held(self) -> int:
-        """Return the number of messages held, as far as this process can see."""
+        """Return the number of held messages, as far as this process knows."""
         return sum(
             max(0, number - self._settled.get(topic, {}).get(slot, 0))
             for topic, numbers in list(self._holding.items())
@@ -263,7 +267,7 @@ class QueryLease:
     def take(
         self, after: Mapping[str, Numbers], most: int | None, most_bytes: int | None = None
     ) -> dict[str, Numbers]:
-        """Take messages after these numbers, the same number from each topic if it has enough.
+        """Take messages after these numbers, about the same number from each topic.
 
         Returns:
             The newest numbers, by topic.
@@ -299,7 +303,7 @@ class QueryLease:
         return found
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
-        """Sleep until there may be messages to take, at most `seconds`."""
+        """Wait until there may be messages to take, at most `seconds`."""
         until, topics = time.monotonic() + seconds, list(topics)
         while (left_s := until - time.monotonic()) > 0:
             present = [topic for topic in topics if topic not in self.lost]
@@ -317,7 +321,7 @@ class QueryLease:
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
-        """Settle the batch that ends here; return how many messages could not be settled."""
+        """Settle the batch that ends at `end`; return how many messages could not be settled."""
         missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
@@ -359,7 +363,7 @@ class QueryLease:
         return [(topic, at) for topic, at in end.topics.items() if topic not in self.lost]
 
     def opened(self, topic: str) -> tuple[int, bytes] | None:
-        """Return the retries and the stamp of a topic, or None if it is gone."""
+        """Return the maximum retries and the creation stamp of a topic, or None if it is gone."""
         query = self.query(topic)
         if not self._unless_gone(topic, query.slots, 0):
             return None
@@ -400,7 +404,7 @@ class QueryLease:
                             query.give_back(beyond[topic])
                         query.keep(())
                     except (Unavailable, OutcomeUnknown):
-                        break  # Redis is away
+                        break  # Redis cannot be reached
                     except rmq.RMQError as error:
                         _log.debug("at the end of the query: %s", error)
         for query in self._queries.values():

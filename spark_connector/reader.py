@@ -1,4 +1,4 @@
-"""The batch read: a bounded look at the queues of a topic, which changes nothing.
+"""The batch read: it reads the queues of a topic once, and changes nothing.
 
 Each page is consistent, but the whole result is not. A message that moves during the read may be in
 two queues of the result, or in none.
@@ -23,7 +23,7 @@ from spark_connector.schema import Batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART_MESSAGES = 100_000  # per task, unless minPartitions asks for more tasks
+PART_MESSAGES = 100_000  # messages of a task, unless minPartitions requires more tasks
 BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # largest batch that joins several pages
 
 
@@ -32,8 +32,8 @@ class SnapshotPart(InputPartition):
     """The part of a queue that a task reads.
 
     Attributes:
-        part: Part of one slot.
-        most: Largest number of messages; None: all.
+        part: Part of a queue in one slot.
+        most: Maximum number of messages to read, or None for all.
     """
 
     part: QueuePart
@@ -41,7 +41,7 @@ class SnapshotPart(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Reads the queues of a topic; pickled to the tasks, so it has no connection."""
+    """Reads the queues of a topic. Spark pickles it to the tasks, so it has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
@@ -50,7 +50,7 @@ class RmqReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Pushdown:
-        """Take Spark's filters; called if spark.sql.python.filterPushdown.enabled is true."""
+        """Take Spark's filters. Called if spark.sql.python.filterPushdown.enabled is true."""
         return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
@@ -69,7 +69,7 @@ class RmqReader(DataSourceReader):
                 wanted = -(-self._options.min_partitions * count // total) if count else 1
                 pieces = min(10_000, max(wanted, -(-count // PART_MESSAGES), 1))
                 spans = client.admin.spans(at.topic, queue, slot, pieces)
-                if queue == "dead":  # its scores are the times of death
+                if queue == "dead":  # the score of a dead letter is its time of death
                     low, high = died_within(self._conditions)
                     spans = [
                         span._replace(low=max(low, span.low), high=min(high, span.high))
@@ -107,7 +107,7 @@ class RmqReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part of a queue."""
         if not isinstance(partition, SnapshotPart):
-            return  # Spark reads one part even if there are none
+            return  # Spark reads one part even if `partitions` returns no part
         options = self._options
         batches = Batches(self._schema, conditions=self._conditions)
         client = client_of_task(options.at)
@@ -131,7 +131,7 @@ def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[
 
 
 def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
-    """Join pages into larger blocks, because small batches are the most expensive.
+    """Join pages into larger blocks, because many small batches are slow.
 
     A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or is one page.
     """

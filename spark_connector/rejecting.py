@@ -1,8 +1,8 @@
-"""Failed rows: `reject` and `nack` take single messages out of a batch, in `foreachBatch`.
+"""`reject` and `nack`: take single messages out of a batch, because their rows failed.
 
-Tasks do it, once for each message: RMQ marks the message in the query's log. A replay of the batch,
-a repeated task, or a second driver therefore changes nothing. The rest of the batch is settled as
-usual.
+Both are called in `foreachBatch` and run in tasks. RMQ marks each such message in the query's log.
+So each message is taken out once, even if the batch is replayed, a task is repeated, or a second
+driver runs. The rest of the batch is settled as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A required column: its possible types, and where it comes from."""
+    """A required column: its possible types, and how the user gets it."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -52,7 +52,7 @@ NACK = COLUMNS | {"delay_ms": Needed(WHOLE, "", False), "error": Needed(_TEXT, "
 
 
 def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Make messages of a batch dead letters; call it in `foreachBatch`, with some of its rows.
+    """Make messages of a batch dead letters; call it in `foreachBatch`, with the rows to reject.
 
         def handle(df, batch):
             bad = df.where("unreadable is not null").withColumn("reason", df.unreadable)
@@ -61,19 +61,21 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
 
     Args:
         df: Rows of the batch with their columns `message_id`, `topic`, `slot`, `seq` and `query`
-            unchanged, and a column `reason` (string). Other columns are ignored. The option
-            `includeQuery` adds `query`.
-        url: Address of Redis for the tasks. None: `RMQ_URL` of the driver.
-        prefix: Prefix of the topics. None: `rmq`.
+            unchanged, and a column `reason` (string). Other columns are ignored. The column `query`
+            exists if the read has the option `includeQuery`.
+        url: Address of Redis for the tasks. Default: `RMQ_URL` of the driver.
+        prefix: Prefix of the topics. Default: `rmq`.
 
     Returns:
-        `dead`: number of messages that are dead letters now. `before`: number already taken out by
-        an earlier call, an earlier run of the batch, or another row. `lost`: number no longer held,
-        because the lease ran out; nothing was done to them, and others may have them.
+        Numbers of messages. `dead`: messages that this call has made dead letters. `before`:
+        messages that an earlier call, an earlier run of the batch, or another row has taken out.
+        `lost`: messages that the query no longer holds, because its lease ran out. Nothing was done
+        to lost messages, and other consumers may have received them.
 
     Guarantee:
         Each message is rejected once, however often the batch is replayed, and is not settled with
-        the rest. A call that fails may have done a part; it is safe to repeat.
+        the rest. A call that fails may have rejected some of the messages. It is safe to repeat the
+        call.
 
     Raises:
         InvalidValue: A column is missing or has another type. Spark raises it for a value that is
@@ -85,23 +87,25 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
 def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
     """Give messages of a batch back for a retry; call it in `foreachBatch`, like `reject`.
 
-    It costs each message a retry, as `Consumer.nack` does. A message without retries left becomes a
-    dead letter.
+    Each message loses a retry, as with `Consumer.nack`. A message without a remaining retry becomes
+    a dead letter.
 
     Args:
         df: Rows as for `reject`, without `reason`. A column `delay_ms` (whole number) sets the wait
-            before the message is delivered again, to any reader of the topic. Null, or no column:
-            the topic's retry policy. A column `error` (string) is stored in the failure entry.
+            before the message is delivered again, to any reader of the topic. If the value is null
+            or the column is missing, the topic's retry policy sets the wait. A column `error`
+            (string) is stored in the failure entry.
         url: Address of Redis, as for `reject`.
         prefix: Prefix of the topics, as for `reject`.
 
     Returns:
-        `retried`: number of messages given back now. `dead`: number of dead letters now. `before`
-        and `lost` as for `reject`.
+        Numbers of messages. `retried`: messages that this call has given back. `dead`: messages
+        that this call has made dead letters. `before` and `lost` as for `reject`.
 
     Guarantee:
-        The same as for `reject`. A replay of the batch has the row again. If another reader has
-        settled the message since then, its `value` is empty, and `unreadable` says why.
+        The same as for `reject`. If the batch is replayed, the row is in the batch again. If
+        another reader has settled the message by then, its `value` is empty, and `unreadable` says
+        why.
     """
     return _fail(df, "nack", NACK, url, prefix)
 
@@ -161,8 +165,8 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
     """Return a function of a column that rejects or nacks the rows of a task.
 
-    It returns an outcome for each row. Only the counts of outcomes are right, not their order.
-    `mapInArrow` is not used, because it needs pandas.
+    The function returns an outcome for each row. The outcomes are not in the order of the rows;
+    only their counts matter. `mapInArrow` is not used, because it needs pandas.
     """
 
     def fail(rows: pa.Array) -> pa.Array:

@@ -1,7 +1,7 @@
 """The columns of a read, and record batches with these columns.
 
-Spark compares the first batch with the schema, including time zones and nulls. Arrays are therefore
-made for the fields of the schema, and no type is guessed from the messages.
+Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
+with the types of the schema, and no type is guessed from the messages.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _WITHOUT_RECORDS = frozenset(
         "held_by_query", "died", "reason", "error", "error_fingerprint", "attempts",
     )
 )  # fmt: skip
-VALUES_BYTES = 16 * 1024 * 1024  # bodies in one batch of a queue
+VALUES_BYTES = 16 * 1024 * 1024  # maximum size of the bodies in one batch of a queue
 
 
 def _schema(fields: Iterable[Field]) -> StructType:
@@ -114,8 +114,9 @@ def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> Struc
     """Return the columns of a streaming read.
 
     Args:
-        headers: True to include `headers`; or names of headers, each of which becomes a column.
-        query: True to include `query`, for `reject` and `nack`.
+        headers: True to add the column `headers`. Or names of headers, each of which becomes a
+            column.
+        query: True to add the column `query`, for `reject` and `nack`.
 
     Raises:
         InvalidValue: A header has the name of a column.
@@ -132,8 +133,8 @@ def snapshot_schema(
 
     Args:
         headers: Headers as for `stream_schema`.
-        columns: Wanted columns in their order, in lower case; None: all.
-        attempts: True to include `attempts`.
+        columns: Wanted columns in their order, in lower case. Default: all columns.
+        attempts: True to add the column `attempts`.
 
     Raises:
         InvalidValue: A column does not exist, or a header has the name of a column.
@@ -166,8 +167,8 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 class Batches:
     """Makes record batches of one schema; created in the task that uses it.
 
-    `query`: the run of a streaming query, or None. `conditions`: conditions that select the rows
-    of a queue.
+    `query`: name of a streaming query's run, or None. `conditions`: conditions that rows of a queue
+    must meet.
     """
 
     def __init__(
@@ -184,7 +185,8 @@ class Batches:
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch. A single value fills every row; a missing column is null.
 
-        A column may be a function that makes it, which is called only if the schema has the column.
+        A value may be a function that makes the column. It is called only if the schema has the
+        column.
         """
         arrays = []
         for field in self.schema:
@@ -223,7 +225,8 @@ class Batches:
     def of_queue(self, block: QueueBlock) -> Iterator[pa.RecordBatch]:
         """Yield a page of a queue as batches.
 
-        A batch ends when its bodies reach VALUES_BYTES: few stored bytes may decompress to many.
+        A batch ends when its bodies reach VALUES_BYTES, because few stored bytes may decompress to
+        many.
         """
         if self._conditions:
             columns = queue_columns(block, Stored(block.ids, block.records))
@@ -247,7 +250,7 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Repeat each value by its block's number of rows; return one value if all are equal."""
+    """Repeat each value for the rows of its block; if all values are equal, return that value."""
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

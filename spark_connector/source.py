@@ -9,7 +9,8 @@ Options:
     url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
 Guarantee:
     A streaming read settles a batch after Spark has committed it, and replays it exactly until
-    then: exactly once, with a sink that recognizes repeated batches. A batch read takes nothing.
+    then. With a sink that recognizes repeated batches, each message is processed exactly once.
+    A batch read receives nothing.
 
     from spark_connector import RmqDataSource
 
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    It has only the options, because Spark pickles it to every process that it starts. Other modules
-    are imported where they are used, because Spark may load this class only to read its name.
+    The object has only the options, because Spark pickles it to every process that Spark starts.
+    Other modules are imported where they are used, because Spark may load this class only to read
+    its name.
     """
 
     @classmethod
@@ -53,7 +55,8 @@ class RmqDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns; a batch read has more columns than a streaming read.
 
-        Spark does not say which kind is meant. An option that exists only for batch reads shows it.
+        Spark does not say which kind of read is meant. It is a batch read if it has an option that
+        exists only for batch reads.
         """
         from spark_connector import options, schema
 

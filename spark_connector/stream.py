@@ -1,15 +1,16 @@
-"""The streaming read: micro-batches that are taken once, replayed exactly, and settled at the end.
+"""The streaming read: it takes micro-batches, replays them exactly, and settles them at the end.
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
 the batch to its commit log. After a crash it starts again at partitions, with the same offsets.
 Messages are therefore taken only before latestOffset returns. Tasks read held messages and change
-nothing. A call of latestOffset settles the messages up to its `start`, because Spark calls it only
-when the batch that ends there is in the commit log. Spark does not call `commit` for the last batch
-of a run.
+nothing. A call of latestOffset settles the messages up to its argument `start`, because Spark calls
+it only when the batch that ends at `start` is in the commit log. Spark does not call `commit` for
+the last batch of a run.
 
 While the tasks of a batch run, the previous batch is settled, and the next batch is taken if more
-messages wait. Messages that are taken but not yet returned are `ahead`. After a crash they are the
-next batch. They differ from a batch whose offset Spark may have in that no task has read them.
+messages wait. Messages are "ahead" if they are taken, but latestOffset has not returned them yet.
+After a crash these messages are the next batch. RMQ recognises them because no task has read them,
+unlike the messages of a batch whose offset Spark may have.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._taking: Future[dict[str, Numbers]] | None = None
         self._begun = False  # whether the state of the query was read from Redis
         self._announced = False
-        self._left: int | None = None  # for Trigger.AvailableNow: messages that may still be taken
+        # With Trigger.AvailableNow: number of messages that may still be taken.
+        self._left: int | None = None
         self._start: Offset | None = None  # argument of the last call of latestOffset
         self._returned: tuple[Offset, Offset, dict[str, Any]] | None = (
             None  # start, end, and end as it was returned
@@ -93,10 +95,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ahead: dict[str, Numbers] | None = None  # the newest numbers taken, by topic
         self._first_ahead = 0.0  # time when the first message ahead was taken
         self._topics: tuple[float, list[str]] | None = None  # time of the search, topics
-        self._found: dict[str, Numbers] | None = None  # the batch that an earlier run left, once
+        # End of the batch that an earlier run left, until it is returned.
+        self._found: dict[str, Numbers] | None = None
         self._inherited: dict[str, Numbers] = {}  # the newest numbers that an earlier run took
-        self._lapses = 0  # lapses of the lease when a batch was last counted
-        self._checked: Offset | None = None  # the last batch that tasks are certain to have read
+        self._lapses = 0  # `QueryLease.lapses` when a batch was last counted
+        self._checked: Offset | None = None  # last batch that tasks have certainly read
         self._progress = Progress()
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
         self._committed: Offset | None = None  # the last commit of Spark
@@ -121,7 +124,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def run() -> None:
             try:
                 future.set_result(call(*args))
-            except BaseException as error:  # raised when the result is read
+            except BaseException as error:  # reading the result raises it
                 future.set_exception(error)
 
         threading.Thread(target=run, name="rmq-background", daemon=True).start()
@@ -134,7 +137,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(self._new_run, start).spell()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a number, so that `ReadAllAvailable` always means Trigger.Once."""
+        """Return a limit. Then Spark passes `ReadAllAvailable` only with Trigger.Once."""
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -215,7 +218,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read what the query holds after `known`: once for all topics, later for new topics."""
+        """Read which messages the query holds after `known`.
+
+        The first call reads all topics, later calls read new topics.
+        """
         ahead = self._ahead = _without(lease.lost, self._ahead or {})
         first = not self._begun
         handed: dict[str, Numbers] = {}
@@ -237,7 +243,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first:
             self._begun = True
             self._inherited = {topic: dict(numbers) for topic, numbers in ahead.items()}
-            # Messages that tasks have read belong to a batch whose offset Spark may have lost.
+            # If tasks have read messages, these belong to a batch whose offset Spark may have lost.
             left = handed if _beyond(known, handed) else ahead
             self._found = left if _beyond(known, ahead) else None
 
@@ -253,7 +259,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(
         self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
     ) -> Offset | None:
-        """Return the end of the next batch, or None if there is none yet."""
+        """Return the end of the next batch, or None if there is no message yet."""
         if self._found is not None:
             found, self._found = self._found, None
             return self._batch(lease, known, found)
@@ -308,7 +314,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 counts = {slot: state.messages for slot, state in enumerate(states)}
                 self._log_gaps(topic, sum(held.values()) - sum(counts.values()))
                 held = counts
-            # The same form as `spell` writes, so that `partitions` recognizes the offset.
+            # Use the form that `spell` writes, so that `partitions` recognizes the offset.
             end[topic] = Position(dict(numbers), {slot: n for slot, n in held.items() if n})
         for topic in set(end) - set(newest):
             if topic in known.topics and topic in self._known_topics():
@@ -323,7 +329,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics[1] if self._topics else []
 
     def _finish_taking(self) -> dict[str, Numbers]:
-        """Return the newest numbers taken, when a take in the background has ended."""
+        """Wait for a take in the background, and return the newest numbers taken."""
         if self._taking is not None:
             taking, self._taking = self._taking, None
             found = taking.result()
@@ -339,10 +345,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether no task has read a message of an ended batch; such a batch is not settled.
+        """Return whether no task has read a message of an ended batch, which then stays unsettled.
 
-        A file sink drops a batch if it has seen the batch's number, and Spark then runs no task for
-        it. A new query with the output path of an earlier query would lose its first batches.
+        A file sink drops a batch if it has seen the batch's number, and then Spark runs no task for
+        that batch. Without this check, a new query with the output path of an earlier query would
+        lose its first batches.
 
         Raises:
             ConfigurationError: No task has read the batch, and onClaimLoss is `fail`.
@@ -374,24 +381,28 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settle a batch that is in Spark's commit log.
 
         Raises:
-            LeaseLost: Others may have received messages of it, and onClaimLoss is `fail`.
+            LeaseLost: Other consumers may have received messages of the batch, and onClaimLoss is
+                `fail`.
         """
         missing = lease.settle(end)
         if missing:
             self._raise_or_log(LeaseLost(missed(self._options, end.messages, missing)))
 
     def _raise_or_log(self, error: Exception) -> None:
-        """Raise an error about messages that others may have; with onClaimLoss=continue, log it."""
+        """Raise an error about messages that other consumers may have received, or log it.
+
+        It is logged if onClaimLoss is `continue`.
+        """
         if self._options.on_loss == "fail":
             raise error
         _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
-        """Log that messages with numbers of this batch are no longer in it.
+        """Log that some numbers of this batch have no message any more.
 
         Such gaps come from a driver that died before Spark wrote their offset, or from a checkpoint
-        that was rolled back. After a rollback, sinks have seen the number of the batch and drop it,
-        so no other message may get these numbers.
+        that was rolled back. After such a rollback, sinks drop the batch, because they have seen
+        its number. So no other message may get these numbers.
         """
         if gone:
             _log.warning(
@@ -403,11 +414,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )  # fmt: skip
 
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
-        """Return whether Spark must write the run to its log before any message is taken.
+        """Return whether Spark must write the run's name to its log before any message is taken.
 
-        A new query begins with an empty batch, whose offset has the run. Otherwise, after a crash
-        between the first take and Spark's log, messages would wait for the end of their lease.
-        Trigger.Once has only one batch, so it accepts that wait.
+        A new query begins with an empty batch, whose offset has the name of the run. Without it, a
+        crash between the first take and Spark's log would leave messages waiting until their lease
+        ends. Trigger.Once has only one batch, so it accepts that wait.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -431,10 +442,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress.report(self._query_lease, self._known_topics())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
-        """Plan a batch, which an earlier run may have begun.
+        """Plan the tasks of a batch, which an earlier run may have begun.
 
-        The run is taken from `end`. When Spark replays the first batch, it calls initialOffset
-        again, so `start` has a new run that was never used.
+        The name of the run is in `end`. When Spark replays the first batch, it calls initialOffset
+        again, so `start` has a new name that was never used.
         """
         known, since = offsets.read(end), offsets.read(start)
         if since.run != known.run:
@@ -492,7 +503,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_progress(self, since: Offset) -> None:
         """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
 
-        Between two batches of a run, Spark always calls `commit`, unless it skips its logs.
+        Between two batches of a run, Spark always calls `commit`, unless this option is on.
 
         Raises:
             ConfigurationError: Spark has not committed the previous batch.
@@ -505,7 +516,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """Dead-letter a batch that was replayed too often; return whether that was done."""
+        """Make a batch that was replayed too often dead letters; return whether this was done."""
         most = self._options.max_replays
         if most is None:
             return False
@@ -527,7 +538,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle a batch, unless `latestOffset` has settled it or is about to.
+        """Settle a batch, unless `latestOffset` has settled it or will settle it now.
 
         Spark waits for this call before it runs the next tasks, so it must be short.
         """
@@ -537,11 +548,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
-        """Let another driver continue at once. Messages stay held, because a restart replays them.
+        """End the ownership, so that another driver can continue at once.
 
-        Messages taken ahead are released, because Spark has no offset for them. Spark calls this
-        method when the driver has crashed or a call has raised. At a clean stop Spark sends
-        SIGTERM, see `_stop_on_sigterm`.
+        Messages of batches stay held, because a restart replays them. Messages taken ahead are
+        released, because Spark has no offset for them. Spark calls this method when the driver has
+        crashed or a call has raised. At a clean stop Spark sends SIGTERM, see `_stop_on_sigterm`.
         """
         if self._query_lease is None:
             return
@@ -556,7 +567,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of a batch; Spark may repeat it, because it changes nothing."""
+        """Read a part of a batch. Spark may repeat this call, because it changes nothing."""
         assert isinstance(partition, Part)
         options = self._options
         batches = Batches(self._schema, partition.run)
@@ -580,11 +591,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise LeaseLost(lost(options, partition.held, count))
 
 
-SHARE_OF_PAGE = 4  # copies of a page: replies, records, columns, and Spark's own
+SHARE_OF_PAGE = 4  # a page is in memory this often: replies, records, columns, and Spark's own copy
 
 
 def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
-    """Return whether one of these topics was deleted since it had its stamp."""
+    """Return whether one of these topics was deleted, by its creation stamp at the planning."""
     for name, stamp in stamps.items():
         topic = client.topic(name)
         try:
@@ -606,7 +617,7 @@ def _zeros(slots: int) -> Position:
 
 
 def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
-    """Return how many numbers are after an offset."""
+    """Return how many numbers come after an offset."""
     return sum(
         max(0, number - known.slots(topic).get(slot, 0))
         for topic, numbers in newest.items()
@@ -654,7 +665,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def unread(options: StreamOptions, batch: int) -> str:
-    """Return the error text for a batch that Spark ended and no task has read."""
+    """Return the error text for a batch that Spark has ended although no task has read it."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any. Either a sink dropped it because it had seen the batch's number, as file sinks "
@@ -665,7 +676,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the error text for an ended batch with messages that others have received."""
+    """Return the error text for an ended batch with messages that other consumers have received."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "

@@ -1,8 +1,8 @@
-"""The sink: tasks stage their rows, and a commit publishes the rows of Spark's successful tasks.
+"""The sink: tasks stage their rows, and the commit publishes the rows of successful tasks.
 
-If a task fails, is repeated, or is overtaken by its speculative copy, its stage is never published.
-A batch of a query is published once: RMQ remembers published batches, and finishes an interrupted
-batch with the same rows.
+The stage of a failed task is never published, nor the stage of a repeated task whose result Spark
+does not use. A batch of a query is published once. RMQ records published batches, and finishes an
+interrupted batch with the same rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _sink(
 
 
 class _Sink:
-    """The common part of both writers; pickled to the tasks, so it has no connection."""
+    """The common part of both writers. Spark pickles it to the tasks, so it has no connection."""
 
     def __init__(self, options: SinkOptions, fields: dict[str, str]) -> None:
         self.options = options
@@ -66,9 +66,10 @@ class _Sink:
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
-        """Return the topic that stores which stages belong to a batch; None if it has no stage.
+        """Return the topic that records the stages of a batch, or None if the batch has no stage.
 
-        The topic of the option, or the first by name, so a repeated batch has the same topic.
+        It is the topic of the option, or else the first topic by name. So a repeated batch has the
+        same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
@@ -84,7 +85,7 @@ class _Sink:
                 if topic is None and not default:
                     raise InvalidValue("topic: null; name it, or give the option topic")
                 to = self.topic(client, chosen)
-                if chosen != default:  # only a topic from the option may be created
+                if chosen != default:  # a topic that rows name must exist
                     to.open(create=False)
                 stages[chosen] = to.stage(name, keep=STAGE_TTL_S, late=self.options.late)
             return stages[chosen]
@@ -145,7 +146,8 @@ class RmqWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows.
 
-        A crash may leave a part published; for a batch of a query, a repetition publishes the rest.
+        After a crash, only a part may be published. For a batch of a query, a repeated write
+        publishes the rest.
         """
         options = self._sink.options
         self._sink.publish(_written(messages), options.query, options.batch)
@@ -164,8 +166,8 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task.
 
-        Spark passes the batch id to its writers only at the commit, and never passes the query.
-        Tasks have both as local properties.
+        Spark passes the batch id to writers only at the commit, and never passes the query. So a
+        task reads both from its local properties.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None

@@ -26,15 +26,15 @@ class QueryAdmin(AdminPart):
         """Give back immediately all messages of a query; return their number.
 
         Use it for a query that will not start again. Each message loses a retry and waits as after
-        a failure; a message without a remaining retry becomes a dead letter. All expired leases are
-        rolled back as well.
+        a failure. A message without a remaining retry becomes a dead letter. All expired leases of
+        the topic are rolled back as well.
 
         Args:
             topic: Name of the topic.
             run: Name of the query, 32 hex digits, from `queries`.
-            force: Release even if a driver runs the query; the driver would then replay a batch
-                that is gone.
-            dry_run: Only count the messages.
+            force: Whether to release even if a driver runs the query. The driver may then replay a
+                batch whose messages are gone.
+            dry_run: Whether to only count the messages.
 
         Guarantee:
             If the call is interrupted, run it again. A driver that starts at the same moment, or
@@ -49,14 +49,14 @@ class QueryAdmin(AdminPart):
     def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
         """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
 
-        There is no index of these records, so SCAN walks all keys of the database, 1000 per call.
-        The walk blocks no other client, but takes long with many millions of keys. On a Redis
-        Cluster it walks one master after another, and may miss a key whose hash slot moves
-        meanwhile.
+        These records have no index, so SCAN reads the names of all keys of the database, 1000 per
+        call. The scan blocks no other client, but takes long with many millions of keys. In a Redis
+        Cluster, masters are scanned one after another, and a key whose hash slot moves during the
+        scan may be missed.
 
         Args:
             topic: Name of the topic.
-            query: Name of a single query, which needs no walk.
+            query: Name of a single query, which needs no scan.
         """
         if query is not None:
             check_text(query, "query")

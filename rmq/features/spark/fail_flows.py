@@ -1,4 +1,4 @@
-"""Flow of a query: fail single messages of a batch, each once, even if the batch runs again.
+"""Fail single messages of a query's batch; each fails once, even if the batch runs again.
 
 Any task of the engine may fail a message, and may repeat the call: the query's log has a mark for
 each failed message. See `lua/queries/query_fail.lua`.
@@ -21,7 +21,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 
 CALL_MOST = 250  # messages of one call, each with a failure entry to write
-CALL_SPAN = 4000  # difference between the first and the last number of a call
+CALL_SPAN = 4000  # maximum difference between the first and the last number of a call
 CALL_BYTES = 256 * 1024  # total size of the errors of a call
 PIPELINE_CALLS = 8
 DELAY_MAX_MS = 315_576_000_000  # 10 years
@@ -35,7 +35,7 @@ class FailedMessage(NamedTuple):
         number: Number in the query's log.
         id: Id of the message.
         error: Error text for its failure entry.
-        delay_ms: Time until its retry, in ms; None: by the topic's policy.
+        delay_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
     slot: int
@@ -51,9 +51,10 @@ class Failures(NamedTuple):
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that were failed before, or are twice in this call; nothing was done.
-        lost: Messages that the query does not hold under that number, because its lease expired or
-            they were never handed out; nothing was done.
+        before: Messages that were failed before, or that this call has twice; nothing was done to
+            them.
+        lost: Messages that the query does not hold with the given number, because its lease expired
+            or no task has read them; nothing was done to them.
     """
 
     retried: int = 0

@@ -1,10 +1,11 @@
 """Flows of a query: take messages into its log, hand them out, settle them, give them back.
 
-Calls may be repeated, also by two drivers: while the query holds its messages, the answer stays the
-same. See `lua/queries/query_take.lua`.
+Calls may be repeated, even by two drivers: as long as the query holds its messages, the reply is
+the same. See `lua/queries/query_take.lua`.
 
-The owner caches the numbers it has taken and the slots that have no messages (`Known`), so that it
-calls Redis only for news. After an error of Redis the cache may be wrong, and is cleared.
+The owner caches the numbers that it has taken, and which slots have no messages (`Known`). So it
+calls Redis only if something may have changed. After an error of Redis, the cache is cleared,
+because it may be wrong.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """What the owner of a query has cached about its slots.
+    """The cache of a query's owner about its slots.
 
     Args:
         subscription: Subscription to the signals of the topic.
 
     Attributes:
-        newest: By slot, the number of the newest message taken; None: not known.
-        ready_at: By slot, the time at which it has messages to take, by the monotonic clock. NEVER:
-            a signal will tell. None: not known.
+        newest: Number of the newest message taken, by slot, or None if unknown.
+        ready_at: Time on the monotonic clock at which the slot has messages to take, by slot. NEVER
+            if a signal of Redis will announce them, None if unknown.
         look_at: Time at which the next slots are checked without a signal, since signals can
             be lost.
     """
@@ -70,7 +71,7 @@ class Known:
         self._turn = 0
 
     def forget(self) -> None:
-        """Clear the cache, so that Redis is asked for numbers and for each slot again."""
+        """Clear the cache, so that the next call reads everything from Redis again."""
         self.newest = None
         self.ready_at = [None] * len(self.ready_at)
 
@@ -119,7 +120,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
-    """Share a limit among slots; if it is smaller than the number of slots, some get 0."""
+    """Divide a limit among slots; if there are more slots than the limit, some get 0."""
     limits = {}
     for place, index in enumerate(wanted):
         share = (
@@ -136,8 +137,8 @@ class Settlement(NamedTuple):
 
     Attributes:
         settled: Number of messages that this call settled.
-        missing: Number of messages of the batch that cannot be settled any more: their lease
-            expired, and other consumers have received them since, or they are dead letters.
+        missing: Number of messages of the batch that can no longer be settled. Their lease expired,
+            and then other consumers received them, or they became dead letters.
     """
 
     settled: int
@@ -155,7 +156,7 @@ class QueryFlows:
         lease: Lease of the query.
 
     Attributes:
-        read_bytes: Total bytes of records and bodies that readers have read of the batches settled
+        read_bytes: Total bytes of records and bodies that readers have read, in the batches settled
             by this object.
     """
 
@@ -198,9 +199,10 @@ class QueryFlows:
 
         Args:
             after: By slot, the number after which the batch begins.
-            upto: By slot, the last number of the batch; None: the newest number.
-            slots: Slots to renew in addition to the first; None: all.
-            report: Report of the owner, stored in the first slot; b"": keep the previous report.
+            upto: Last number of the batch, by slot. Default: the newest number.
+            slots: Slots to renew in addition to the first slot. Default: all.
+            report: Report of the owner, stored in the first slot. With b"" the previous report is
+                kept.
         """
         yield from self.open()
         home, *others = self.context.slots
@@ -224,16 +226,16 @@ class QueryFlows:
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
         """Take messages after `after`; return the newest number of each slot.
 
-        If the query has already taken messages after `after`, they are the answer, and no more are
-        taken: the caller may have used them as a batch, and the batch must keep its messages.
-        Messages whose lease has expired since then leave gaps in the numbers, so a batch may be
-        empty.
+        If the query has already taken messages after `after`, their numbers are returned, and no
+        more messages are taken. The caller may have used them as a batch, and a batch must keep its
+        messages. Messages whose lease has expired since then leave gaps in the numbers, so a batch
+        may be empty.
 
         Args:
             after: Newest number of each slot that the caller has recorded.
-            most: Maximum number of messages over all slots; None: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
-                message per slot; 0: no limit.
+            most: Maximum number of messages over all slots, or None for all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, which may be exceeded by
+                one message per slot. 0 for no limit.
         """
         resizes = 0
         while True:
@@ -245,7 +247,8 @@ class QueryFlows:
     def _take(self, after: Offsets, most: int | None, most_bytes: int) -> Flow[dict[int, int]]:
         yield from self.open()
         known, count = self.known, len(self.context.slots)
-        # A take in a slot that a resize has added requires the ownership there.
+        # In a slot that a resize has added, the query must become the owner before it can take
+        # messages.
         if known.newest is None or len(known.newest) < count:
             logs = yield from self.renew(after, None)
             known.newest = {index: log.newest for index, log in enumerate(logs)}
@@ -297,9 +300,10 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Ask the slots with unknown state when they have messages.
+        """Read from the slots with unknown state when they have messages.
 
-        A slot without messages records that the query sleeps, and signals new messages.
+        A slot without messages records that the query waits, and sends a signal when a message
+        arrives.
         """
         asked = self.known.unknown()
         if not asked:
@@ -310,7 +314,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        """Wait at most `seconds` for messages to take; return whether there may be any."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -325,7 +329,8 @@ class QueryFlows:
             while True:
                 if known.subscription.connection is None:
                     yield AwaitSignal(known.subscription, 0)
-                    known.ready_at = []  # messages before the subscription were not signalled
+                    # No signal was received for messages that arrived before the subscription.
+                    known.ready_at = []
                 known.fit(len(self.context.slots))
                 if known.ready():
                     return True
@@ -337,7 +342,8 @@ class QueryFlows:
                 if pause > 0:
                     known.note_signals((yield AwaitSignal(known.subscription, pause)))
                 now = time.monotonic()
-                # Also if each wait is shorter: the next call checks the slots.
+                # Do this even if each wait is shorter than that, so that the next call checks the
+                # slots.
                 if now >= known.look_at:
                     known.look()
                 if now >= until:
@@ -360,7 +366,7 @@ class QueryFlows:
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
-            by: Name of the engine's run; a name repeated without another name between counts once.
+            by: Name of the engine's run. A run that calls several times in a row counts once.
         """
         yield from self.open()
         kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
@@ -380,9 +386,9 @@ class QueryFlows:
 
         Args:
             upto: By slot, the last number of the batch.
-            batch: By slot, the number of messages in the batch; absent: 0. Messages whose lease
-                expired are settled as well if they have been waiting since then. None: unknown;
-                then only held messages are settled.
+            batch: Number of messages in the batch, by slot; a missing slot counts as 0. With it,
+                messages whose lease has expired are settled as well if no consumer has received
+                them since. Without it, only held messages are settled.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -424,7 +430,7 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back messages after these numbers that were not handed out; return the count."""
+        """Give back the messages after these numbers that were not handed out; return how many."""
         self.known.forget()
         yield from self.open()
         context, lease, total = self.context, self.lease, 0

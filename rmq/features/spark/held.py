@@ -27,12 +27,12 @@ class HeldQuery:
 
     Attributes:
         run: Name of the query, 32 hex digits.
-        owner: Driver that runs the query, or ran it last; None: unknown.
-        owner_left_s: Seconds for which no other driver may run the query; negative: seconds
-            since then.
+        owner: Driver that runs the query or ran it last, or None if unknown.
+        owner_left_s: Seconds for which no other driver may run the query. Negative if that time is
+            over.
         messages: Number of held messages over all slots.
-        lease_left_s: Seconds until the lease expires without a renewal; negative: it has expired,
-            and the next receiving consumer rolls it back.
+        lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if it has
+            expired; the next consumer that receives rolls it back.
         slots: Number of held messages by slot; slots without messages are omitted.
         report: Figures that the driver has reported, by name; may be empty. For the figures of
             Spark's source see docs/spark.md.
@@ -80,7 +80,7 @@ class Sink:
     Attributes:
         query: Name of the query; for Spark, the id in the checkpoint.
         published: Number of the last published batch, or None.
-        begun: Number of a batch that was begun and has not ended, or None.
+        begun: Number of the batch whose publication has begun and not ended, or None.
     """
 
     query: str
@@ -114,7 +114,7 @@ def _by_topic(
 
     Args:
         found: For each slot with a query: keys, query, and ms until the end of its lease.
-        states: State of each of these; an empty state is omitted.
+        states: State of each query in `found`; queries with an empty state are omitted.
     """
     by_slot: dict[tuple[str, str], dict[int, QueryState]] = {}
     left: dict[tuple[str, str], int] = {}
@@ -142,10 +142,11 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return by topic the queries that run or hold messages, with few round trips; change nothing.
+    """Return the queries of each topic that run or hold messages, with few round trips.
 
-    A running query is listed in the first slot of its topic, and a query that holds messages in
-    slots with messages in flight. So the counts of a topic tell which slots to read.
+    A running query is listed in the first slot of its topic. A query that holds messages is listed
+    in the slots of these messages, which have messages in flight. So the counts of a topic show
+    which slots to read.
 
     Args:
         topics: Topics with recent counts; topics without queries are omitted from the result.
@@ -224,7 +225,7 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the owner that ran the query last in any slot, and its remaining seconds."""
+    """Return the owner that ran the query last in any slot, and the seconds left to the owner."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0

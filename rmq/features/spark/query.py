@@ -1,9 +1,9 @@
 """A query: a reader that gets the same messages again until it settles their batch.
 
-Queries are for engines that replay. Spark plans a batch, records its end, runs it, possibly twice,
-and settles it afterwards. A query numbers the messages that it takes in a log of its own, and they
-are in flight for all consumers. The query holds one lease per slot; when a lease expires, all
-messages of the slot go back to the queue, and each loses a retry.
+Queries are for engines that replay. Spark plans a batch, records the end of the batch, runs it
+(perhaps twice), and settles it afterwards. A query gives numbers to the messages that it takes, in
+its own log. For consumers, these messages are in flight. The query has one lease per slot. If the
+lease expires, all its messages of the slot go back to the queue, and each message loses a retry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Held(NamedTuple):
         newest: Number of the newest message that the query ever took.
         messages: Number of held messages of the requested batch.
         settled: Number of the newest message that was settled, rejected or lost.
-        handed: Number of the newest message that `read` returned.
+        handed: Number of the newest message that `read` has returned.
     """
 
     newest: int
@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
 
 def wait_s(seconds: Duration) -> float:
-    """Check a waiting time and return it in seconds."""
+    """Check a waiting time, and return the time in seconds."""
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
@@ -72,7 +72,7 @@ class QueryBase:
 
     @property
     def read_bytes(self) -> int:
-        """Total bytes of records and bodies read of the batches that this object settled.
+        """Total bytes that readers have read of the batches settled by this object.
 
         Readers report the bytes at the end of their parts; repeated reads count twice.
         """
@@ -80,19 +80,19 @@ class QueryBase:
 
     @property
     def run(self) -> str:
-        """The query's name: 32 hex digits, the same for the life of its checkpoint."""
+        """Name of the query, 32 hex digits, which belongs to its checkpoint."""
         return self._flows.lease.run
 
     @property
     def max_retries(self) -> int:
-        """Maximum retries of a message of the topic, which must be open."""
+        """Maximum number of retries of a message of the topic; the topic must be open."""
         return self._context.settings.max_retries
 
 
 def open_parts(
     transport: Transport, run: str, parts: Iterable[HeldPart], rows: int, size: int
 ) -> Callable[[], list[Block]]:
-    """Return a function that reads the next page of parts of a batch, and an empty page at the end.
+    """Return a function that reads parts of a batch page by page, with an empty page at the end.
 
     The function reads several slots at a time. After an error, it continues where the last page
     ended.
@@ -122,7 +122,7 @@ class AsyncQuery(QueryBase):
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """Return by slot the number of messages that can be taken now."""
+        """Return the number of messages that can be taken now, for each slot."""
         return await self._run(self._flows.waiting())
 
     async def take(
@@ -130,15 +130,17 @@ class AsyncQuery(QueryBase):
     ) -> dict[int, int]:
         """Take up to `most` messages after `after`; return the newest number of each slot.
 
-        If messages after `after` were taken before, they are the answer, and no more are taken: a
-        repeated call has the same result. Messages that other consumers have received since then
-        leave their numbers unused, so a batch may be empty.
+        A repeated call has the same result: if messages after `after` were already taken, their
+        numbers are returned, and no more messages are taken. If the lease has expired and other
+        consumers have received such messages, their numbers have no message any more. So a batch
+        may be empty.
 
         Args:
-            after: By slot, the last number that the caller has recorded; absent: 0.
-            most: Maximum number of messages over all slots; None: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
-                message per slot; None: no limit. A limit costs reading the records.
+            after: Last number that the caller has recorded, by slot. A missing slot counts as 0.
+            most: Maximum number of messages over all slots. Default: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, which may be exceeded by
+                one message per slot. Default: no limit. With a limit, Redis must also read the
+                records.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -146,15 +148,15 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        """Wait at most `seconds` for messages to take; return whether there may be any."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
-        """Close the connection of the subscription; the query keeps its messages."""
+        """Close the connection of the subscription. The query keeps its messages."""
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages; return the held messages of a batch, by slot.
+        """Renew the lease on all messages; return what the query holds of a batch, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -163,12 +165,12 @@ class AsyncQuery(QueryBase):
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Stay the owner, and renew the lease on messages of these slots.
+        """Renew the ownership of the query, and the lease on messages of these slots.
 
         Args:
             slots: Indexes of the slots; the first slot is always renewed.
-            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
-                None: keep the previous report.
+            report: Figures by name that lists of queries show, at most 500 bytes as JSON. Default:
+                keep the previous report.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -181,7 +183,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """Iterate over the held messages of a slot between two numbers, in blocks.
+        """Iterate over the held messages of a slot, after one number and up to another, in blocks.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -196,11 +198,11 @@ class AsyncQuery(QueryBase):
     async def begun(self, batch: str, by: str) -> int:
         """Record that a run has begun a batch; return the number of such runs, including this run.
 
-        For an engine that gives up a batch after some attempts.
+        Use it for an engine that gives up a batch after some attempts.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
-            by: Name of the run; a name repeated without another name between counts once.
+            by: Name of the run. A run that calls several times in a row counts once.
         """
         return await self._run(self._flows.count_run(batch, by))
 
@@ -208,10 +210,10 @@ class AsyncQuery(QueryBase):
         """Settle all messages up to these numbers permanently.
 
         Args:
-            upto: By slot, the last number of the finished batch.
-            batch: By slot, the number of messages in the batch. For an `exact` query, messages
-                whose lease expired are settled as well, unless another consumer has received them.
-                None: only held messages are settled, and no message counts as missing.
+            upto: Last number of the finished batch, by slot.
+            batch: Number of messages in the batch, by slot. With it, an `exact` query also settles
+                messages whose lease has expired, unless another consumer has received them.
+                Default: only held messages are settled, and no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -221,7 +223,7 @@ class AsyncQuery(QueryBase):
     async def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        For an engine that has ended a batch without reading any message.
+        Use it for an engine that has ended a batch without reading any message.
 
         Args:
             upto: By slot, the last number of the batch.
@@ -232,14 +234,14 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
-        """Give back messages taken after these numbers; return their number.
+        """Give back the messages taken after these numbers; return how many.
 
-        They go to the front of the queue, without losing a retry. Later messages get the same
-        numbers, so the numbers must not have been recorded. If a message of a slot after its number
-        was already read, no message of that slot is given back.
+        The messages go to the front of the queue and lose no retry. Other messages will get the
+        same numbers, so the caller must not have recorded these numbers. If `read` has already
+        returned one of these messages of a slot, no message of that slot is given back.
 
         Args:
-            after: By slot, the last number to keep; absent: 0.
+            after: Last number to keep, by slot. A missing slot counts as 0.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -247,7 +249,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters; return their number.
+        """Make all messages up to these numbers dead letters; return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -257,13 +259,15 @@ class AsyncQuery(QueryBase):
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
         """Fail single messages of a batch; each message fails once, even if the call is repeated.
 
-        The messages stay in the batch: `read` returns them as before while they have a record, and
-        `settle` skips them. Any task may call this, even if it is not the owner.
+        The messages stay in the batch: `read` returns them as before, as long as they have a
+        record, and `settle` skips them. Any process may call this method, even if it does not own
+        the query.
 
         Args:
             messages: Messages that `read` returned.
-            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
-                remaining retry becomes a dead letter. False: all become dead letters.
+            retry: Whether to give the messages back for a retry, like `Consumer.nack`. A message
+                without a remaining retry becomes a dead letter. If False, all messages become dead
+                letters.
 
         Raises:
             InvalidValue: An id belongs to another slot or topic, or a delay is not valid.

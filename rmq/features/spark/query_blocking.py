@@ -31,7 +31,7 @@ class Query(QueryBase):
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
-        """Return by slot the number of messages that can be taken now."""
+        """Return the number of messages that can be taken now, for each slot."""
         return self._run(self._flows.waiting())
 
     def take(
@@ -39,15 +39,17 @@ class Query(QueryBase):
     ) -> dict[int, int]:
         """Take up to `most` messages after `after`; return the newest number of each slot.
 
-        If messages after `after` were taken before, they are the answer, and no more are taken: a
-        repeated call has the same result. Messages that other consumers have received since then
-        leave their numbers unused, so a batch may be empty.
+        A repeated call has the same result: if messages after `after` were already taken, their
+        numbers are returned, and no more messages are taken. If the lease has expired and other
+        consumers have received such messages, their numbers have no message any more. So a batch
+        may be empty.
 
         Args:
-            after: By slot, the last number that the caller has recorded; absent: 0.
-            most: Maximum number of messages over all slots; None: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, exceeded by at most a
-                message per slot; None: no limit. A limit costs reading the records.
+            after: Last number that the caller has recorded, by slot. A missing slot counts as 0.
+            most: Maximum number of messages over all slots. Default: all available messages.
+            most_bytes: Maximum bytes of records and bodies over all slots, which may be exceeded by
+                one message per slot. Default: no limit. With a limit, Redis must also read the
+                records.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -55,15 +57,15 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Sleep at most `seconds`, until there may be messages; return whether there may be."""
+        """Wait at most `seconds` for messages to take; return whether there may be any."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
-        """Close the connection of the subscription; the query keeps its messages."""
+        """Close the connection of the subscription. The query keeps its messages."""
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages; return the held messages of a batch, by slot.
+        """Renew the lease on all messages; return what the query holds of a batch, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -72,12 +74,12 @@ class Query(QueryBase):
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Stay the owner, and renew the lease on messages of these slots.
+        """Renew the ownership of the query, and the lease on messages of these slots.
 
         Args:
             slots: Indexes of the slots; the first slot is always renewed.
-            report: Figures of the owner, by name, for lists of queries: at most 500 bytes as JSON.
-                None: keep the previous report.
+            report: Figures by name that lists of queries show, at most 500 bytes as JSON. Default:
+                keep the previous report.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -90,7 +92,7 @@ class Query(QueryBase):
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate over the held messages of a slot between two numbers, in blocks.
+        """Iterate over the held messages of a slot, after one number and up to another, in blocks.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -105,11 +107,11 @@ class Query(QueryBase):
     def begun(self, batch: str, by: str) -> int:
         """Record that a run has begun a batch; return the number of such runs, including this run.
 
-        For an engine that gives up a batch after some attempts.
+        Use it for an engine that gives up a batch after some attempts.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
-            by: Name of the run; a name repeated without another name between counts once.
+            by: Name of the run. A run that calls several times in a row counts once.
         """
         return self._run(self._flows.count_run(batch, by))
 
@@ -117,10 +119,10 @@ class Query(QueryBase):
         """Settle all messages up to these numbers permanently.
 
         Args:
-            upto: By slot, the last number of the finished batch.
-            batch: By slot, the number of messages in the batch. For an `exact` query, messages
-                whose lease expired are settled as well, unless another consumer has received them.
-                None: only held messages are settled, and no message counts as missing.
+            upto: Last number of the finished batch, by slot.
+            batch: Number of messages in the batch, by slot. With it, an `exact` query also settles
+                messages whose lease has expired, unless another consumer has received them.
+                Default: only held messages are settled, and no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -130,7 +132,7 @@ class Query(QueryBase):
     def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        For an engine that has ended a batch without reading any message.
+        Use it for an engine that has ended a batch without reading any message.
 
         Args:
             upto: By slot, the last number of the batch.
@@ -141,14 +143,14 @@ class Query(QueryBase):
         self._run(self._flows.again(upto))
 
     def give_back(self, after: Offsets) -> int:
-        """Give back messages taken after these numbers; return their number.
+        """Give back the messages taken after these numbers; return how many.
 
-        They go to the front of the queue, without losing a retry. Later messages get the same
-        numbers, so the numbers must not have been recorded. If a message of a slot after its number
-        was already read, no message of that slot is given back.
+        The messages go to the front of the queue and lose no retry. Other messages will get the
+        same numbers, so the caller must not have recorded these numbers. If `read` has already
+        returned one of these messages of a slot, no message of that slot is given back.
 
         Args:
-            after: By slot, the last number to keep; absent: 0.
+            after: Last number to keep, by slot. A missing slot counts as 0.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -156,7 +158,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters; return their number.
+        """Make all messages up to these numbers dead letters; return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -166,13 +168,15 @@ class Query(QueryBase):
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
         """Fail single messages of a batch; each message fails once, even if the call is repeated.
 
-        The messages stay in the batch: `read` returns them as before while they have a record, and
-        `settle` skips them. Any thread may call this, even if it is not the owner.
+        The messages stay in the batch: `read` returns them as before, as long as they have a
+        record, and `settle` skips them. Any process may call this method, even if it does not own
+        the query.
 
         Args:
             messages: Messages that `read` returned.
-            retry: Whether to give them back for a retry, like `Consumer.nack`; a message without a
-                remaining retry becomes a dead letter. False: all become dead letters.
+            retry: Whether to give the messages back for a retry, like `Consumer.nack`. A message
+                without a remaining retry becomes a dead letter. If False, all messages become dead
+                letters.
 
         Raises:
             InvalidValue: An id belongs to another slot or topic, or a delay is not valid.

@@ -93,7 +93,7 @@ def _block(
 
 
 class PartReader:
-    """Read parts of a batch, several slots in one pipeline: first members, then their records.
+    """Read parts of a batch, several slots in one pipeline: first the members, then the records.
 
     After an error, the next call continues where the last page ended.
 
@@ -101,8 +101,9 @@ class PartReader:
         run: Name of the query.
         parts: Parts to read, in this order.
         rows: Maximum number of messages of a page.
-        size: Maximum bytes of records and bodies of a page, exceeded by at most a message. Sizes
-            are known only after reading, so a page after smaller messages may be larger.
+        size: Maximum bytes of records and bodies of a page, which may be exceeded by one message.
+            The size of messages is estimated from the previous page. So a page may be larger if the
+            messages before it were smaller.
     """
 
     def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
@@ -114,7 +115,7 @@ class PartReader:
         self._bytes = 0  # bytes that were read and not reported yet
 
     def read(self) -> Flow[list[Block]]:
-        """Return the next page; empty at the end."""
+        """Return the next page, or an empty page at the end."""
         while not self._found:
             if not self._parts:
                 yield from self._tell()
@@ -156,7 +157,7 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Add the bytes that were read to a figure of the query, for its driver."""
+        """Report the bytes that were read to the query, whose driver shows the total."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
@@ -198,7 +199,7 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the first records that fit into the page, and their number."""
+        """Return the records that fit into the page, from the first on, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])

@@ -40,17 +40,18 @@ QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; twin of FAR in
 class QueryLog(NamedTuple):
     """The reply of query_take, query_renew, query_again and query_release."""
 
-    held: int  # messages of the requested batch; query_release: messages given back
+    # Messages of the requested batch that the query holds; query_release: messages given back.
+    held: int
     newest: int  # newest number in the log
     left_ms: int = 0
-    owner: str = ""  # another owner, for left_ms more; then nothing was done
+    owner: str = ""  # if not empty, another owner for `left_ms` more; nothing was done
     # Of query_renew:
     settled: int = 0  # newest settled number
     handed: int = 0  # newest number handed out
     # Of query_take and query_release:
     more: bool = False  # there may be more to take, or to give back
     # Of query_take:
-    expired: int = 0  # leases to roll back: EXPIRED, LONG_EXPIRED, or both
+    expired: int = 0  # kinds of expired leases to roll back: EXPIRED, LONG_EXPIRED, or both
     bytes: int = 0  # bytes of the taken records, if they were requested
 
 
@@ -59,7 +60,7 @@ class QueryPage(NamedTuple):
 
     after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
-    # -1 for a message outside of the PrepareQueue; empty: no message has failed.
+    # -1 for a message outside of the PrepareQueue. Empty if no message of the slot has failed.
     receipts: list[float]
     records: list[bytes]
 
@@ -71,7 +72,7 @@ class QuerySettleReply(NamedTuple):
     left: int  # ids of the batch in the log; query_reject: ids that have left it
     missing: int = 0  # missing ids of the batch, over all calls so far
     left_ms: int = 0
-    owner: str = ""  # another owner, for left_ms more; then nothing was done
+    owner: str = ""  # if not empty, another owner for `left_ms` more; nothing was done
     bytes: int = 0  # query_settle: bytes that were read since the last call
 
 
@@ -132,7 +133,7 @@ def query_renew(
     owns: bool = True,
     report: bytes = b"",
 ) -> Command[QueryLog]:
-    """Renew the lease of a query, and count the messages of a batch that it holds.
+    """Renew the lease of a query, and count the messages of a batch that the query holds.
 
     `owns`: renew the ownership, which is stored in the first slot of a topic; in other slots the
     query only takes over. `report`: stored for query_inspect; b"": keep the previous report.
@@ -287,7 +288,7 @@ class Failing(NamedTuple):
         number: Number in the query's log.
         member: Member of the message.
         error: Error for its failure entry.
-        wait_ms: Time until its retry, in ms; None: by the topic's policy.
+        wait_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
     number: int
@@ -301,8 +302,8 @@ def query_fail(
 ) -> Command[str]:
     """Fail messages of a slot that a query holds, sorted by number.
 
-    Returns a letter for each: r retry, d dead; R, D: it was failed before; 0 not held. `retry`:
-    give the messages back; otherwise they become dead letters.
+    Returns a character for each: r retry, d dead letter; R or D if the message was failed before; 0
+    not held. `retry`: give the messages back; otherwise they become dead letters.
     """
     return Command(
         script_loader.load("query_fail"),
@@ -371,7 +372,7 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for `keep_ms`, or drop it (0); `length`: required number of elements."""
+    """Keep a stage for `keep_ms`, or delete it with 0; `length`: required number of elements."""
     return Command(
         script_loader.load("stage_keep"),
         (keys.stage_stem + name.encode(),),
@@ -415,7 +416,7 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record the stages of a batch, once; b"": only read."""
+    """Record the stages of a batch, once; with b"", only read them."""
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
     )

@@ -11,8 +11,8 @@ from rmq.http_framework.survey import Survey, SurveyedService, TopicCounts
 from rmq.kernel.transport.single.blocking import Transport
 
 EVERY_S = 5.0
-WITHOUT_S = 600.0  # time between two looks at a topic without messages in flight
-PER_TOPIC = 50  # queries of a topic that are read
+WITHOUT_S = 600.0  # time between two reads of a topic without messages in flight
+PER_TOPIC = 50  # maximum number of queries that are read of a topic
 
 
 class _Look(NamedTuple):
@@ -26,8 +26,8 @@ class _Look(NamedTuple):
 class Queries(SurveyedService):
     """Read the queries of all topics after each pass of the survey.
 
-    A topic without queries and without messages in flight costs nothing: a new query there is found
-    with its first message, or within ten minutes.
+    A topic without queries and without messages in flight costs no extra command. A new query is
+    found when it takes its first message, or within ten minutes.
 
     Attributes:
         held: Queries by topic; topics without queries are omitted.
@@ -43,7 +43,7 @@ class Queries(SurveyedService):
         self.held: dict[str, list[HeldQuery]] = {}
 
     def run_once(self) -> int:
-        """Read the queries of topics that may have some; return their number."""
+        """Read the queries of topics that may have queries; return the number of queries."""
         seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
         if seen == self._seen:
             return 0

@@ -1,8 +1,8 @@
 """A stage: messages stored outside of all queues, to be published together or not at all.
 
 Stages are for jobs such as Spark's, whose tasks run in many processes, fail and are repeated. Each
-attempt of a task writes into its own stage, and one process publishes the stages that count. With a
-query and a batch number, a batch is published once, even if the call is repeated.
+attempt of a task writes into its own stage, and one process publishes the stages of the successful
+attempts. With a query and a batch number, a batch is published once, even if the call is repeated.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class AsyncStage(StageBase):
     async def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and store messages; return the number of messages in the stage.
 
-        Pass many messages at a time: up to 1000 messages of a slot become one entry. After an error
-        the stage cannot be used; discard it, and write another stage.
+        Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
+        error the stage can no longer be used. Discard the stage, and write another one.
 
         Raises:
             RMQError: A message cannot be sent, as in `AsyncTopic.send_many`.
@@ -142,12 +142,12 @@ class AsyncStage(StageBase):
     ) -> int:
         """Store messages given as columns, much faster than `push`; return their number.
 
-        Pass some thousands at a time: messages without a basis are spread evenly over the slots. A
-        column has a value for each body; None leaves the field unset.
+        Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
+        over the slots. A column has one value for each body. None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return await self._run(self._flows.push_bodies(bodies, columns))
 
     async def discard(self) -> None:
-        """Drop all messages of this stage, even after a failed push."""
+        """Delete all messages of this stage, even after a failed push."""
         await self._run(self._flows.discard())

@@ -25,8 +25,8 @@ class Stage(StageBase):
     def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and store messages; return the number of messages in the stage.
 
-        Pass many messages at a time: up to 1000 messages of a slot become one entry. After an error
-        the stage cannot be used; discard it, and write another stage.
+        Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
+        error the stage can no longer be used. Discard the stage, and write another one.
 
         Raises:
             RMQError: A message cannot be sent, as in `Topic.send_many`.
@@ -47,12 +47,12 @@ class Stage(StageBase):
     ) -> int:
         """Store messages given as columns, much faster than `push`; return their number.
 
-        Pass some thousands at a time: messages without a basis are spread evenly over the slots. A
-        column has a value for each body; None leaves the field unset.
+        Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
+        over the slots. A column has one value for each body. None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return self._run(self._flows.push_bodies(bodies, columns))
 
     def discard(self) -> None:
-        """Drop all messages of this stage, even after a failed push."""
+        """Delete all messages of this stage, even after a failed push."""
         self._run(self._flows.discard())

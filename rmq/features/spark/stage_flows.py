@@ -1,8 +1,9 @@
-"""Stages: messages stored apart and published together; each batch of a query only once.
+"""Stages: messages that are stored outside of all queues and published together later.
 
 Staged messages are checked, encoded and named as in a send, but no consumer sees them. Publishing
-moves them entry by entry; each step also removes the entry from the stage. So an interrupted
-publish continues where it stopped, and nothing is published twice. See `lua/publish.lua` and
+moves staged messages in groups (entries) to their queue. The script that moves an entry removes it
+from the stage in the same step. So an interrupted publish continues where it stopped, and no
+message is published twice. A batch of a query is published only once. See `lua/publish.lua` and
 `lua/queries/sink_begin.lua`.
 """
 
@@ -48,8 +49,10 @@ from rmq.kernel.transport.flow.steps import (
 PUSHES = 16  # calls of one round trip
 # Calls of 1000 messages, each about 20 ms of the server's time, alternating with other clients.
 PUBLISHES = 8
-ALIKE_MIN = 50  # messages that justify a call of their own, in which common parts are encoded once
-BEGUN_KEEP_MS = 30 * 86_400_000  # how long a begun batch waits for a writer that ends it
+# This many messages with common parts get their own call, which sends the parts once.
+ALIKE_MIN = 50
+# How long the stages of a begun batch are kept, until a writer ends the batch.
+BEGUN_KEEP_MS = 30 * 86_400_000
 
 # By field of `Outgoing`: priority, slot_basis, headers, type. None leaves the field unset.
 Columns = Mapping[str, Sequence[Any]]
@@ -62,7 +65,7 @@ class StageContent(NamedTuple):
         name: Name of the stage.
         lengths: Number of elements by slot.
         messages: Number of messages.
-        topic: Topic of the messages; empty: the topic that publishes them.
+        topic: Topic of the messages. Empty for the topic whose `publish` is called.
     """
 
     name: str
@@ -76,7 +79,8 @@ class PublishResult(NamedTuple):
 
     Attributes:
         stored: Number of messages added.
-        duplicates: Number of messages whose id was known, and which were not added.
+        duplicates: Number of messages that were not added, because a message with the same id
+            exists or existed.
         merged: Number of messages merged into a waiting message.
     """
 
@@ -99,7 +103,7 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 
 def _entry_max(settings: Settings) -> int:
-    """Return the messages of one entry, at most a slot's share of max_length."""
+    """Return the maximum number of messages of an entry, at most a slot's part of max_length."""
     most = settings.call_max
     return min(most, -(-settings.max_length // settings.slots) or most)
 
@@ -128,21 +132,22 @@ class StageFlows:
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
         """Run a push and record its outcome; return the number of messages in the stage."""
-        # Until the push succeeds, since a repeated push would create new message ids.
+        # Cleared until the push succeeds, because a repeated push would create new message ids.
         self._failed = True
         self.content = yield from push
         self._failed = False
         return self.content.messages
 
     def push(self, messages: Iterable[Outgoing]) -> Flow[int]:
-        """Put messages into the stage; return their new number."""
+        """Put messages into the stage; return the number of messages in the stage."""
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages given as columns into the stage; return their new number.
+        """Put messages given as columns into the stage; return the number of messages in the stage.
 
-        The result is the same as `push` of `Outgoing`, but much faster: no message objects are
-        made, and only the first message of a run gets a new id, whose stamp the others continue.
+        The result is the same as with `push`, but much faster. No message objects are created. Only
+        the first message of a run (consecutive messages of a slot) gets a new id; the other ids
+        count up from it.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -182,7 +187,7 @@ class StageFlows:
         return (yield from calls.run())
 
     def discard(self) -> Flow[None]:
-        """Drop the stage in every slot, in any state."""
+        """Delete the stage in every slot, even after a failed push."""
         if self._context.is_open:  # otherwise nothing was written
             lengths = dict.fromkeys(range(len(self._context.slots)), 0)
             yield from _keep(self._context, [self.content._replace(lengths=lengths)], 0)
@@ -246,7 +251,7 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
     if priorities is None:
         return [record.head(number, 0, default)] * count
     if not set(map(type, priorities)) <= {int, NoneType}:
-        # The row's own check raises a more precise error.
+        # The check of the single row raises a more precise error.
         raise InvalidType("priority: give whole numbers")
     heads = {
         priority: record.head(number, 0, default if priority is None else check_priority(priority))
@@ -287,7 +292,10 @@ def _with_headers(
 
 
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
-    """Return the slots of messages; messages without a basis go to the slots in turn, in runs."""
+    """Return the slot of each message.
+
+    Messages without a slot basis are spread over the slots in runs.
+    """
     turns = chain.from_iterable(repeat(next(context.spread), turn) for _ in repeat(None))
     if bases is None:
         return list(islice(turns, count))
@@ -318,11 +326,11 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages with one head; their ids continue the stamp of the member `first`."""
+        """Add messages that have the same head; their ids count up from the member `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages with one head, and give them ids."""
+        """Add messages that have the same head, and give them ids."""
         made = ids.make(slot, self._check)[0]
         self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
         self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)
@@ -350,7 +358,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Drop stages; with `query`, keep the stages of its open batch."""
+    """Delete stages; with `query`, keep the stages of a batch that it has begun to publish."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -367,7 +375,7 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for `keep_ms` (0 drops them); make `whole` stages durable."""
+    """Keep stages for `keep_ms`, or delete them with 0; make `whole` stages durable."""
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
         for stage in staged
@@ -381,7 +389,7 @@ def _keep(
 
 
 def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Run calls, and wait until their writes, and all writes before, are durable."""
+    """Run calls, and wait until their writes and all earlier writes are durable."""
     replies, short = yield from durable_pipeline(calls, context.settings.durability)
     replies = raise_first_error(replies)
     if short:
@@ -430,11 +438,12 @@ def publish_once(
     timeout: float,
     callers: tuple[str, ...] = (),
 ) -> Flow[PublishResult]:
-    """Publish a batch of a query, unless it is published already.
+    """Publish a batch of a query, unless it was already published.
 
-    If the batch has begun before, it is ended with the stages of that begin, and the given stages
-    are dropped. The topic of the context records the stages of all topics. Each other topic records
-    its own part in the same way, so a part is never published twice.
+    If an earlier call has begun to publish the batch, this call continues with the stages of the
+    earlier call and deletes the given stages. The topic of the context records the stages of all
+    topics. Each other topic records its own part in the same way, so a part is never published
+    twice.
     """
     if context.name in callers:
         raise InvalidValue(
@@ -446,7 +455,8 @@ def publish_once(
     while True:
         begun = yield scripts.sink_begin(context, query, batch)
         if begun.state == "new":
-            # Checked before the batch begins, since it could never end with an expired stage.
+            # Check the stages before the batch begins, because a batch with an expired stage could
+            # never end.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
         # Repeat this for a batch that has begun or ended: an earlier call may have failed while it
@@ -463,7 +473,8 @@ def publish_once(
             )
             total = _sum(total, done)
         total = _sum(total, (yield from _move(context, own, timeout)))
-        # Before the stages are removed: if the end is lost, the open batch needs them.
+        # Wait before the stages are deleted. If Redis loses the end of the batch, the open batch
+        # needs its stages.
         yield from _durably(context, [scripts.sink_end(context, query, begun.batch)])
         yield from _keep(context, own, 0)
 

@@ -39,10 +39,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> Settings:
         """Change settings of a topic while it is in use; return all its settings.
 
-        The scripts use the new settings immediately, also for waiting messages. Clients follow a
-        change of `default_priority`, `max_body`, `expires`, `durability` and `overflow` within 30 s
-        of use. A running consumer or worker keeps its `lease`. A program that opens the topic with
-        another value gets SettingsMismatch, so change its code as well.
+        The scripts use the new settings immediately, also for waiting messages. Clients that use
+        the topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
+        `overflow` within 30 s. A running consumer or worker keeps its `lease`. A program that opens
+        the topic with another value gets SettingsMismatch, so change its code as well.
 
         Args:
             topic: Name of the topic.
@@ -52,7 +52,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Guarantee:
             After an interruption, some slots have the old settings until this call is repeated, or
-            any program opens the topic. If two callers change a setting, the later value counts,
+            any program opens the topic. If two callers change a setting, the later value remains,
             unless they pass `unless_changed`.
 
         Raises:
@@ -68,28 +68,29 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> Pause:
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
-        receive: Consumers, workers and queries of all programs receive nothing and wait. Messages
-        in flight may be settled; messages that fail, or whose lease expires, wait again.
-        send: Calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules hold
-        their messages, and continue as after an outage (`catch_up`); the relay of an outbox waits.
-        Retries, rollbacks, staging, and redrives of the topic's own dead letters continue.
+        receive: Consumers, workers and queries of all programs receive nothing and wait. You can
+        still settle messages in flight. Messages that fail, or whose lease expires, wait again.
+        send: Calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules do not
+        send; after the pause, `catch_up` decides about their missed times. The relay of an outbox
+        waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters continue.
         The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
-        pause, for "both" the pause of receive.
+        pause; for "both", the pause of "receive".
 
         Args:
             topic: Name of the topic.
             verb: "receive", "send" or "both".
-            by: Name of the person who pauses the topic, for people to read; default: user@host.
-            why: Reason, for people to read.
+            by: Name of the person who pauses the topic, for display. Default: user@host.
+            why: Reason of the pause, for display.
 
         Guarantee:
-            After this call returns, no message is delivered, or no send is accepted. After an
-            interruption, some slots are not paused until this call is repeated, or any program
+            After this call returns, no message is delivered, or no send is accepted. If the call is
+            interrupted, some slots are not paused until you repeat the call, or until any program
             opens the topic.
 
         Raises:
             TopicNotFound: The topic does not exist.
-            InvalidValue: A text is longer than 500 characters or a line, or the verb is unknown.
+            InvalidValue: The verb is unknown, or `by` or `why` is longer than 500 characters or has
+                several lines.
         """
         verbs = verbs_of(verb)
         by, why = who(by), check_text(why, "why")
@@ -118,24 +119,27 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> ResizeResult:
         """Change the number of slots of a topic while it is in use; return the progress.
 
-        Messages stay in their slots with their ids; new messages go to slots by the new number. A
-        slot delivers its new messages after older messages of the same bases, in other slots, are
-        settled or dead. This call waits for that. After an interruption, repeat the call, or let a
-        server (`rmq server`) finish the resize.
+        Messages stay in their slots with their ids. New messages go to slots by the new number of
+        slots. If older messages of the same slot basis are in another slot, a slot delivers new
+        messages only after the older messages are settled or dead. This call waits for the older
+        messages. If it is interrupted, repeat the call, or let a server (`rmq server`) finish the
+        resize.
 
         Args:
             topic: Name of the topic.
             slots: New number of slots, a multiple or a divisor of the present number, 1 to 1024.
-            dry_run: Only check the request, and count the messages that newer messages would
-                wait for.
-            wait: False: return immediately, and leave the rest to a server or a later call.
+            dry_run: Whether to only check the request, and count the messages that newer messages
+                would wait for.
+            wait: Whether to wait for older messages. If False, a server or a later call finishes
+                the resize.
             progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            No message is lost or stored twice. Messages sent after the resize are not delivered
-            before due messages of the same basis sent earlier, if neither has an id of its own or a
-            dedup key: such messages, merge keys and claims keep the slots of the topic's first slot
-            count. Delayed messages are not waited for.
+            No message is lost or stored twice. Messages of one slot basis stay in order: a message
+            sent after the resize is not delivered before an earlier message that is due. This does
+            not hold for messages with your own id or a dedup key: such messages, merge keys and
+            claims stay in the slots of the topic's first slot count. Delayed messages are not
+            waited for.
 
         Raises:
             InvalidValue: The number does not fit, or the topic has a limit or is audited. Nothing
@@ -160,15 +164,15 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            force: Delete the topic even if it contains messages.
-            dry_run: Only count the messages.
+            force: Whether to delete the topic even if it contains messages.
+            dry_run: Whether to only count the messages.
             progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            After an interruption, either no client can open the topic, or sends stay paused (by
-            "topic_delete"): repeat the call, or resume sends. A slot is deleted completely or not
-            at all. Without `force` no message is deleted: sends raise TopicPaused while all slots
-            are checked, and nothing is deleted if a slot contains a message.
+            If the call is interrupted, either no client can open the topic, or sends stay paused
+            (by "topic_delete"). Then repeat the call, or resume sends. A slot is deleted completely
+            or not at all. Without `force` no message is deleted: sends raise TopicPaused while all
+            slots are checked, and nothing is deleted if a slot contains a message.
 
         Raises:
             TopicNotEmpty: The topic contains messages and `force` is not set, or objects in a store
@@ -188,23 +192,22 @@ class AsyncTopicAdmin(AsyncAdminPart):
     async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
         """Count the messages of a topic that are due now, or become due within some time spans.
 
-        The counts include messages with a due time: delayed messages, open merge windows and
-        waiting retries, also if they are due already and held back by a pause or a limit. They do
-        not include messages without a due time: immediate messages, immediate retries, and held
-        messages of groups.
+        The counts include messages with a due time: delayed messages, messages that wait for others
+        to merge with, and waiting retries. They include messages that are due already, for example
+        if a pause or a limit holds them back. They do not include messages without a due time:
+        immediate messages, immediate retries, and held messages of groups.
 
         Args:
             topic: Name of the topic.
-            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas; 0: due now.
+            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas; 0 means now.
                 Default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 
         Returns:
-            A pair (within_s, messages) for each step, and a last pair for all later messages, whose
-            within_s is None. Each message is counted once, in the first pair that it fits.
+            A pair (within_s, messages) for each step, and a last pair with within_s None for all
+            later messages. Each message is counted once, in the first pair that fits.
 
         Guarantee:
-            The counts of a slot are of one moment, by its Redis' clock; slots are read one after
-            another.
+            The counts of one slot are from the same moment. Slots are read one after another.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -223,15 +226,17 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            since: Start: seconds or timedelta before now, or an aware datetime. Samples exist every
-                10 s for an hour, every minute for a day, and every ten minutes for a week.
-            step: Time between two samples, a multiple of 10 s; None: 10 s for an hour, a minute for
-                a day, ten minutes for a week.
+            since: Start of the history: seconds or a timedelta before now, or an aware datetime.
+                Samples exist every 10 s for an hour, every minute for a day, and every ten minutes
+                for a week.
+            step: Time between two samples, a multiple of 10 s. Default: 10 s for up to an hour, a
+                minute for up to a day, ten minutes for up to a week.
 
         Guarantee:
-            Figures are from the last reading at or before `at`. Rates count every event; they are
-            empty for the last moments of a topic in use until a server reads it again. If no server
-            has read the topic for more than twelve minutes, samples are missing.
+            The figures of a sample are from the last reading at or before its time `at`. Rates
+            count every event. For a topic in use, the newest rates are None until a server reads
+            the topic again. If no server has read the topic for more than twelve minutes, samples
+            are missing.
 
         Raises:
             TopicNotFound: The topic does not exist.

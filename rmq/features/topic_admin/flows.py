@@ -23,8 +23,8 @@ from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys of a SCAN call
-MOST = 2**53 - 1  # more messages than a slot can contain
-DELETION = "topic_delete"  # author of the pause of sends during a deletion
+MOST = 2**53 - 1  # larger than the number of messages in any slot
+DELETION = "topic_delete"  # the pause of sends during a deletion is recorded as made by this name
 _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
@@ -62,8 +62,8 @@ def topic_set(
 ) -> Flow[Settings]:
     """Change settings of a topic; return all its settings.
 
-    `unless_changed`: settings that were read before; if the topic has changed since, nothing is
-    done.
+    `unless_changed`: settings that the caller has read. If the topic has changed since then,
+    nothing is done.
 
     The topic's hash is changed first, then each slot. After an interruption, the same call, or the
     next client that opens or follows the topic, changes the remaining slots.
@@ -90,7 +90,9 @@ def topic_set(
 def topic_pause(
     context: TopicContext, by: str, why: str, verbs: Sequence[Verb] = ("receive",)
 ) -> Flow[Pause]:
-    """Stop deliveries of a topic, or sends to it; return the pause, which may be an earlier pause.
+    """Stop deliveries of a topic, or sends to it; return the pause.
+
+    If the topic is paused already, the existing pause is kept and returned.
 
     After an interruption, it continues like `topic_set`.
 
@@ -130,7 +132,7 @@ def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) ->
 
 
 def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
-    """Use the changed hash of the topic, and give the change to its slots."""
+    """Use the changed settings of the topic, and write them to its slots."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
@@ -154,9 +156,9 @@ def topic_delete(
 ) -> Flow[DeleteResult]:
     """Delete a topic; return its message counts.
 
-    Unless it is forced, sends are paused first, so that no slot is deleted before all slots are
-    known to be empty. Then the topic is marked, so that no client can open it. Then each slot is
-    deleted in one step, then keys that only a scan finds, then the topic itself. After an
+    Unless the deletion is forced, sends are paused first. So no slot is deleted before all slots
+    are known to be empty. Then the topic is marked, so that no client can open it. Then each slot
+    is deleted in one step, then keys that only a scan finds, then the topic itself. After an
     interruption, run it again.
 
     Raises:
@@ -191,7 +193,7 @@ def topic_delete(
             held, has_objects = yield from _delete_slots(context, context.slots, None, None)
         if held.messages or has_objects:
             pause = context.settings.sends_paused
-            # From this deletion, or from a deletion that died.
+            # The mark is from this deletion, or from a deletion that was killed.
             if pause is not None and pause.by == DELETION:
                 resumed = yield scripts.topic_resume(context, context.identity, "send")
                 yield from _give_changed(context, resumed)
@@ -219,7 +221,7 @@ def topic_delete(
 
 
 def _restore(context: TopicContext) -> Flow[None]:
-    """Remove the mark of a deletion that has begun; deleted slots come back empty."""
+    """Remove the mark of a deletion that has begun, and create its deleted slots again, empty."""
     yield from opening.write_slots(context)
     yield scripts.topic_close(context, context.identity, False)
 
@@ -242,10 +244,10 @@ def _has_objects(context: TopicContext) -> TopicNotEmpty:
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[tuple[DeleteResult, bool]]:
-    """Delete slots with at most `most` messages each, or only count their messages (None).
+    """Delete slots with at most `most` messages each; if `most` is None, only count their messages.
 
-    Stops at a slot with more messages. Returns the message counts, and whether objects in a store
-    belong to a slot, which is then not deleted.
+    Stops at a slot with more messages. Returns the message counts, and whether stored objects
+    (offloaded bodies) belong to a slot. Such a slot is not deleted.
     """
     waiting = in_flight = dead = 0
     has_objects = False

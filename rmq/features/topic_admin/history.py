@@ -18,9 +18,11 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store the figures of at most three looks, oldest first, in these rings; False: topic is gone.
+    """Store the figures of up to three looks, oldest first, in these rings.
 
-    If several looks belong to one step, the last look is stored.
+    Returns False if the topic is gone.
+
+    If several looks fall into the same step of a ring, only the last look is stored.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings

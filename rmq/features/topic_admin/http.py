@@ -65,7 +65,7 @@ class DeleteTopicQuery(Request):
 
 
 class Settings(Request):
-    """Settings of a topic, named as in `rmq topic set`; durations in seconds, null: off."""
+    """Settings of a topic, named as in `rmq topic set`; durations in seconds, null for off."""
 
     slots: int | UnsetType = UNSET
     default_priority: int | UnsetType = UNSET
@@ -100,7 +100,7 @@ class NewTopic(Request):
 
 
 class PauseTopic(Request):
-    """A pause of a topic: its effect, its author and its reason, for people to read."""
+    """A pause of a topic: what it stops, who pauses the topic, and why."""
 
     verb: PauseVerb = "receive"
     by: Line = BY
@@ -146,10 +146,10 @@ class Topic(Answer):
     """A topic.
 
     Attributes:
-        settings: Settings by name; durations in seconds, 0: off.
-        paused: Pause of deliveries; null: not paused.
-        sends_paused: Pause of sends; null: not paused.
-        resizing: Unfinished resize; null: none.
+        settings: Settings by name; durations in seconds, 0 for off.
+        paused: Pause of deliveries, or null if there is none.
+        sends_paused: Pause of sends, or null if there is none.
+        resizing: Unfinished resize, or null if there is none.
     """
 
     name: str
@@ -191,8 +191,8 @@ async def delete_topic(
     """Delete a topic permanently, with everything that belongs to it.
 
     `confirm` must be the name of the topic. A topic that contains messages requires `force`;
-    `dry_run` counts the messages. After an interruption no client can open the topic; repeat the
-    request.
+    `dry_run` counts the messages. If the request is interrupted, no client can open the topic until
+    you repeat the request.
     """
     check_confirm(query.confirm, path.topic)
     deleted = await context.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
@@ -203,8 +203,8 @@ async def delete_topic(
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
     """Change settings of a topic while it is in use; `slots` and `groups` cannot be changed.
 
-    If the header If-Match has an ETag of the topic, nothing is done if the topic has changed since:
-    its settings, a pause or a resize.
+    With the header If-Match and an ETag of the topic, nothing is done if the topic's settings,
+    pauses or resize have changed since that ETag.
     """
     read = None
     if_match = context.headers.get("If-Match", "*")
@@ -226,9 +226,10 @@ class Resized(Answer):
     Attributes:
         before: Former number of slots.
         after: Requested number of slots.
-        waiting: Number of messages in former slots that newer messages wait for.
-        in_flight: Number of messages in flight in these slots.
-        pending: Number of former slots that may still contain such messages; 0: finished.
+        waiting: Number of older messages, in former slots, that newer messages wait for.
+        in_flight: Number of messages in flight in the former slots.
+        pending: Number of former slots that may still contain older messages. With 0 the resize is
+            finished.
     """
 
     before: int
@@ -243,8 +244,9 @@ class Resized(Answer):
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is in use, or continue an interrupted change.
 
-    The answer does not wait for older messages: new messages of some slots wait for them until
-    `pending` is 0. The server continues the resize, and the topic's `resizing` shows its progress.
+    The answer comes before the resize is finished: new messages of some slots wait for older
+    messages until `pending` is 0. The server continues the resize, and the topic's `resizing` shows
+    its progress.
     """
     done = await context.admin.topic_resize(
         path.topic, body.slots, dry_run=body.dry_run, wait=False
@@ -253,7 +255,7 @@ async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -
 
 
 class Paused(Answer):
-    """A pause of a topic: its start, its author, and its reason."""
+    """A pause of a topic: since when, by whom, and why."""
 
     since: datetime
     by: str
@@ -264,14 +266,15 @@ class Paused(Answer):
 async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
-    An existing pause is kept. The answer for both is the pause of receive.
+    A topic that is paused already keeps its pause. If the request pauses both, the answer is the
+    pause of deliveries.
     """
     pause = await context.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
     return show(pause, Paused)
 
 
 class Resumed(Answer):
-    """The pause that was ended, for both the pause of receive; null: there was no pause."""
+    """The pause that was ended, or null. If both were ended, the pause of deliveries."""
 
     was: Paused | None
 
@@ -360,8 +363,9 @@ class DueCount(Answer):
     """A part of the messages with a due time.
 
     Attributes:
-        within_s: Upper limit of the time until they are due, in seconds; the previous count has the
-            lower limit. 0: due now; null: later than all limits.
+        within_s: Upper limit of the time until the messages are due, in seconds. The limit of the
+            previous count is the lower limit. 0 for messages that are due now, null for messages
+            later than all limits.
     """
 
     within_s: float | None
@@ -369,7 +373,7 @@ class DueCount(Answer):
 
 
 def topic_of(name: str, settings: KeptSettings) -> Topic:
-    """Convert a topic to the form in which it is shown."""
+    """Convert a topic to the answer of the API."""
     resizing = settings.layout.resizing if settings.layout else None
     shown = resizing and show(
         resizing, Resizing, since=moment(resizing.since_ms), pending=len(resizing.pending)

@@ -1,9 +1,10 @@
 """Change the number of slots of a topic while it is in use.
 
-No message moves. The topic's hash gets the new number. Then each slot gets another stamp, so that
-it refuses sends that use the former number, and records its last message. A slot that may get
-messages of a basis whose older messages are in another slot delivers nothing until those are gone.
-Every step can be repeated by any process; docs/decisions/0041-resize.md explains why.
+No message moves. The topic's hash gets the new number. Then each slot gets a newer creation stamp,
+so that it refuses sends that use the former number, and records its last message. New messages of a
+slot basis may now go to another slot than its older messages. That other slot delivers nothing
+until the older messages are gone. Any process can repeat every step; docs/decisions/0041-resize.md
+explains why.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scheduled import Listed
 from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
 
-PAGE = 100  # records of one look
+PAGE = 100  # records that are read in one call
 SLOTS_AT_ONCE = 64
-PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # pause between two looks while older messages are left
-ROUNDS = 200  # pages that one `go_on` reads
+PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # pause between two reads while older messages are left
+ROUNDS = 200  # maximum number of pages that one call of `go_on` reads
 
 
 class ResizeResult(NamedTuple):
@@ -35,9 +36,10 @@ class ResizeResult(NamedTuple):
     Attributes:
         before: Former number of slots.
         after: Requested number of slots.
-        waiting: Number of messages in former slots that newer messages wait for.
-        in_flight: Number of messages in flight in these slots.
-        pending: Number of former slots that may still contain such messages; 0: finished.
+        waiting: Number of older messages, in former slots, that newer messages wait for.
+        in_flight: Number of messages in flight in the former slots.
+        pending: Number of former slots that may still contain older messages. With 0 the resize is
+            finished.
     """
 
     before: int
@@ -54,7 +56,7 @@ class Passes:
     Attributes:
         since_ms: Start of the resize to which the progress belongs.
         cursors: Cursor of the next page, by slot.
-        given: Revision of the settings that all slots have; -1: unknown.
+        given: Revision of the settings that all slots have, or -1 if it is unknown.
     """
 
     since_ms: int = 0
@@ -100,11 +102,12 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
     """Continue an unfinished resize, if there is one.
 
     Returns:
-        Number of former slots that may still contain older messages; 0: the resize is finished.
+        Number of former slots that may still contain older messages. With 0 the resize is finished.
 
     Raises:
         TopicNotFound: The topic does not exist.
-        TopicVanished: The topic is being deleted, or a slot has another stamp; call it again.
+        TopicVanished: The topic is being deleted. Or a slot has another stamp; then call `go_on`
+            again.
     """
     yield from opening.open(context, create=False)
     if _resizing(context) is None:
@@ -114,7 +117,7 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
             yield from _give(context)
         left = yield from _await_messages(context, passes, wait=False, rounds=ROUNDS)
     except TopicVanished:
-        passes.given = -1  # a failover may have removed the stamp of a slot
+        passes.given = -1  # a failover may have lost the new stamp of a slot
         raise
     passes.given = context.revision
     return left
@@ -202,7 +205,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _give(context: TopicContext) -> Flow[None]:
-    """Give the slots their new stamps and settings; list the schedules under the new stamp."""
+    """Write the new stamps and settings to the slots; list the schedules with the new stamp."""
     # Schedulers find an entry only if slot 0 has its stamp, so the new entry is added first.
     listed = yield from scheduled.read(context.prefix)
     mine = [each for each in listed if each.topic == context.name]
@@ -229,11 +232,11 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Open slots as soon as no older messages are left; return how many messages are waited for.
+    """Open slots that need not wait any longer; return how many slots may have older messages.
 
-    A pass over the records of each slot decides: a page is read again until it has no older
-    message; older messages never move to earlier pages. `rounds`: maximum number of pages per slot;
-    None: no limit.
+    A pass over the records of each slot finds older messages. A page is read again until it has no
+    older message, because older messages never move to earlier pages. `rounds`: maximum number of
+    pages per slot, or None for no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
@@ -289,10 +292,10 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
     Args:
         context: Opened context of a topic that is being resized.
-        pages: Maximum number of pages to read; after them, older messages may be left.
+        pages: Maximum number of pages to read. If they do not suffice, the result is True.
 
     Raises:
-        TopicVanished: A slot does not have the new number yet.
+        TopicVanished: A slot has not yet been switched to the new number of slots.
     """
     resizing = _resizing(context)
     for slot in resizing.pending if resizing else ():
@@ -308,7 +311,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize is unfinished; another client may have started the next resize."""
+    """Return whether this resize is still unfinished; a client may have started the next resize."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms
@@ -325,7 +328,8 @@ def _note_gone(
     """Record slots without older messages in the topic's hash, and open slots that wait for them.
 
     `delivered`: largest delivery number in these slots. It is recorded in the same step, so that
-    opened slots give larger numbers: fences keep growing for each basis.
+    opened slots continue with larger numbers. So the fence, which is a delivery number, keeps
+    growing for the messages of each slot basis.
     """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)

@@ -30,7 +30,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store figures of a topic in places of its history; return False if the topic is gone."""
+    """Store figures of a topic at places of its history; return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),
@@ -70,7 +70,7 @@ class ResizeScanReply(NamedTuple):
 
     cursor: bytes  # next page; 0 at the end
     before: int  # number of older messages in the page
-    delivered: int  # number of the slot's newest delivery
+    delivered: int  # delivery number of the slot's newest delivery
 
 
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:

@@ -1,7 +1,7 @@
-"""The services of `rmq server` for topics: finish resizes, apply retention, store samples.
+"""The services of `rmq server` for topics: finish resizes, delete old data, store samples.
 
-Resizes are finished if their command has ended or died. Dead letters are dropped after their
-topic's retention, and the trash and temporary records of slots after their time. Without the
+A resize is finished here if its command was interrupted or killed. Dead letters are deleted after
+their topic's retention, and the trash and temporary records of slots after their time. Without the
 setting `dead_retention`, a topic keeps its dead letters forever. Drops are counted (`dead_dropped`)
 and logged.
 
@@ -32,10 +32,10 @@ EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Give slots their new number, and open waiting slots once no older messages are left.
+    """Continue resizes: switch slots to the new number of slots, and open slots that need not wait.
 
-    The survey sees a resize at most 80 s after its start. A running command does the same work at
-    the same time, without conflict.
+    A slot waits until no older messages are left. The survey finds a resize at most 80 s after its
+    start. A running command may do the same work at the same time, without conflict.
     """
 
     name = "resizes"
@@ -49,7 +49,7 @@ class Resizes(SurveyedService):
 
     @property
     def every_s(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next run."""
         return EVERY_GOING_S if self._going else EVERY_S
 
     def run_once(self) -> int:
@@ -61,7 +61,7 @@ class Resizes(SurveyedService):
             self._seen = seen
         finished = 0
         for name, passes in list(self._going.items()):
-            # Other threads use the survey's context at the same time.
+            # Use another context, because other threads use the survey's context at the same time.
             context = TopicContext(self._prefix, name, JSON, self._sessions, {})
             try:
                 if self._transport.run(resize.go_on(context, passes)):
@@ -82,12 +82,12 @@ class Resizes(SurveyedService):
 
 
 RETENTION_EVERY_S = 15.0
-WITH_DEAD_S = 60.0  # time between two looks at a topic with dead letters and a retention
-WITHOUT_S = 1200.0  # time between two looks at other topics, for sessions and remembered ids
+WITH_DEAD_S = 60.0  # time between two cleanups of a topic with dead letters and a retention
+WITHOUT_S = 1200.0  # time between two cleanups of other topics, for sessions and remembered ids
 
 
 class Retention(SurveyedService):
-    """Clean up topics: topics with data to drop every minute, others rarely."""
+    """Delete old data: every minute in topics with dead letters to delete, in others rarely."""
 
     name = "retention"
     every_s = RETENTION_EVERY_S
@@ -97,7 +97,7 @@ class Retention(SurveyedService):
         self._tidied_at: dict[str, float] = {}  # by topic, by the monotonic clock
 
     def run_once(self) -> int:
-        """Drop data whose time is over; return the number of dead letters."""
+        """Delete old data; return the number of deleted dead letters."""
         topics, now, dropped = self._survey.topics, time.monotonic(), 0
         self._tidied_at = {name: at for name, at in self._tidied_at.items() if name in topics}
         for name, counts in topics.items():
@@ -120,11 +120,11 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Store figures of the survey that have changed.
+    """Store the figures of topics that have changed since the last survey.
 
-    An idle topic costs one command in ten minutes. When its figures change, the previous look is
-    stored as well, so that the growth is not spread over these minutes. If all servers stop for
-    longer than that, the history has a gap.
+    An idle topic costs one command in ten minutes. When its figures change, the previous figures
+    are stored as well, so that the growth does not seem to have lasted ten minutes. If no server
+    runs for more than ten minutes, the history has a gap.
     """
 
     name = "sampler"
@@ -134,7 +134,8 @@ class Sampler(SurveyedService):
         super().__init__(transport, survey)
         # By topic: its stamp, the newest stored figures, and the time of the last store.
         self._written: dict[str, tuple[bytes, Figures, int]] = {}
-        self._unwritten: dict[str, Figures] = {}  # newer, equal figures
+        # Figures that equal the stored figures, but are newer.
+        self._unwritten: dict[str, Figures] = {}
 
     def run_once(self) -> int:
         """Store changed figures; return the number of samples."""
@@ -153,7 +154,7 @@ class Sampler(SurveyedService):
             looks = [figures]
             if look_before is not None and stamp == created and not is_same:
                 looks = [look_before, figures]
-            # Equal figures go only to the longest ring, which all points read.
+            # Equal figures are stored only in the longest ring, which every history reads.
             rings = history.RINGS[-1:] if is_same else history.RINGS
             with self._problems.apart(name, self.name):
                 if self._transport.run(history_flow.sample(counts.context, looks, rings)):

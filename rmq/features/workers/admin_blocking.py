@@ -26,12 +26,12 @@ class WorkerAdmin(AdminPart):
         By Little's law, busy executors = arrival rate x mean run time + backlog x mean run time /
         time to work off the backlog; the topic's `slo` sets that time, by default a minute.
         Processes = executors / executors of a process. If a term is unknown, the result says so and
-        is at least the present number of processes. Changes nothing, and starts nothing.
+        is at least the present number of processes. This call starts no process.
 
         Args:
             topic: Name of the topic.
             min: Minimum of the result, 0 or more.
-            max: Maximum of the result; None: no maximum.
+            max: Maximum of the result. Default: no maximum.
 
         Raises:
             TopicNotFound: The topic does not exist.

@@ -1,8 +1,8 @@
 """Report the status of a worker process, remove it, and list all processes.
 
 Each process has a key that expires, and a member of a sorted set whose score is the time of the
-expiry by Redis' clock. All flows are plain commands that are safe to repeat; the next report
-repairs a missing command.
+expiry by Redis' clock. All flows are plain commands that are safe to repeat. If a command of a
+report is lost, the next report makes up for it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) 
     index = workers_key(prefix)
     now_ms = yield from server_ms(REPORT)
     yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
-    yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # the index expires with the last process
-    # Stored after the index has an expiry, so that a process that dies here leaves nothing forever.
+    # The sorted set expires when no process reports any more.
+    yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)
+    # Store the status last, when the sorted set has an expiry. So a process that dies in between
+    # leaves no key forever.
     yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
     yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
 

@@ -39,13 +39,15 @@ class Wanted(Answer):
     Attributes:
         processes: Number of processes that are needed.
         running: Number of processes that handle the topic now.
-        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; null: unknown.
+        executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or null if a term is
+            unknown.
         arrival_per_s: Messages that became ready per second, in the last minute or in the last five
-            minutes, whichever is more; null: unknown.
-        run_s: Mean time for which a message occupies an executor; null: unknown.
+            minutes, whichever is more. null if unknown.
+        run_s: Mean time for which a message occupies an executor, or null if unknown.
         backlog: Number of messages that may be received now.
         work_off_s: Time in which the backlog is to be worked off.
-        executors_per_process: Executors of a process that handles the topic; null: no such process.
+        executors_per_process: Executors of a process that handles the topic, or null if there is no
+            such process.
         unknown: Unknown terms and assumptions; may be empty.
     """
 

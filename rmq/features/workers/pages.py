@@ -12,8 +12,8 @@ from rmq.http_framework.page import PageRequest, Pages, View
 PAGES = Pages()
 
 ROWS, RUNS = 200, 50
-LEASES_S = 15.0  # time for which settings are cached
-SILENT_S = 30.0  # a process without a report for this time has probably died
+LEASES_S = 15.0  # settings are cached for this time
+SILENT_S = 30.0  # a process that has not reported for this time has probably died
 
 
 @PAGES.get("/workers")

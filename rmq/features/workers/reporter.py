@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq")
 
 HEARTBEAT_S = 10.0  # time between two reports
-KEEP_HEARTBEATS = 3  # a report expires after this number of missing heartbeats
+KEEP_HEARTBEATS = 3  # a report expires after the time of this many heartbeats
 HALF_S = 300.0  # half-life of a run's weight in the mean run time
-STOP_S = 1.0  # longest wait of a stop for the removal of the report
+STOP_S = 1.0  # how long a stop waits for the removal of the report
 PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
 
 
@@ -71,7 +71,7 @@ class StatusReporter:
         self._prefix = prefix
         self._began = time.monotonic()
         self._stop = threading.Event()
-        self._refusal: type[RMQError] | None = None  # kind of the last logged refusal
+        self._refusal: type[RMQError] | None = None  # class of the last logged error
         self._means = [_MeanRun(self._began) for _ in queues]
         self._thread = threading.Thread(target=self._run, name="rmq-status", daemon=True)
         self._thread.start()

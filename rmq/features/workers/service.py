@@ -1,4 +1,7 @@
-"""The services of `rmq server` for workers: forget dead processes, compute how many are needed."""
+"""The services of `rmq server` for workers.
+
+They remove dead processes from the list, and compute how many processes are needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class WorkerRecords:
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Forget processes whose report has expired; return their number."""
+        """Remove processes whose report has expired from the list; return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
             log.warning("worker %s has ended without a word, or cannot reach Redis", worker)
@@ -46,8 +49,8 @@ class Wanted:
     """Compute how many worker processes each topic needs, from the figures of the survey.
 
     Attributes:
-        by_topic: Last result; replaced as a whole.
-        long_runs: Runs of handlers that may hang, by topic; replaced as a whole.
+        by_topic: Last result by topic; each run replaces the dict.
+        long_runs: Runs of handlers that may hang, by topic; each run replaces the dict.
     """
 
     name = "wanted"

@@ -1,7 +1,7 @@
 """The status of a worker process: its handlers and its runs, as it last reported.
 
-Redis stores it as JSON, with the time of the report by Redis' clock. All other times in it are
-durations, so the clocks of workers and readers do not matter.
+Redis stores the status as JSON, with the time of the report by Redis' clock. All other times in the
+status are durations, so the clocks of workers and readers do not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 RUNNING_MOST = 20  # oldest runs that a report lists
-# Multiple of the usual run time; minimum, unless the lease is shorter.
+# A run is long if it takes this multiple of the mean run time, and at least this time (or the
+# lease, if the lease is shorter).
 LONG_TIMES, LONG_LEAST_S = 10.0, 60.0
 RUN_VERBS = ("ack", "nack", "reject")  # outcomes of deliveries for which a handler has run
 
@@ -27,14 +28,17 @@ class HandlerStatus:
     """A handler of a worker process.
 
     Attributes:
-        topic: Topic that it handles.
-        name: Name of its function.
+        topic: Topic of the handler.
+        name: Name of the handler's function.
         concurrency: Maximum number of runs at a time.
         running: Number of runs at the time of the report.
-        held: Number of deliveries that wait, run, or are about to be settled.
-        counts: Number of deliveries since the start: "taken", and settled by each verb.
+        held: Number of deliveries that the process has for this handler: waiting, running, or to be
+            settled.
+        counts: Number of deliveries since the start, by "taken" (received) and by each verb that
+            settled them.
         run_s: Mean time for which a delivery occupies a thread or task, with more weight on the
-            last minutes; None: no run has ended, or the worker's version of RMQ does not report it.
+            last minutes. None if no run has ended, or if the worker's version of RMQ does not
+            report it.
     """
 
     topic: str

@@ -2,8 +2,8 @@
 
 By Little's law, the number of busy executors (threads or tasks that run a handler) is arrivals per
 second times mean run time. A backlog needs additional executors, so that it is worked off in the
-time of the topic's `slo`, by default a minute. The number of processes is that sum divided by the
-executors of a process.
+time of the topic's `slo`, by default a minute. The number of processes is the sum of both, divided
+by the executors of a process.
 
 Only work that may run now counts: not delayed messages, not messages that a pause or a limit holds
 back, and not messages in flight. The limits of Redis, databases or providers are not considered.
@@ -22,7 +22,7 @@ from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import check_int
 
 PROCESSES_MAX = 1_000_000
-WORK_OFF_S = 60.0  # default without an slo
+WORK_OFF_S = 60.0  # used if the topic has no slo
 WORK_OFF_LEAST_S = 1.0  # processes cannot start faster, and ten waiting messages are no backlog
 LATELY_MS = 60_000  # period of the shorter arrival rate
 WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
@@ -33,17 +33,19 @@ class WorkersWanted:
     """How many worker processes a topic needs, and the terms of the calculation.
 
     Attributes:
-        processes: executors / executors_per_process, rounded up, at least 1 while messages arrive,
-            wait or are in flight, and within `min` and `max`.
+        processes: Number of processes that are needed: executors / executors_per_process, rounded
+            up, within `min` and `max`. At least 1 while messages arrive, wait or are in flight.
         running: Number of processes that handle the topic now.
-        executors: arrival_per_s * run_s + backlog * run_s / work_off_s; None: unknown.
+        executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or None if a term is
+            unknown.
         arrival_per_s: Messages that became ready per second (sends and retries), in the last minute
-            or in the last five minutes, whichever is more; None: unknown.
+            or in the last five minutes, whichever is more. None if unknown.
         run_s: Mean time for which a message occupies an executor, with more weight on the last
-            minutes; None: unknown.
+            minutes. None if unknown.
         backlog: Number of messages that may be received now.
         work_off_s: Time in which the backlog is to be worked off.
-        executors_per_process: Executors of a process that handles the topic; None: no such process.
+        executors_per_process: Executors of a process that handles the topic, or None if there is no
+            such process.
         unknown: Unknown terms and assumptions; may be empty.
     """
 
@@ -84,11 +86,12 @@ def wanted(
         topic: Name of the topic.
         slo: Objective of the topic, or None.
         now: Current figures.
-        before: Figures of five minutes and one minute ago, or None. The larger rate counts: more
-            work is noticed early, and a pause of a minute does not look like its end.
+        before: Figures of five minutes ago and of one minute ago, or None. The larger of the two
+            arrival rates is used. So an increase is noticed early, and a minute without arrivals
+            does not reduce the result.
         workers: All processes; processes of other topics do not count.
         low: Minimum of the result.
-        high: Maximum of the result; None: no maximum.
+        high: Maximum of the result, or None for no maximum.
     """
     levels = dict(zip(LEVELS, now.levels, strict=True))
     backlog = max(0, levels["retries"] + levels["priority"] + levels["due"] - levels["held"])

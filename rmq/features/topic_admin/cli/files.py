@@ -22,7 +22,7 @@ from rmq.cli_framework.options import common_options
 from rmq.kernel.core import settings
 from rmq.kernel.core.validation import format_duration, parse_duration
 
-Definitions = dict[str, dict[str, Any]]  # by topic: settings by public name, and `schedules`
+Definitions = dict[str, dict[str, Any]]  # by topic: its settings by name, and `schedules`
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 SCHEDULE_DURATIONS = ("every", "jitter", "expires")
 SCHEDULE_DEFAULTS: dict[str, Any] = {
@@ -114,7 +114,7 @@ def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
 
 
 class _Change(NamedTuple):
-    """A difference between the file and Redis, and the function that removes it."""
+    """A difference between the file and Redis, and the function that changes Redis accordingly."""
 
     text: str
     make: Callable[[], object]
