@@ -63,7 +63,7 @@ def _message(row: Row) -> Message:
 
 
 def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
-    """Return the number of gaps, of the numbers in them, and the widest gaps."""
+    """Return the number of gaps, the number of missing numbers, and the widest gaps."""
     total = rows.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
     if not total[0]:
         return 0, 0, []
@@ -75,8 +75,8 @@ def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     """Count sent, delivered and lost messages over time; return the step in ms, and the steps.
 
-    A step is a minute, or longer if a span of `span_ms` would have more than 240. A lost message is
-    counted when it was sent, a delivered message when it was first acked.
+    A step is a minute, or longer if the span of `span_ms` would have more than 240 steps. A lost
+    message is counted when it was sent, a delivered message when it was first acked.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
     lost = F.count_if(F.col("status") == words.LOST)
@@ -89,7 +89,7 @@ def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     if not counts:
         return step, []
     begin, end = min(counts), max(counts)
-    if (end - begin) // step > 2 * POINTS_MAX:  # some times are wrong, so skip empty steps
+    if (end - begin) // step > 2 * POINTS_MAX:  # some times must be wrong, so leave out empty steps
         return step, [counts[at] for at in sorted(counts)][: 2 * POINTS_MAX]
     return step, [counts.get(at, Minute(at, 0, 0, 0)) for at in range(begin, end + 1, step)]
 

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """An option or a column is wrong; the text names it, its value and what to give instead."""
+    """An option or a column is wrong.
+
+    The error message names the option or column, its value, and the values to use.
+    """

@@ -30,9 +30,10 @@ class Message(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A range of numbers that the ledger lacks; `at_ms`: time of the message after the range.
+    """A range of numbers that the ledger lacks.
 
-    Topic and slot are None if a producer counts across them.
+    `at_ms` is the time of the message after the range. Topic and slot are None if a producer has
+    one count for all topics or slots.
     """
 
     topic: str | None
@@ -59,17 +60,17 @@ class Findings:
     """The findings of an audit.
 
     Attributes:
-        horizon_ms: Messages produced later than this time are too young to be lost.
+        horizon_ms: Messages that were sent after this time are too young to be judged as lost.
         ledger: Number of readable rows of the ledger (or of the outbox).
-        settled: Number of these rows that are not younger than the horizon.
+        settled: Number of the ledger's readable rows up to the horizon.
         deliveries: Number of readable rows of the delivery log.
-        snapshot: Number of readable rows of the snapshot; None: no snapshot, because the queues
-            were empty.
+        snapshot: Number of readable rows of the snapshot. None if there is no snapshot, because the
+            queues were empty.
         unreadable: Number of rows without an id, a topic or a time, by input.
         totals: Number of messages by status.
         redelivered: Number of messages that were delivered more than once and acked once.
         topics: Number of messages by status, for each topic.
-        gaps: Number of gaps; None: the ledger has no numbers.
+        gaps: Number of gaps, or None if the ledger has no numbers.
         gap_numbers: Total of the numbers that are missing in gaps.
         listed: First messages of each status.
         gap_list: Widest gaps.
@@ -107,7 +108,7 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Return the reasons why there is no verdict; empty if there is one."""
+        """Return the reasons why there is no verdict; empty if there is a verdict."""
         reasons = []
         if not self.ledger:
             reasons.append("the ledger is empty")

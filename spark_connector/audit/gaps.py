@@ -2,8 +2,8 @@
 
 A producer numbers its messages in each slot. Sorting the numbers would bring all rows of a producer
 into one task. Instead the numbers are first combined into runs of 64, and runs into blocks. A block
-has no gap if it has every number between its first and last, and begins where the previous block
-ended. Only rows of other blocks are sorted.
+has no gap if it has every number between its first and its last number, and begins where the
+previous block ended. Only the rows of other blocks are sorted, which may have gaps.
 
 Numbers before the first and after the last number of a ledger are unknown, so gaps there are not
 found.
@@ -34,11 +34,11 @@ _COUNT: Final = [
     "producer",
     "slot",
     "epoch",
-]  # identifies a count, which has its own numbers
+]  # these columns identify a count, which has its own numbers
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the numbered rows of a ledger, with the columns of the count that they belong to.
+    """Return the rows of a ledger that have a number, with the columns that identify their count.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
@@ -63,8 +63,8 @@ def gaps(
 ) -> DataFrame | None:
     """Return ranges of missing numbers: topic, producer, slot, epoch, first, last, missing, at.
 
-    `at` is the time of the message after the gap; a gap younger than the horizon does not count. In
-    a ledger without epochs, a producer has restarted if its lowest number occurs again, or occurs
+    `at` is the time of the message after the gap. A gap after the horizon does not count. In a
+    ledger without epochs, a producer has restarted if its lowest number occurs again, or occurs
     after its highest. Its epochs are then "1", "2", ..., and "0" for rows before the first restart.
 
     Args:
@@ -104,7 +104,7 @@ def gaps(
 def _blocks(rows: DataFrame) -> DataFrame:
     """Count the numbers in blocks, with the times of the lowest and the highest number.
 
-    The rows of a run become one row before they are shuffled, so memory and shuffle hold few rows.
+    The rows of a run become one row before they are shuffled, which saves memory and disk.
     """
     at = F.col("at")
     ahead = F.col("seq").bitwiseAND(RUN - 1) * _PLACE
@@ -158,7 +158,7 @@ def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
         .agg(F.sort_array(F.collect_set("at")).alias("starts"))
     )
     starts_before = F.size(F.filter("starts", lambda at: at <= F.col("at")))
-    # Threads write the ledger concurrently, so the second message may be recorded before the first.
+    # Several threads write the ledger, so the second message may be recorded before the first one.
     has_begun = F.when(F.col("at") >= F.col("starts")[0] - OVERTAKEN_MS, 1).otherwise(0)
     return (
         restarted_rows.join(F.broadcast(starts), _COUNT)

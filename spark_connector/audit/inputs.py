@@ -1,6 +1,6 @@
 """Read the inputs of an audit into known columns and types, with times as epoch ms.
 
-A row without an id, a topic or a time is unreadable and left out. Unreadable rows are counted,
+A row without an id, a topic or a time is unreadable, and is left out. Such rows are counted,
 because an unreadable row may be the ack of a message that looks lost.
 """
 
@@ -20,10 +20,10 @@ class Summary(NamedTuple):
     Attributes:
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
-        settled: Number of readable rows not younger than the horizon; 0 without a horizon.
+        settled: Number of readable rows up to the horizon, or 0 without a horizon.
         first_ms: Oldest time, epoch ms, or None if no row has a time.
         last_ms: Newest time, epoch ms, or None.
-        producers: Number of producers, within a few percent.
+        producers: Approximate number of producers, within a few percent.
     """
 
     rows: int

@@ -41,15 +41,15 @@ def audit(
     Args:
         ledger: Messages that producers sent; columns as in docs/spark.md.
         deliveries: Deliveries that consumers got, and their outcomes.
-        snapshot: Contents of the queues, taken before the ledger and the log are closed. None: the
+        snapshot: Contents of the queues, read before the ledger and the log are closed. None if the
             queues were empty.
-        as_of_ms: Time of the snapshot, epoch ms; None: the oldest time in its column `taken_at`.
+        as_of_ms: Time of the snapshot, epoch ms. Default: the oldest time in its column `taken_at`.
         settle_ms: Messages sent less than this time before the snapshot are not judged, ms.
         is_outbox: True if the ledger is the table `rmq_stub`.
-        scope: Whether a producer counts in each "slot", in each "topic", or has one count
-            ("producer").
-        topics: Topics to audit; empty: all.
-        limit: Largest number of messages in a list of the findings.
+        scope: What a producer has its own count for: each "slot", each "topic", or nothing
+            ("producer": one count for all).
+        topics: Topics to audit. Empty for all topics.
+        limit: Maximum number of messages in a list of the findings.
         faults: Classes that count as faults, of `words.FAULTS`.
         keep: Function that stores rows, called with "messages" and later with "gaps". It returns
             the stored rows, which are read instead.
@@ -156,7 +156,7 @@ def _checked(
     sent = outbox.ledger(ledger) if is_outbox else inputs.ledger(ledger)
     handed = inputs.deliveries(deliveries)
     queued = None if snapshot is None else inputs.snapshot(snapshot)
-    if is_outbox:  # a resent message has another id, but the same stub
+    if is_outbox:  # a message that is sent again has another id, but the same stub
         handed = _with_stub_ids(handed)
         queued = None if queued is None else _with_stub_ids(queued)
     if topics:
@@ -166,7 +166,7 @@ def _checked(
 
 
 def _as_of_ms(queued: DataFrame | None, as_of_ms: int | None) -> int:
-    """Return the time of the snapshot: the given one, or the oldest in its rows."""
+    """Return the time of the snapshot: `as_of_ms`, or the oldest time in the snapshot's rows."""
     if as_of_ms is None and queued is not None:
         as_of_ms = queued.agg(F.min("taken_at")).collect()[0][0]
     if as_of_ms is None:
@@ -191,7 +191,7 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return the number of gaps (None: no row has a number), their numbers, and a list."""
+    """Return the number of gaps (None if no row has a number), of missing numbers, and a list."""
     if jumps is None:
         return None, 0, []
     return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)

@@ -35,7 +35,8 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
     is_broken = F.col("sends").isNotNull() & sends.isNull()  # the columns of a CSV may be shifted
     confirm = F.col("confirm").try_cast("boolean") if "confirm" in frame.columns else F.lit(True)
     produced = inputs.time_ms(frame, "created", option)
-    if "sent_at" in frame.columns:  # a stub may be sent long after it was written
+    # Use this time, because a stub may be sent long after it was written.
+    if "sent_at" in frame.columns:
         produced = F.coalesce(inputs.time_ms(frame, "sent_at", option), produced)
     status = F.coalesce(F.col("status"), F.lit(""))
     return frame.select(

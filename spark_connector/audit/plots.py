@@ -32,7 +32,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
     parts += _times(begin, end, x(begin), x(end))
     for name in ("sent", "delivered"):
         line = []
-        for step in steps:  # a step is a flat line, because it has one count
+        for step in steps:  # each step is a horizontal line, because it has one count
             y = _y(getattr(step, name), most, _TOP, _HEIGHT)
             line += [f"{x(step.at_ms):.1f},{y:.1f}", f"{x(step.at_ms + step_ms):.1f},{y:.1f}"]
         if name == "sent":

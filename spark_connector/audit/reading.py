@@ -1,6 +1,6 @@
 """Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
 
-A path without a format has the format of its extension, or is parquet.
+For a path without a format, the extension decides the format; without an extension, it is parquet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMATS: Final = ("parquet", "json", "csv", "table", LIVE)
 _ENDINGS: Final = {
     ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_SAMPLE_LINES: Final = 100  # lines of JSON from which the columns are read
+_SAMPLE_LINES: Final = 100  # number of lines of JSON from which the columns are read
 
 Columns = tuple[tuple[str, ...], tuple[str, ...]]
 

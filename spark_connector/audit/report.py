@@ -23,7 +23,7 @@ TITLES: Final = {
 }
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 T = TypeVar("T")
-Columns = Sequence[tuple[str, str]]  # title, class: n (a number), id, text (may wrap), or nothing
+Columns = Sequence[tuple[str, str]]  # title, and class: n (a number), id, text (may wrap), or empty
 
 
 def shown(value: object) -> str:

@@ -1,10 +1,10 @@
 """Find the state of each message from the ledger, the delivery log and the snapshot.
 
-The inputs are united and grouped once, so every row is shuffled once. Rows are shuffled before
-they are grouped. An input has each message only once or twice, so grouping it first would fill the
-memory, and then the disk, without reducing the rows. Only numbers are aggregated, so that Spark
-groups by hash and does not sort. A message is identified by topic and id; times are epoch ms until
-the last step.
+The three inputs become one table, which is grouped once, so every row is shuffled once. Rows are
+shuffled before they are grouped. An input has each message only once or twice, so grouping the rows
+first would fill the memory, and then the disk, without reducing the rows. Only numbers are
+aggregated, because Spark can then group by hash and need not sort. A message is identified by topic
+and id; times are epoch ms until the last step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREPARE: Final = 64
 _DEAD: Final = 128
 _OWN: Final = 256  # its handler settled it
 
-# An ack is encoded as one number from its time and attempt, so that two acks differ.
+# The time and the attempt of an ack are encoded as one number, so that two acks differ.
 _ATTEMPTS: Final = 1000
 
 # With 125 000 messages, the hash tables of a task have about 50 MB, so several tasks fit into 1 GB,
@@ -53,16 +53,16 @@ def states(
     Args:
         ledger: Ledger as `inputs.ledger` or `outbox.ledger` returns it.
         deliveries: Delivery log as `inputs.deliveries` returns it.
-        snapshot: Snapshot as `inputs.snapshot` returns it; None: the queues were empty.
-        horizon_ms: End of the judged time, epoch ms. Later messages that are found nowhere are
-            pending.
-        rows: Number of rows of the three inputs, which decides the number of tasks.
+        snapshot: Snapshot as `inputs.snapshot` returns it, or None if the queues were empty.
+        horizon_ms: End of the judged time, epoch ms. A later message that is in no log and no queue
+            is pending.
+        rows: Number of rows of the three inputs, from which the number of tasks is computed.
         producers: Approximate number of producers, which decides how their names are joined.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
-        it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
-        acked_at (the first time; null if its handler settled it).
+        the message), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first
+        time), acked_at (the first time; null if the handler settled the message).
     """
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
@@ -83,7 +83,7 @@ def states(
         F.max("acked").alias("last_ack"),
     )
     names = _producers(ledger)
-    if producers <= BROADCAST_PRODUCERS:  # else Spark may shuffle all messages by producer
+    if producers <= BROADCAST_PRODUCERS:  # with more, Spark may shuffle all messages by producer
         names = F.broadcast(names)
     named = grouped.join(names, "maker", "left")
     return named.select(
@@ -127,7 +127,10 @@ def _status(horizon_ms: int) -> Column:
 
 
 def _twice() -> Column:
-    """Return whether a message was acked more than once; equal rows are a log read twice."""
+    """Return whether a message was acked more than once.
+
+    Equal rows count once, because they show that a log was read twice.
+    """
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
 

@@ -9,16 +9,16 @@ from typing import Final
 
 # --- classes: each message is in exactly one ---------------------------------------------------
 
-DELIVERED: Final = "delivered"  # acked once, or settled by its handler, or confirmed to the outbox
+DELIVERED: Final = "delivered"  # acked once, settled by its handler, or confirmed in the outbox
 DUPLICATED: Final = "duplicated"  # acked more than once
 REMOVED: Final = "removed"  # removed from its queue, according to the log
 DEAD: Final = "dead"
 IN_FLIGHT: Final = "in_flight"
 WAITING: Final = "waiting"
-PENDING: Final = "pending"  # younger than the horizon: too early to judge
+PENDING: Final = "pending"  # sent after the horizon, so it is too early to judge
 UNSENT: Final = "unsent"  # a row of the outbox that was never sent
 LOST: Final = "lost"  # sent, not settled, in no queue
-UNKNOWN: Final = "unknown"  # delivered, and not in the ledger
+UNKNOWN: Final = "unknown"  # delivered, but not in the ledger
 
 STATUSES: Final = (
     DELIVERED, DUPLICATED, REMOVED, DEAD, IN_FLIGHT, WAITING, PENDING, UNSENT, LOST, UNKNOWN,
@@ -29,17 +29,18 @@ LISTED: Final = (LOST, DUPLICATED, UNSENT, UNKNOWN, DEAD)
 # --- faults: classes that may give exit code 1 -------------------------------------------------
 
 GAPS: Final = "gaps"
-REDELIVERED: Final = "redelivered"  # delivered more than once, acked once: allowed by at least once
+# Delivered more than once but acked once, which at-least-once delivery allows.
+REDELIVERED: Final = "redelivered"
 FAULTS: Final = (LOST, DUPLICATED, GAPS, UNKNOWN, UNSENT, DEAD, REDELIVERED)
 FAULTS_DEFAULT: Final = (LOST, DUPLICATED, GAPS)
 
 # --- outcomes in a delivery log ----------------------------------------------------------------
 
 ACK: Final = "ack"
-OWN: Final = "own"  # settled by the handler, with any verb
+OWN: Final = "own"  # the handler settled the message, with any verb
 REJECT: Final = "reject"
 TAKEN_OUT: Final = ("cancel", "purge", "expire", "merge")
-OPEN: Final = ("nack", "release", "lost", "")  # it will be delivered again
+OPEN: Final = ("nack", "release", "lost", "")  # outcomes after which the message is delivered again
 OUTCOMES: Final = (ACK, OWN, REJECT, *TAKEN_OUT, *OPEN)
 
 QUEUES: Final = ("store", "prepare", "dead")
