@@ -122,8 +122,8 @@ class ClientBase:
         Use `@client.lifespan` on a plain or async function that yields once. The worker receives
         its first message after the yield. It runs the rest of the function after the last handler
         has ended. An async function runs in the event loop of the async handlers, a plain function
-        in a thread of its own. In handlers,
-        `rmq.Depends(function, scope="process")` is the yielded value.
+        in a thread of its own. A handler gets the yielded value by
+        `rmq.Depends(function, scope="process")`.
 
         Raises:
             InvalidType: The function does not yield, or has a parameter that cannot be filled.

@@ -20,7 +20,8 @@ class DoctorAdmin(AdminPart):
         reason.
 
         Args:
-            only: Names of checks, as `rmq doctor --list` shows them; None: all checks.
+            only: Names of the checks to make, as `rmq doctor --list` shows them. Default: all
+                checks.
 
         Raises:
             InvalidValue: A name is not the name of a check.

@@ -58,7 +58,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: Index of the slot to read. Default: all slots, one after the other.
-            cursor: Cursor of the previous page; None: start at the beginning.
+            cursor: Cursor of the previous page. Default: start at the beginning.
             limit: Maximum number of messages, 1 to 1000.
             type: Type of the messages. Default: any type.
             group: Group of the messages. Default: any group.
@@ -109,7 +109,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             span: Part of the queue, from `spans`.
-            cursor: Cursor of the previous page; None: start at the beginning.
+            cursor: Cursor of the previous page. Default: start at the beginning.
             raw: As in `get`.
             limit: Maximum number of messages, 1 to 1000.
 
