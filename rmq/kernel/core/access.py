@@ -62,11 +62,13 @@ class AccessToken:
         sees_bodies: Whether a viewer with this token sees bodies of messages.
         id: First part of the token's text.
         created_ms: Creation time, epoch ms.
-        expires_ms: End of validity, epoch ms; None: valid until it is revoked.
-        used_ms: Time of the last use, epoch ms, to some minutes; None: never used.
+        expires_ms: Time at which the token expires, epoch ms; None if it is valid until it is
+            revoked.
+        used_ms: Time of the last use, epoch ms, accurate to some minutes; None if the token was
+            never used.
         digest: SHA-256 of the secret, in hex.
-        text: The token itself, if it was just created; else empty, since Redis stores only the
-            digest.
+        text: The complete token, if it was just created. Otherwise empty, because Redis stores only
+            the digest.
     """
 
     name: str
@@ -81,17 +83,17 @@ class AccessToken:
 
     @property
     def created(self) -> datetime:
-        """The time of its creation, in UTC."""
+        """The time at which the token was created, in UTC."""
         return moment(self.created_ms)
 
     @property
     def expires(self) -> datetime | None:
-        """The end of its validity; None: valid until it is revoked."""
+        """The time at which the token expires, or None if it is valid until it is revoked."""
         return None if self.expires_ms is None else moment(self.expires_ms)
 
     @property
     def used(self) -> datetime | None:
-        """The time of its last use, to some minutes; None: never used."""
+        """The time of the last use, accurate to some minutes; None if it was never used."""
         return None if self.used_ms is None else moment(self.used_ms)
 
     def has_expired(self, now_ms: float) -> bool:
@@ -119,7 +121,10 @@ def new_token(
 
 
 def unpack(name: bytes, packed: bytes) -> AccessToken:
-    """Read a token from its stored value; a value of another program becomes an expired token."""
+    """Read a token from its stored value.
+
+    A value that RMQ did not write becomes an expired token.
+    """
     known = name.decode(errors="replace")
     try:
         role, sees_bodies, id, created_ms, expires_ms, digest = json.loads(packed)
@@ -134,7 +139,7 @@ def unpack(name: bytes, packed: bytes) -> AccessToken:
 
 
 def parts_of(text: str) -> tuple[str, str] | None:
-    """Return a token's id and the digest of its secret; None if the text is not a token."""
+    """Return a token's id and the digest of its secret, or None if the text is not a token."""
     match = _TEXT.fullmatch(text)
     return None if match is None else (match[1], digest_of(match[2]))
 

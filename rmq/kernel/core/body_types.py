@@ -2,10 +2,11 @@
 
 Builtin types are checked here. The types that `rmq.kernel.core.forms` reads, such as dates, UUIDs,
 Enums, sets and dataclasses, are also converted here, whichever packages are installed. If pydantic
-or msgspec is installed, it builds its own models and the rest of `typing`.
+or msgspec is installed, the package converts its own models and all other types of `typing`.
 
-A send reads each object back with its class (`plain_form`). A handler that asks for the class
-therefore gets the object that was sent, or the send is refused.
+A send of an object encodes the object and decodes it again with its class (`plain_form`). If the
+result differs, the send is refused. So a handler whose annotation is this class receives an equal
+object.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def converter(annotation: Any) -> Converter | None:
-    """Return a function that converts a body to the annotated type; None for any body.
+    """Return a function that converts a body to the annotated type, or None if any body fits.
 
     The function raises DecodeError for a body that does not fit.
 
@@ -101,7 +102,7 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    """Convert a value from its form before a library checks the annotation's constraints."""
+    """Convert a value from its JSON form, before a library checks the annotation's constraints."""
     if wanted not in forms.READERS:
         return check
     read = _form(wanted)
@@ -375,7 +376,7 @@ def _by_msgspec(wanted: Any) -> Converter:
 
 
 def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
-    """Return the JSON form of a value, after its class has read the form back.
+    """Return the JSON form of a value, after checking that its class reads an equal value from it.
 
     Args:
         value: Value to write.
@@ -383,7 +384,8 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
         read: The codec's reader.
 
     Raises:
-        TypeError, ValueError: The value has no form, or its class would read another value.
+        TypeError, ValueError: The value has no JSON form, or its class reads a different value from
+            the form.
     """
     plain = forms.to_builtins(value)
     kind: Any = type(value)
@@ -408,7 +410,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
 @lru_cache(1024)
 def _own_reader(kind: Any) -> Converter | None:
-    """Return the reader of a class of objects; None if it has none."""
+    """Return the function that reads objects of a class, or None if there is none."""
     if not forms.is_object(kind):
         return None
     try:
@@ -418,7 +420,7 @@ def _own_reader(kind: Any) -> Converter | None:
 
 
 def _difference(sent: Any, received: Any, place: str = "") -> str | None:
-    """Return the first position where a value that was read back differs, or None."""
+    """Return the first position where `received` differs from `sent`, or None if they are equal."""
     try:
         if sent is received or sent == received or sent != sent:
             return None
@@ -450,7 +452,7 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 
 
 def _is_form_of(received: Any, sent: Any) -> bool:
-    """Return whether a value has this JSON form, as it has under an annotation of Any."""
+    """Return whether `received` is the JSON form of `sent`, as for a field with the type Any."""
     for form in (_checked_form, _pydantic_form):
         with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing
             if json.dumps(received) == json.dumps(sent, default=form):

@@ -1,8 +1,8 @@
-"""Codecs: write bodies as JSON (the default), msgpack, bytes, compressed or encrypted; no pickle.
+"""Codecs: write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
 
-Each record stores the number of its codec, so a consumer needs no configuration. A body that cannot
-be read raises DecodeError. Custom codecs have the numbers 4 to 7; installed packages list their
-codecs as entry points (`GROUP`).
+Each record has the number of its codec, so a consumer needs no configuration. A body that cannot be
+read raises DecodeError. There is no pickle codec. Custom codecs have the numbers 4 to 7; installed
+packages list their codecs as entry points (`GROUP`).
 
 See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
@@ -34,7 +34,7 @@ from rmq.kernel.core.validation import check_int
 
 
 class Codec(Protocol):
-    """Encodes and decodes bodies; `number` is stored with each message."""
+    """Encodes and decodes bodies. Each message is stored with the codec's `number`."""
 
     name: str
     number: int
@@ -109,7 +109,10 @@ _unloadable: dict[str, str] | None = None
 
 
 def load_installed() -> dict[str, str]:
-    """Register the codecs of installed packages once; return a reason for each unusable name."""
+    """Register the codecs of installed packages once.
+
+    Return why a codec is unusable, by its name.
+    """
     global _unloadable
     with _loading:
         if _unloadable is None:
@@ -151,21 +154,22 @@ def by_number(number: int) -> Codec | None:
 class Compressed:
     """Writes bodies with another codec and compresses them if that makes them smaller.
 
-    Every consumer reads them without configuration. The stored bytes are one byte and the data. The
-    byte is 16 * how + the number of the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted,
-    4 offloaded. A topic's `max_body` counts the stored bytes.
+    Every consumer reads these bodies without configuration. A stored body is one byte, followed by
+    the data. The byte is 16 * method + the number of the other codec. The methods are 0 plain, 1
+    zlib, 2 zstd, 3 encrypted and 4 offloaded. A topic's `max_body` limits the stored bytes.
 
     Args:
         codec: Codec that writes the body first: "json", "msgpack", "bytes", or the name of a codec
             from an installed package.
         how: "zlib", or "zstd" (faster and smaller; producers and consumers need the extra `zstd`).
-        above: Smallest body that is compressed, bytes. A body that would not get smaller is never
-            compressed.
+        above: Smallest body that is compressed, in bytes. A body that would not become smaller is
+            not compressed.
 
     Attributes:
-        limit: Largest body before compression and after decompression, bytes; for a collecting
-            message, the sum of its bodies. It protects a consumer from a few bytes that expand to
-            gigabytes. Set it on the class, below 16 MiB; it applies to the whole process.
+        limit: Largest body before compression and after decompression, in bytes. For a collecting
+            message, the limit applies to the sum of its bodies. The limit protects a consumer from
+            a few bytes that expand to gigabytes. Set it on the class, to less than 16 MiB. It
+            applies to the whole process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -207,8 +211,8 @@ class Compressed:
         """Read a plain, compressed or encrypted body.
 
         Raises:
-            DecodeError: The body would be larger than `limit`, is cut short or damaged, has an
-                unknown compression, or its key is missing in this process.
+            DecodeError: The body would be larger than `limit`, is incomplete or damaged, has an
+                unknown compression, or this process does not have its key.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return decode(codec.number, plain_bytes)
@@ -216,7 +220,8 @@ class Compressed:
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
         """Return the codec that wrote a body, and the decompressed bytes, at most `max_bytes`.
 
-        With `cut`, a larger body is cut to `max_bytes`; without `cut`, it is an error.
+        With `cut`, a larger body is cut to `max_bytes`. Without `cut`, a larger body raises
+        DecodeError.
         """
         data = _decrypted(data)
         if not data:
@@ -253,7 +258,8 @@ def _decrypted(data: bytes) -> bytes:
     """Decrypt a body of codec 3; return other bodies unchanged.
 
     Raises:
-        DecodeError: The body cannot be decrypted here; or it is in a store, as `reference` says.
+        DecodeError: This process cannot decrypt the body, or the body is a reference to an object
+            in a store.
     """
     if data[:1] != _SEALED:
         if data[:1] == object_store.FIRST:
@@ -269,19 +275,22 @@ def _decrypted(data: bytes) -> bytes:
 
 
 class Encrypted:
-    """Writes bodies with another codec and encrypts them by AES-256-GCM; the extra `encrypted`.
+    """Writes bodies with another codec and encrypts them by AES-256-GCM.
 
-    A process can decrypt with the keys of each `Encrypted` object that it keeps, for any topic, and
-    with the keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If the key is missing, the
-    message becomes a dead letter, which you can redrive. A topic's `max_body` counts the encrypted
-    bytes: 31 more, and the id of the key.
+    Needs the extra `encrypted`.
 
-    Only the body is encrypted and authenticated: not headers, type, keys, times and priority.
+    A process can decrypt with the keys of all its `Encrypted` objects, for any topic, and with the
+    keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If a process does not have the key
+    of a message, the message becomes a dead letter, which you can redrive later. A topic's
+    `max_body` limits the encrypted body, which has 31 more bytes and the id of the key.
+
+    Only the body is encrypted and authenticated. Headers, type, keys, times and priority are not.
 
     Args:
         keys: Map from id (1 to 64 of A-Z a-z 0-9 . _ -) to a key of 32 bytes. The last key
             encrypts, and all keys decrypt. You may change the map at any time, or give a function
-            that returns a map and is called for each body. None: the keys of the environment.
+            that returns a map and is called for each body. Default: the keys in the environment
+            variables.
         inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`.
 
     Raises:
@@ -327,27 +336,27 @@ def _coded(codec: Codec, body: Any) -> bytes:
 
 
 class Offloaded:
-    """Writes bodies with another codec, and large bodies to a store outside of Redis.
+    """Writes bodies with another codec, and stores large bodies outside of Redis.
 
-    The store is any file system of fsspec (the extra `offloaded`). The message has a reference to
-    the object there, with its size and SHA-256. The object is written before the message, and
-    removed after the message is settled, cancelled, expired or purged. `send` and `send_many`
-    offload. Messages with a merge key, and messages of schedules, stages and an outbox, have their
-    bodies in Redis.
+    The store is any file system of fsspec (the extra `offloaded`). A large body becomes an object
+    in the store, and the message has a reference to the object, with its size and SHA-256. The
+    object is written before the message, and removed after the message is settled, cancelled,
+    expired or purged. Only `send` and `send_many` use the store. The bodies of messages with a
+    merge key, and of messages from schedules, stages and an outbox, are always in Redis.
 
-    A process can read the stores of each `Offloaded` object that it keeps, for any topic, and the
-    stores listed in RMQ_STORES. If an object cannot be read, its message fails, is retried, and
-    then becomes a dead letter. A store, or a folder of it, belongs to one Redis.
+    A process can read the stores of all its `Offloaded` objects, for any topic, and the stores
+    listed in RMQ_STORES. If an object cannot be read, its message fails, is retried, and then
+    becomes a dead letter. Use each store, or each folder of a store, for one Redis only.
 
     Args:
         store: URL of the store: file:///srv/bodies, s3://bucket/folder, memory://folder. Options
             come from fsspec's own configuration; a URL with a password is refused.
-        above: Largest body that stays in Redis, bytes.
+        above: Largest body that is stored in Redis, in bytes.
         inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`, or
             `rmq.Encrypted(keys)`.
 
     Attributes:
-        limit: Largest object, written or read, bytes; applies to the whole process.
+        limit: Largest object that is written or read, in bytes. It applies to the whole process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -370,7 +379,7 @@ class Offloaded:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Write the body as it is stored, in Redis or in an object.
+        """Encode the body to the bytes that are stored in Redis or in an object.
 
         Raises:
             EncodeError: The other codec cannot write the body.
@@ -389,7 +398,7 @@ class Offloaded:
 
 
 class Coded(bytes):
-    """An encoded body of an `Offloaded`, or the reference to an encoded body."""
+    """A body that `Offloaded` has encoded, or the reference to such a body."""
 
 
 def decode_object(data: bytes) -> Any:
@@ -399,7 +408,7 @@ def decode_object(data: bytes) -> Any:
 
 
 def reference_of(number: int, data: bytes) -> bytes | None:
-    """Return the bytes of the reference to an offloaded body; None for any other body."""
+    """Return the bytes of the reference to an offloaded body, or None for any other body."""
     is_offloaded = number == Compressed.number and data[:1] == object_store.FIRST
     return data[1:] if is_offloaded else None
 
@@ -498,14 +507,14 @@ class Encoded:
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:
-        """Decode the bytes with the codec of that number."""
+        """Decode the bytes with the codec that encoded them."""
         return decode(self.number, data)
 
 
 class SharedLimit:
-    """Reads several bodies into memory whose decompressed sizes share `Compressed.limit`.
+    """Reads several bodies, whose decompressed sizes together may not exceed `Compressed.limit`.
 
-    A page of messages, or a collecting message, therefore gets no larger than one body may be.
+    A page of messages, or a collecting message, therefore needs no more memory than one body.
     """
 
     def __init__(self) -> None:
@@ -520,7 +529,8 @@ class SharedLimit:
         """
         if number != Compressed.number:
             return number, data
-        data = _decrypted(data)  # a missing key must not use up the limit
+        # Before the limit is checked: a missing key must not use up the limit.
+        data = _decrypted(data)
         left = self._left
         self._left //= 2
         codec, plain_bytes = COMPRESSED.unpack(data, left)

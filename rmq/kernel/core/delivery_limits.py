@@ -1,4 +1,4 @@
-"""Limits of a topic: how many messages are delivered in a time, and how many are in flight.
+"""Limits of a topic: how many messages are delivered per time, and how many are in flight.
 
 A limit applies to all consumers, workers and queries of the topic together. It applies to the whole
 topic, or to each value of a header (a key) separately. Slots may be on different servers, so each
@@ -47,16 +47,17 @@ def _check_key(key: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Limit: at most `count` messages in `per`, as a token bucket.
+    """Limit deliveries to `count` messages in the time `per`, as a token bucket.
 
-    The bucket holds `burst` tokens and is refilled at that rate. Each delivery takes a token, a
-    retry as well. In any time t at most burst + count * t / per messages are delivered.
+    The bucket has room for `burst` tokens and gets `count` tokens in each `per`. Each delivery
+    takes one token. A retry is a delivery, too. In any time `t`, at most burst + count * t / per
+    messages are delivered.
 
     Args:
-        count: Number of messages, 1 to 1 000 000; with `key`, at most one per ms.
-        per: Time for `count` messages, seconds or timedelta, 1 ms to a day.
-        burst: Number of messages at once after a pause, 1 to 1 000 000; None: `count`. With 1,
-            messages are delivered one by one, evenly.
+        count: Number of messages, 1 to 1 000 000. With `key`, at most one message per ms.
+        per: Time in which `count` messages are delivered, seconds or timedelta, 1 ms to one day.
+        burst: Number of messages that are delivered at once after a pause, 1 to 1 000 000. Default:
+            `count`. With 1, messages are delivered one by one, at equal distances.
         key: Header name: each value of this header has its own limit. Messages without the header
             are not limited.
     """
@@ -80,16 +81,17 @@ class Rate:
 
     @property
     def per_ms(self) -> int:
-        """The time in ms, checked."""
+        """The time `per` in ms."""
         return duration_ms(self.per, "limit.per", high_ms=PER_MAX_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """Limit: at most `count` messages are in flight.
+    """Limit the messages in flight to `count`.
 
-    A message is in flight from its delivery, while it waits in a worker or runs, until it is
-    settled or its lease expires. An expired lease frees the place of a message whose consumer died.
+    A message is in flight from its delivery until it is settled or its lease expires. This includes
+    the time in which it waits inside a worker. If a consumer dies, its messages no longer count
+    after their leases expire.
 
     Args:
         count: Number of messages, at least the topic's slots and at most 1 000 000.
@@ -113,10 +115,10 @@ class Limits:
     """The limits of a topic: at most one of each kind for the topic, and one for each key.
 
     Attributes:
-        rate: Limit of messages in a time.
+        rate: Limit of messages per time.
         concurrency: Limit of messages in flight.
-        key_rate: Limit of one key's messages in a time.
-        key_concurrency: Limit of one key's messages in flight; by the same header.
+        key_rate: Limit of messages per time, for each value of the header.
+        key_concurrency: Limit of messages in flight, for each value of the same header.
     """
 
     rate: Rate | None = None
@@ -135,10 +137,10 @@ class Limits:
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share in the form its scripts read; '' without limits.
+        """Return a slot's share of the limits, in the form that scripts read; '' without limits.
 
-        The rate is divided exactly, by a longer time. Bursts and messages in flight are divided
-        by `Layout.share`, so each slot gets at least 1.
+        The rate is divided exactly, because the share has the same count in a longer time. Bursts
+        and messages in flight are divided by `Layout.share`, so that each slot gets at least 1.
         """
         if self == Limits():
             return ""
@@ -155,10 +157,13 @@ class Limits:
         return texts[0] if self.key is None else ":".join((*texts, self.key))
 
     def check_slots(self, slots: int) -> None:
-        """Refuse a concurrency that leaves a slot without a share: the slot would never deliver.
+        """Refuse a concurrency that is smaller than the number of slots.
+
+        A slot with a share of 0 would never deliver a message.
 
         Raises:
-            InvalidValue: More slots may have messages than messages may be in flight.
+            InvalidValue: The concurrency is smaller than the number of slots that may have
+                messages.
         """
         for limit in (self.concurrency, self.key_concurrency):
             if limit and limit.count < slots:
@@ -178,7 +183,10 @@ class Limits:
 
 
 def _text(limit: Limit, exact: bool = False) -> str:
-    """Return a limit as text; `exact`: the text in Redis, in ms and always with a burst."""
+    """Return a limit as text.
+
+    With `exact`, the text is for Redis: in ms, and always with a burst.
+    """
     fields = [str(limit.count)]
     if isinstance(limit, Rate):
         fields.append(str(limit.per_ms) if exact else format_duration(limit.per))
@@ -190,7 +198,7 @@ def _text(limit: Limit, exact: bool = False) -> str:
 
 
 def parse_limits(value: object) -> Limits:
-    """Return limits from `Limits`, a Rate, a Concurrency, a list of them, or text; None: no limits.
+    """Return the `Limits` for a Rate, a Concurrency, a list of these, a text, `Limits`, or None.
 
     Examples of text are "rate:100:1s", "rate:100:1s:20" (with its burst) and "concurrency:5";
     separate several limits with commas. ":key=tenant" at the end limits each value of that header

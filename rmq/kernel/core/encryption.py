@@ -39,7 +39,7 @@ Keys = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 
 
 class KeySource:
-    """Keys by id; each body reads them again, so they may change at any time.
+    """Keys by id. They are read again for each body, so they may change at any time.
 
     Args:
         keys: A mapping, or a function that returns a mapping; the last key is the newest.
@@ -63,12 +63,12 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return the cipher of a key, or None if the key is missing; and a text if it is wrong."""
+        """Return the cipher of a key, or None if the key is missing; and its problem, or ''."""
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
 
     def open(self) -> None:
-        """Check all keys of a mapping and let this process decrypt with them.
+        """Check all keys of a mapping. From now on, this process can decrypt with these keys.
 
         Raises:
             InvalidValue: A key is not valid.
@@ -85,7 +85,10 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return a key's id, its cipher and its problem, or ''; `name` None: the newest key."""
+    """Return the id of a key, its cipher, and its problem or ''.
+
+    If `name` is None, take the newest key.
+    """
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
         return "", None, f"keys: {type(mapping).__name__}; give a mapping from ids to 32 bytes"
@@ -152,7 +155,7 @@ class _Environment(KeySource):
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed; return the problem, or ''."""
+        """Read the keys if they have changed. Return the problem with them, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:
@@ -200,7 +203,10 @@ _lock = threading.Lock()
 
 
 def source_of(keys: Keys | None) -> KeySource:
-    """Return a source of keys, not yet opened; None: the keys of the environment."""
+    """Return a source of keys, which is not yet opened.
+
+    None: the source of the environment's keys.
+    """
     return ENVIRONMENT if keys is None else KeySource(keys)
 
 
@@ -259,7 +265,7 @@ def _try(source: KeySource, name: str) -> tuple[Any, str]:
 
 
 def _opened(cipher: Any, data: bytes, end: int, start: int) -> bytes | None:
-    """Return the decrypted bytes, or None if this is not the key."""
+    """Return the decrypted bytes, or None if they were encrypted with another key."""
     try:
         opened: bytes = cipher.decrypt(data[end:start], data[start:], data[:end])
     except Exception as error:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return an environment variable without surrounding blanks; None if it is empty.
 
-    A value made with `echo` ends in a newline. A token, a URL or a path with a newline fails
-    everywhere, sometimes much later.
+    Blanks are removed because a value that was made with `echo` ends in a newline. A token, a URL
+    or a path with a newline at its end fails, sometimes much later.
 
     Args:
         name: Name of the variable.
-        environ: Environment to read; None: the environment of this process.
+        environ: Environment to read. Default: the environment of this process.
     """
     return ((os.environ if environ is None else environ).get(name) or "").strip() or None

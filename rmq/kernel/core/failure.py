@@ -1,13 +1,15 @@
 """Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
-An entry has the last attempt, and as many earlier attempts as fit. `lua/lib/settle/attempts.lua`
-describes and writes the bytes. A damaged entry is read as an attempt of 1970 with the error
-"unreadable". The error that a consumer sends is msgpack of [type and message, traceback, worker].
+An entry contains the last failed attempt, and as many earlier attempts as have room.
+`lua/lib/settle/attempts.lua` describes and writes the bytes. A damaged entry is read as an attempt
+of 1970 with the error "unreadable". The error that a consumer sends is msgpack of [type and
+message, traceback, worker].
 
-All dead letters of one cause have the same fingerprint. It is a hash of the reason, the type of the
-exception, its normalised message, and the last place in the user's code. Normalising removes
-numbers, ids, quoted text and paths, which differ from message to message. A fingerprint is the same
-in every process and version; to change its rules is to change RMQ's format.
+All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
+reason, the type of the exception, its normalised message, and the last line of the traceback in the
+user's code. Normalising removes numbers, ids, quoted text and paths, which differ from message to
+message. A fingerprint is the same in every process and version; to change its rules is to change
+RMQ's format.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ REASONS = {
 }
 REDRIVEN = "redriven"
 ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
-REMEMBERED = 256  # decoded failures, which repeat within one cause; at most 14 KiB each
+# Size of a cache of decoded failures, because failures repeat; at most 14 KiB each.
+REMEMBERED = 256
 
 _EARLIER, _CARRIED = 1, 8  # flags: items follow; an earlier attempt left this error
 _SAME = (1, 2, 4)  # flags of an item: error, traceback or worker equal the previous item's
@@ -51,7 +54,7 @@ class Failure(NamedTuple):
     Attributes:
         reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
         deliveries: Number of deliveries so far.
-        error: Type and message of the exception, as far as the consumer sent them.
+        error: Type and message of the exception. Long texts are cut by the consumer.
         traceback: Traceback of the exception, or ''.
     """
 
@@ -65,12 +68,14 @@ class Attempt(NamedTuple):
     """A failed attempt to handle a message, or the redrive or expiry of the message.
 
     Attributes:
-        number: Number of the attempt since the first send, across redrives; None for a redrive or
-            an expiry.
+        number: Number of the attempt, counted from the first send even after a redrive. None for a
+            redrive or an expiry.
         at: Time of the failure, by the clock of Redis.
         reason: Reason as in `Failure.reason`, or "redriven".
-        error: Type and message of the exception, or ''; the first 1024 bytes for earlier attempts.
-        traceback: Traceback of the exception, or ''; the last 2048 bytes for earlier attempts.
+        error: Type and message of the exception, or ''. For all attempts except the last, only the
+            first 1024 bytes.
+        traceback: Traceback of the exception, or ''. For all attempts except the last, only the
+            last 2048 bytes.
         worker: Host and process id of the consumer that reported the failure, or ''.
     """
 
@@ -105,7 +110,7 @@ def text_of(error: BaseException | str | None) -> str:
     """
     try:
         return str.__str__(str(error))[:ERROR_CHARS]
-    except BaseException as problem:  # even sys.exit(): this is not the place to end a process
+    except BaseException as problem:  # even sys.exit(), which must not end the process here
         return f"<str() of this {type(error).__name__} raised {type(problem).__name__}>"
 
 
@@ -204,7 +209,7 @@ def _reason(letter: str) -> str:
 
 
 def decode(entry: bytes) -> Failure | None:
-    """Decode the last failure of an entry; None if it is empty or the last event is a redrive."""
+    """Decode the last failure of an entry. Return None if it is empty or ends with a redrive."""
     if not entry or (parts := _read(entry)).reason == "d":
         return None
     return _failure(parts.reason, parts.deliveries, parts.details)
@@ -290,7 +295,7 @@ def normalised(error: str) -> str:
 
 
 def origin(traceback: str) -> str:
-    """Return the last place in the user's code, as `orders.py:charge`; '' if there is none."""
+    """Return the last place in the user's code, such as `orders.py:charge`, or ''."""
     frames = _FRAME.findall(traceback)
     own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
     if not own:

@@ -1,4 +1,4 @@
-"""Forms: how values of types that JSON does not have are written, and how they are read back.
+"""Forms: how values of types that JSON lacks are written as JSON, and how they are read back.
 
     datetime        ISO 8601 with its offset, Z for UTC; a naive datetime has no offset
     date, time      ISO 8601
@@ -37,10 +37,10 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a value in JSON's types; its members may still need the same conversion.
+    """Convert a value to a type of JSON. Its members may still need the same conversion.
 
     Raises:
-        TypeError, ValueError: The value has no form.
+        TypeError, ValueError: The value cannot be converted.
     """
     write = _BY_TYPE.get(type(value))
     if write is not None:
@@ -74,7 +74,7 @@ def to_builtins(value: Any) -> Any:
 
 @lru_cache(1024)
 def fields_of(kind: Any) -> list[tuple[str, str]] | None:
-    """Return (attribute, name) of each field of a dataclass or attrs class; None for others.
+    """Return (attribute, name) of each field of a dataclass or attrs class, or None for others.
 
     The name is the constructor's argument: attrs drops leading underscores.
     """
@@ -92,7 +92,7 @@ def is_object(kind: Any) -> bool:
 
 
 def attributes_of(kind: Any) -> list[str] | None:
-    """Return the names of the attributes that an object sends; None if it is not an object."""
+    """Return the names of the attributes that are written for an object; None for others."""
     for names in ("__struct_fields__", "__pydantic_fields__"):
         if hasattr(kind, names):
             return list(getattr(kind, names))

@@ -55,7 +55,7 @@ class Call:
 
 
 def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
-    """Send a generator the result of `perform` for each value it yields; return its result."""
+    """Run a generator: call `perform` for each value that it yields, and send back the result."""
     try:
         value = next(generator)
         while True:

@@ -27,13 +27,14 @@ class Groups:
     """How a topic delivers messages that are sent with a group.
 
     Args:
-        order: True: one message at a time, in the order of the sends; among waiting messages of
-            the group, a larger priority goes first. False: up to `concurrency` at a time.
-        concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000;
-            1 with `order`. A message counts as soon as it may be taken.
-        share: How groups with waiting messages share the receives: "equal", or a map from group
-            or share key to its weight, 1 to 64; unlisted names have weight 1. A larger priority
-            always goes first.
+        order: True: the messages of a group are delivered one at a time, in the order of the sends.
+            Among waiting messages of the group, a message with a larger priority goes first. False:
+            up to `concurrency` messages of a group are delivered at a time.
+        concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000. It
+            must be 1 with `order`. A message counts as soon as consumers may receive it.
+        share: How groups with waiting messages share the deliveries: "equal", or a map from a group
+            or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
+            larger priority always goes first.
         on_dead: After a message of the group becomes a dead letter: "continue", or "hold", which
             stops the group until it is released (`Admin.group_release`).
     """
@@ -44,7 +45,7 @@ class Groups:
     on_dead: Literal["continue", "hold"] = field(default="continue")
 
     def __post_init__(self) -> None:
-        """Check each value, and that the values fit each other."""
+        """Check each value, and that the values do not contradict each other."""
         if not isinstance(self.order, bool):
             raise InvalidType(f"groups.order: {self.order!r}; give True or False")
         check_int(self.concurrency, "groups.concurrency", 1, CONCURRENCY_MAX)
@@ -149,12 +150,12 @@ def group_in(mark: str | None) -> str | None:
 
 
 def share_in(mark: str | None) -> str | None:
-    """Return the share key in the value of a message's header; None if it has no share key."""
+    """Return the share key in the value of a message's header, or None without a share key."""
     return mark.split("\1")[2] or None if mark and mark.startswith("\1") else None
 
 
 def weight_in(mark: str | None) -> int | None:
-    """Return the weight in the value of a message's header; None if the message has no group."""
+    """Return the weight in the value of a message's header, or None without a group."""
     if mark is None:
         return None
     return int(mark.split("\1")[1]) if mark.startswith("\1") else 1

@@ -1,9 +1,9 @@
-"""The history of a topic: samples of its figures, in rings of three resolutions.
+"""The history of a topic: samples of its counts and counters, in rings of three resolutions.
 
 A ring has one place for each of its steps. Later samples overwrite earlier samples, so a history
-never grows. A sample has the counters of the topic, not rates, so no event between two samples is
-missed. A sample has the time since which the oldest due message waits, not its wait. An idle topic
-therefore has equal samples, of which one is enough.
+never grows. A sample has counters instead of rates, so no event between two samples is missed. A
+sample has the time at which the oldest due message became due, instead of the duration of its wait.
+The samples of an idle topic are therefore equal, and one of them is enough.
 
 A rate is the growth of a counter from one point to the next. Samples are rarely taken at points,
 and their distances differ. A counter is assumed to grow evenly between two samples, so the rates of
@@ -42,11 +42,11 @@ class Ring(NamedTuple):
 
     @property
     def span_ms(self) -> int:
-        """How far back the ring goes."""
+        """Length of the time that the ring covers."""
         return self.step_ms * self.places
 
     def field(self, at_ms: int) -> str:
-        """Return the field of the history for a time."""
+        """Return the field of the history's hash for a time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
 
 
@@ -67,16 +67,18 @@ class Sample:
 
     Attributes:
         at: Time of the figures.
-        counts: Messages by state: "retries", "priority" and "due" may be taken, "later" has a
-            future due time. "in_flight", "dead", and "held" back by a pause, a limit or a group.
-        late_s: How long the oldest message that may be taken has waited.
-        rates: Events a second since the previous point: accepted, delivered, settled, returned,
-            rolled_back, dead_lettered; empty if unknown.
-        late_p50_s: Lateness that half of the messages taken since the previous point did not
-            exceed, to within a factor of 2. Only first deliveries count. None: none, or unknown.
-        late_p99_s: The same for 99 of 100 messages.
-        late_p90_s: The same for 90 of 100 messages.
-        late_p95_s: The same for 95 of 100 messages.
+        counts: Number of messages by state. Consumers may receive messages in "retries", "priority"
+            and "due". Messages in "later" have a future due time. Messages in "held" are held back
+            by a pause, a limit or a group. The other states are "in_flight" and "dead".
+        late_s: How long the oldest message that consumers may receive has waited.
+        rates: Events per second since the previous sample: accepted, delivered, settled, returned,
+            rolled_back, dead_lettered. Empty if unknown.
+        late_p50_s: Median lateness of the messages received since the previous sample, accurate to
+            a factor of 2. Only first deliveries count. None if there was no delivery, or if it is
+            unknown.
+        late_p99_s: Lateness that 99 of 100 of these messages did not exceed.
+        late_p90_s: Lateness that 90 of 100 of these messages did not exceed.
+        late_p95_s: Lateness that 95 of 100 of these messages did not exceed.
     """
 
     at: datetime
@@ -93,10 +95,10 @@ class Figures(NamedTuple):
     """A sample in its stored form."""
 
     at_ms: int
-    due_since_ms: int  # time since which the oldest due message waits; 0: none is due
+    due_since_ms: int  # when the oldest due message became due; 0 if no message is due
     levels: tuple[int, ...]
     counters: tuple[int, ...]
-    lateness: Counts = ()  # a counter for each bucket; empty: unknown
+    lateness: Counts = ()  # a counter for each bucket; empty if unknown
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -130,7 +132,7 @@ def write(figures: Figures) -> bytes:
 
 
 def read(stored: bytes) -> Figures | None:
-    """Read stored figures; None if this version cannot read them."""
+    """Read stored figures. Return None if this version of RMQ cannot read them."""
     try:
         at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -155,7 +157,10 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest figures at or before a time, else the oldest figures, or None."""
+    """Return the newest figures at or before a time.
+
+    If there are none, return the oldest, or None.
+    """
     ordered = sorted(found, key=lambda figures: figures.at_ms)
     old = [figures for figures in ordered if figures.at_ms <= at_ms]
     return old[-1] if old else (ordered[0] if ordered else None)
@@ -169,7 +174,7 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings with all samples that points this far apart can show."""
+    """Return the rings whose samples are needed for points at this distance."""
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 
@@ -177,7 +182,8 @@ def rings_for(step_ms: int) -> Sequence[Ring]:
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
     """Return a sample for each step between two times.
 
-    Each point has the last figures before it. A point is left out if its figures are too old.
+    Each returned sample has the last figures before its time. It is left out if these figures are
+    too old.
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
@@ -227,8 +233,8 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 def _wait_ms(ordered: Sequence[Figures]) -> int:
     """Return how long after the newest sample a change of its counters may be unknown.
 
-    That is twice the distance of the last two samples. 0: the newest sample shows no movement, so
-    none is expected, or there is no other sample to compare it with.
+    The result is twice the distance of the last two samples. It is 0 if the newest sample shows no
+    change, because then no change is expected, or if there is only one sample.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0

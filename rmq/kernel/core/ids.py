@@ -7,7 +7,7 @@ Layout, big-endian, so that bytes sort by time:
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
     5 bytes  random, drawn for each process, again after a fork, and for each push to a stage
 
-Two bits of the first byte are marks. Until the year 4199 other ids have both bits clear:
+Two bits of the first byte are marks. In all other ids, both bits are 0 until the year 4199:
 
     0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
           random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
@@ -144,7 +144,7 @@ class MessageId(bytes):
 
     @property
     def check(self) -> int:
-        """The 14 bits by which ids of different topics are distinguished."""
+        """The 14 bits that show to which topic the id belongs."""
         return int.from_bytes(self[8:11], "big") & 0x3FFF
 
     @property
@@ -154,7 +154,7 @@ class MessageId(bytes):
 
     @property
     def made_at(self) -> datetime | None:
-        """The time at which the producer made the id, by the producer's clock, to a few ms.
+        """The time at which the id was made, by the producer's clock, accurate to a few ms.
 
         None for a derived id.
         """
@@ -244,13 +244,13 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
         slot: Index of the slot, 0 to 1023.
         check: Value of `topic_check`.
         count: Number of ids.
-        kept: True if the caller keeps the ids to send the messages again.
+        kept: Whether the caller keeps the ids, to send the same messages again.
     """
     return list(make_run(slot, check, count, kept=kept))
 
 
 def make_one(slot: int, check: int) -> MessageId:
-    """Make a single id that no caller keeps; faster than `make`."""
+    """Make a single id for a message that is sent once. This is faster than `make`."""
     stamp = _next_stamps(1).to_bytes(8, "big")
     return MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
 
@@ -282,12 +282,15 @@ def key_bytes(key: object) -> bytes:
 
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
-    """Return the id for a dedup key, which is always the same in a slot of a topic."""
+    """Return the id for a dedup key. In a slot of a topic, a key always has the same id."""
     return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
 
 
 def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
-    """Return the id of a schedule's message for one time; dedup keys never give the same id."""
+    """Return the id of a schedule's message for one time.
+
+    It never equals the id for a dedup key.
+    """
     text = f"{schedule}:{time_ms}".encode()
     digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()
     return _derived(digest, slot, check)

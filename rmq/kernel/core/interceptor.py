@@ -4,9 +4,10 @@ An error of a `before_` or `after_` hook is logged and otherwise ignored, becaus
 must not be able to lose a message. An `around_` hook runs in place of the handler, so its error
 counts as an error of the handler.
 
-Middleware makes the effect of a message happen once. A decorator attaches a middleware to a
-function and returns the function unchanged. Code that runs the function for a delivery runs its
-middleware around it, with the topmost decorator outermost.
+Middleware is for effects that must happen once per message, for example `rmq.idempotent`. A
+decorator attaches a middleware to a function and returns the function unchanged. When a worker runs
+the function for a delivery, it runs the middleware around the function. The topmost decorator is
+the outermost middleware.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Outcome(NamedTuple):
     """The result of one run of a handler.
 
     Attributes:
-        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release"; "lost" if
-            its lease had expired; "own" if the handler had settled it.
+        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". "lost": the
+            lease of the delivery had expired. "own": the handler had settled the delivery itself.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
@@ -45,34 +46,35 @@ class Outcome(NamedTuple):
 class Interceptor:
     """Base class of interceptors; override the hooks you need.
 
-    Hooks may be `async def` on an AsyncClient and its async handlers. The hooks of one object are
-    called from several threads.
+    On an AsyncClient and its async handlers, hooks may be `async def`. RMQ calls the hooks of one
+    object from several threads.
     """
 
     def before_send(self, topic: str, message: Outgoing) -> Any:
-        """Called before a message is checked, encoded and sent; may change the message."""
+        """Called before a message is checked, encoded and sent. The hook may change the message."""
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
-        """Called after a send; `result` is the exception if the send failed."""
+        """Called after a send. If the send failed, `result` is the exception."""
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """Called before a handler, immediately before it runs; an error is logged."""
+        """Called immediately before a handler runs."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """Called after a handler and before its delivery is settled."""
 
     def on_overrun(self, delivery: DeliveryData) -> None:
-        """Called when a delivery is settled as failed because its handler exceeds its max_runtime.
+        """Called when a delivery is settled as failed because its handler runs too long.
 
-        It is called in a thread of the worker. The handler keeps running, and `after_handle` is
-        called when it ends.
+        This happens at the handler's max_runtime. The hook is called in a thread of the worker. The
+        handler keeps running, and `after_handle` is called when it ends.
         """
 
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
         """Called around a plain handler; `call_next(delivery)` runs the handler.
 
-        A return or an exception has the same effect as in the handler. If you do not call
-        `call_next`, the handler does not run, and a return settles the message.
+        If this method returns or raises an exception, the effect is the same as if the handler did.
+        If you do not call `call_next`, the handler does not run, but a return still settles the
+        message.
         """
         call_next(delivery)
 
@@ -85,7 +87,7 @@ class Interceptor:
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
         """Called around a plain handler with `batch`, with its deliveries; see `around_handle`.
 
-        You may pass `call_next` a part of the list. The other deliveries are settled as if the
+        You may call `call_next` with a part of the list. The other deliveries are settled as if the
         handler had run for them.
         """
         call_next(deliveries)
@@ -97,10 +99,13 @@ class Interceptor:
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
-        """Called at each start of a worker that calls these hooks, before it starts."""
+        """Called before each start of a worker that calls these hooks."""
 
     def _make_sequence(self) -> ProducerSequence | None:
-        """Return the sequence that numbers a client's messages; only `rmq.Audit` has one."""
+        """Return the sequence that numbers a client's messages, or None.
+
+        Only `rmq.Audit` has a sequence.
+        """
         return None
 
 
@@ -109,9 +114,10 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 
 
 class Hooks:
-    """The hooks of a chain of interceptors; hooks that are not overridden are left out.
+    """The hooks of a list of interceptors. Hooks that are not overridden are left out.
 
-    `before_*` are in order, `after_*` in reverse: the first interceptor is the outermost.
+    `before_*` hooks are in the order of the list, `after_*` hooks in reverse order. So the first
+    interceptor is the outermost.
     """
 
     __slots__ = (
@@ -141,7 +147,7 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks inside an interceptor that has `around_` hooks only."""
+        """Return these hooks, surrounded by an interceptor that has `around_` hooks only."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
@@ -270,8 +276,8 @@ class Middleware:
 
     Attributes:
         parameter: Name of the handler's parameter that this middleware fills, or "".
-        accepts_batches: Whether it works for a handler that gets a list.
-        decorator: Name of its decorator, for error texts.
+        accepts_batches: Whether this middleware works for a handler with `batch`.
+        decorator: Name of the decorator that attaches this middleware, for error texts.
     """
 
     parameter = ""
@@ -279,29 +285,32 @@ class Middleware:
     accepts_batches = False
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Refuse a handler that this middleware cannot wrap; called when it is registered.
+        """Refuse a handler that this middleware cannot wrap. Called when the handler is registered.
 
         Raises:
             ConfigurationError: The error names the handler and the change to make.
         """
 
     def check_lease(self, lease_ms: int) -> None:
-        """Refuse a lease of unsuitable length; called when the lease of the deliveries is read."""
+        """Refuse a lease of unsuitable length. Called when the lease of the topic is known."""
 
     def check_store(self) -> None:
-        """Refuse to start a worker whose store lacks something.
+        """Refuse to start a worker if the middleware's store lacks something, for example a table.
 
         A store that does not answer is not refused.
 
         Raises:
-            ConfigurationError: The error names what to create.
+            ConfigurationError: Something is missing. The error says what to create.
         """
 
     async def check_store_async(self) -> None:
         """Do the same as `check_store`, for an async handler."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Call `call_next` with the filled parameter; return False if the work was done before."""
+        """Call `call_next` with the value of `parameter`.
+
+        Return False if the work was done before.
+        """
         call_next()
         return True
 
@@ -318,7 +327,7 @@ class Middleware:
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
-    """Attach a middleware outside the middleware a function already has; return the function.
+    """Attach a middleware to a function, outside of its present middleware. Return the function.
 
     Raises:
         InvalidType: The function cannot carry middleware, or is already a registered handler.

@@ -1,7 +1,8 @@
 """The JSON codec, which uses msgspec if it is installed, else the standard library.
 
-Producers with and without msgspec write the same bytes: msgspec gets only bodies that both write
-alike. The standard library handles all other bodies, and all errors (docs/decisions/0022).
+Producers with and without msgspec write the same bytes: msgspec is used only for bodies that both
+libraries write alike. The standard library handles all other bodies, and all errors
+(docs/decisions/0022).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ TYPES = {
 
 
 def check_name(name: object, field: str) -> str:
-    """Return a topic name or a prefix if it is 1 to 128 of `A-Z a-z 0-9 . _ -`.
+    """Return a topic name or a prefix if it has 1 to 128 characters of `A-Z a-z 0-9 . _ -`.
 
     Raises:
         InvalidType: The name is not a str.

@@ -46,12 +46,13 @@ class Layout:
             keys and outbox stubs.
         most: Largest number of slots the topic ever had. RMQ reads all of these slots.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number from which the current slots count: the largest number in
-            the slots that were waited for; 0 if there were none.
-        dealt: Messages waiting in each slot when `max_length` was last divided; empty if the topic
-            had no `max_length` then.
-        numbers: Every number of slots the topic has had. A group may have messages in the slot
-            that each number chooses for its name.
+        delivered_from: Delivery number at which the current slots start to count. It is the largest
+            delivery number in the slots that others had to wait for, or 0 if there were no such
+            slots.
+        dealt: Number of messages that waited in each slot when `max_length` was last divided; empty
+            if the topic had no `max_length` at that time.
+        numbers: Every number of slots that the topic has had. Each of these numbers chooses a slot
+            for the name of a group, and the group may have messages in each of these slots.
     """
 
     resizes: int
@@ -98,15 +99,16 @@ class Layout:
         return 1 + ceil(rest * after) - ceil(rest * before)
 
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
-        """Return how many messages may wait in a slot: its `dealt` and a part of the free places.
+        """Return how many messages may wait in a slot: its `dealt`, plus a part of the free places.
 
-        The result is rounded up, so that a slot without messages takes one. 0 means no limit.
+        The result is rounded up, so that a slot without messages has room for one message. 0 means
+        no limit.
         """
         if not max_length:
             return 0
         dealt = self.dealt[slot] if slot < len(self.dealt) else 0
         free = max_length - sum(self.dealt)
-        if free < 0:  # max_length was lowered since
+        if free < 0:  # max_length was lowered after it was divided
             return max(1, dealt * max_length // sum(self.dealt))
         return dealt + ceil(free * self.part(slot, slots)) or 1
 
@@ -121,7 +123,7 @@ class Layout:
 
 
 def from_redis(stored: Mapping[str, str]) -> Layout | None:
-    """Read the layout of a topic from its hash; None if the topic was never resized."""
+    """Read the layout of a topic from its hash, or return None if the topic was never resized."""
     if "layout" not in stored:
         return None
     resizes, first, most, *numbers = map(int, stored["layout"].replace(",", " ").split())

@@ -33,45 +33,47 @@ class Outgoing:
 
     Args:
         body: Any value that the topic's codec can write.
-        priority: 17 to 1 048 575, larger first; None: the topic's default, or none for a timed
-            message.
-        delay: Time until the message is due, seconds or timedelta; 0: due at once.
-        at: Due time: an aware datetime, or epoch ms. Not with `delay`. A past time is due at
-            once; a time more than a year ago is refused as a mistake.
+        priority: 17 to 1 048 575; a larger priority is delivered first. Default: the topic's
+            `default_priority`, or no priority for a message with `delay` or `at`.
+        delay: Time until the message is due, seconds or timedelta. With 0 it is due at once.
+        at: Due time: an aware datetime, or epoch ms. Not together with `delay`. A message with a
+            past time is due at once. A time more than a year ago is refused as a mistake.
         merge_key: Waiting messages with the same key become one message; needs `time_range`.
         time_range: How long a merging message waits for others, seconds or timedelta.
-        merge: Which body survives: "first", "last", or "collect" (all bodies, as a list). A list
-            is full at 256 KiB, or at `max_body` if that is less; the next body starts a new list.
+        merge: Which body is kept: "first", "last", or "collect" (all bodies, as a list). A list is
+            full at 256 KiB, or at `max_body` if that is less. The next body then starts a new list.
             Every merge writes the whole list again, so appending to a full list costs Redis ten
             times as much as starting a list. A smaller `max_body` limits that cost.
         extend: True: every merge starts `time_range` again, up to `max_wait`.
         max_wait: Longest wait of a merging message after its first arrival; needed with `extend`.
-        slot_basis: Messages with the same basis share a slot and its order; default: the merge
-            key, or none.
-        headers: At most 32 names and values, str, 4 KiB in all.
-        expires: How long after its due time the message may still be taken; None: the topic's
-            setting.
-        id: Id of an earlier attempt at this send; None: a new id. RMQ recognizes a repeated send
-            while the message exists. It also does so for the topic's `dedup_window` after the
-            message is settled, if the id is from `new_id`, from the outbox or from a send with a
-            `durability`.
-        dedup_key: Your name for this message, 1 to 200 bytes of UTF-8; the id is derived from it.
-            While a message of that key is stored, and for the topic's `dedup_window` after it is
+        slot_basis: Messages with the same basis are in the same slot, and so in order. Default: the
+            merge key. Without both, RMQ chooses a slot.
+        headers: At most 32 names and values of type str, at most 4 KiB in total.
+        expires: How long after its due time the message may still be delivered. Default: the
+            topic's setting.
+        id: Id of an earlier attempt at this send. Default: a new id. RMQ recognizes a repeated send
+            while the message exists. If the id is from `new_id`, from the outbox or from a send
+            with a `durability`, RMQ also recognizes it for the topic's `dedup_window` after the
+            message is settled.
+        dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from it.
+            While a message with this key is stored, and for the topic's `dedup_window` after it is
             settled, a second send is a "duplicate": RMQ stores nothing, and the result has the id
-            of the first message. With a window of 0, only while the message is stored. The key
-            chooses the slot, unless you give a `slot_basis`. Then give the same `slot_basis`
-            whenever you use the key. Not with `id` or `merge_key`.
+            of the first message. With a `dedup_window` of 0, this ends when the message is settled.
+            The key chooses the slot, unless you give a `slot_basis`. Then give the same
+            `slot_basis` whenever you use the key. Not with `id` or `merge_key`.
         retry: Retry policy of this message; overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
         type: Message type by which a worker chooses the handler, 1 to 128 of A-Z a-z 0-9 . _ -
-            : /. Messages of different types do not merge. None: the default handler.
-        group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters:
-            see the topic's setting `groups`. All messages of a group are in the slot that the
-            name chooses, so a `slot_basis` must be equal to the group. Not with `merge_key`.
-        share_key: Tenant whose turns this message uses (default: its group), so that a tenant with
-            many groups gets the turns of one. Needs `group`.
-        weight: Turns of the group or share key for each turn of a group of weight 1, 1 to 64;
-            None: as the topic's setting says. Needs `group`.
+            : /. Messages of different types do not merge. None: the default handler receives the
+            message.
+        group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
+            topic's setting `groups` says how groups are delivered. All messages of a group are in
+            the slot that the name chooses, so a `slot_basis` must be equal to the group. Not with
+            `merge_key`.
+        share_key: Tenant of the message. All groups with the same share key together get as many
+            turns as one group. Default: each group has its own turns. Needs `group`.
+        weight: How many turns the group or share key gets for each turn of a group with weight 1, 1
+            to 64. Default: the weight in the topic's setting `groups`. Needs `group`.
         marks: Headers that RMQ itself adds; their names begin with `rmq-`.
     """
 
@@ -114,11 +116,13 @@ class SendResult(NamedTuple):
     """The result of a send.
 
     Attributes:
-        id: Id of the sent message; keep it to send again, to cancel or to get the message.
-        status: "stored", "merged" (into the waiting message `into`), or "duplicate" (nothing
-            added).
+        id: Id of the sent message. You need it to repeat the send, and to cancel or get the
+            message.
+        status: "stored", "merged" (into the waiting message `into`), or "duplicate" (the message
+            was sent before, and nothing was stored).
         slot: Index of the message's slot.
-        offset: The slot's newest acceptance number; for a stored message, its own number.
+        offset: Acceptance number of the stored message. If nothing was stored, the newest
+            acceptance number of the slot.
         into: Id of the waiting message that this message was merged into.
         durable: Durability reached: "memory", "replicated" or "fsync".
     """
@@ -132,7 +136,7 @@ class SendResult(NamedTuple):
 
     @property
     def message_id(self) -> MessageId:
-        """The id of the message that now carries the body: `into` if it merged, else `id`."""
+        """The id of the message that has the body: `into` if the message merged, else `id`."""
         return self.into or self.id
 
 
@@ -151,7 +155,7 @@ class Receipt:
         """Read a receipt from its text.
 
         Raises:
-            InvalidReceipt: the text is not a receipt that RMQ made.
+            InvalidReceipt: The text is not a receipt that RMQ made.
         """
         if not isinstance(text, str) or len(text) > 64 or ":" not in text:
             raise InvalidReceipt(
@@ -170,7 +174,7 @@ class Receipt:
 
     @property
     def deadline(self) -> datetime | None:
-        """The time at which the lease ends, by the server's clock; None for a worker's delivery.
+        """The time at which the lease ends, by the server's clock, or None for a worker's delivery.
 
         A worker's delivery has a shared lease: see `Delivery.deadline`.
         """
@@ -192,23 +196,24 @@ class Message:
         slot: Index of the message's slot.
         offset: Acceptance number in the slot.
         body: The decoded body; raw bytes if it cannot be decoded (see `unreadable`).
-        priority: Priority; None for a timed message without a priority.
-        due: Due time; None for a message that was due when sent.
-        expires: Time until which the message may be taken, or None.
+        priority: Priority. None for a message with a due time and no priority.
+        due: Due time. None for a message that was due when it was sent.
+        expires: Time after which the message is no longer delivered, or None.
         merge_key: Merge key, or None.
         headers: The message's headers.
         deliveries: How often the message was delivered to a consumer.
-        deadline: End of the lease while in flight; None if a query holds the message, or if its
-            shared lease has ended.
+        deadline: End of the lease of a message in flight. None if a query holds the message, or if
+            the worker's shared lease has ended.
         died: Time at which the message became a dead letter, or None.
         failure: Last failure, or None.
-        score: Sorted-set score, as `redis-cli` shows it.
-        unreadable: Why the body is raw bytes, or ''.
+        score: Score of the message in its sorted set, as `redis-cli` shows it.
+        unreadable: Why the body could not be decoded and is raw bytes; an empty string if it was
+            decoded.
         type: Message type, or None.
         group: Name of the group, or None.
-        share_key: Tenant whose turns the group uses, or None.
-        weight: Weight of the group in this message's send, or None without a group.
-        failure_entry: Failures as Redis stores them; `attempts` decodes them.
+        share_key: Share key that the message was sent with, or None.
+        weight: Weight that the message was sent with, or None without a group.
+        failure_entry: Failed attempts as Redis stores them. `attempts` decodes them.
     """
 
     id: MessageId
@@ -237,14 +242,15 @@ class Message:
     def attempts(self) -> tuple[Attempt, ...]:
         """The failed attempts to handle this message, newest first; decoded at each access.
 
-        They include attempts before a redrive. RMQ keeps at most 51, and at most 8 KiB of earlier
-        attempts. If the oldest number is above 1, older attempts were dropped.
+        Attempts before a redrive are included. RMQ keeps at most 51 attempts, and at most 8 KiB of
+        attempts before the last. If the oldest attempt has a `number` above 1, older attempts were
+        dropped.
         """
         return failure_entries.attempts(self.failure_entry)
 
     @property
     def held(self) -> bool:
-        """Whether the message waits behind others of its group, or for its stopped group."""
+        """Whether the message waits for messages of its group, or because its group is stopped."""
         return self.queue == "store" and self.score < 0
 
     @property

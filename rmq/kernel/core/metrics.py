@@ -26,7 +26,7 @@ NEVER = float("inf")
 # The first 6 bytes of an id are the epoch ms at which it was made, with the marks of `ids`.
 _KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
-Counts = tuple[int, ...]  # of each bucket; empty: unknown
+Counts = tuple[int, ...]  # by bucket; empty if unknown
 NONE: Counts = (0,) * BUCKETS
 
 
@@ -41,7 +41,7 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return the increase between two readings; empty if a reading is unknown.
+    """Return the increase between two readings. It is empty if a reading is unknown.
 
     The increase is 0 if the counters were reset between the readings.
     """
@@ -114,7 +114,8 @@ class LatenessCounter:
         Args:
             ids: Message ids.
             records: Message records; empty bytes for a message that is no longer held.
-            lefts: Retries left of each message, one byte each; empty: all are first attempts.
+            lefts: Number of retries left of each message, one byte each. Empty if all deliveries
+                are first attempts.
             max_retries: Retries left of a first attempt.
             now_ms: Current time, epoch ms by this machine's clock.
             by_test: True if `now_ms` is a test's time. Then only timed messages count, because
@@ -415,11 +416,13 @@ EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
 
 
 def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
-    """Return how late a handler starts, in seconds; None for a retry: its due time is not stored.
+    """Return how late a handler starts, in seconds.
+
+    The result is None for a retry, because its due time is not stored.
 
     Args:
         attempt: Number of the attempt, from 1.
-        due_ms: Due time, epoch ms by the server's clock; 0: due when sent.
+        due_ms: Due time, epoch ms by the server's clock; 0 if the message was due when it was sent.
         made_ms: Time of the send, epoch ms by the sender's clock; used if `due_ms` is 0.
         now_ms: Current time, epoch ms by this machine's clock. A difference of clocks shifts the
             result, which is never below 0.

@@ -96,7 +96,10 @@ class Store:
         self._files()
 
     def _files(self) -> tuple[Any, str]:
-        """Return fsspec's file system and our root; a forked child gets its own file system."""
+        """Return fsspec's file system and the store's root.
+
+        A forked child gets its own file system.
+        """
         options = {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {}
         fsspec = packages.load("fsspec", "offloaded", "rmq.Offloaded")
         try:
@@ -149,7 +152,7 @@ _of_environment: dict[str, Store] = {}
 
 
 def open_store(url: str) -> Store:
-    """Open a store; this process may use its objects as long as it keeps the returned store.
+    """Open a store. This process may read its objects as long as it keeps the returned store.
 
     Raises:
         InvalidValue, ConfigurationError: The URL is not valid, or a package is missing.
@@ -249,7 +252,7 @@ def remove_all(references: Sequence[Reference]) -> list[str]:
     def remove(reference: Reference) -> str:
         try:
             _store_of(reference).remove(reference.name)
-        except Exception as error:  # the tombstone or the sweep tries again
+        except Exception as error:  # a later removal, by tombstone or sweep, tries again
             return f"{type(error).__name__}: {error!s:.300}"
         return ""
 

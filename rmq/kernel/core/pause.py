@@ -40,7 +40,7 @@ class Pause(NamedTuple):
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Return the pause of a verb in a topic's hash; None if the verb is not paused."""
+    """Return the pause of a verb from a topic's hash, or None if the verb is not paused."""
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
@@ -76,7 +76,7 @@ def check_text(value: object, field: str) -> str:
 
 
 def who(by: str | None) -> str:
-    """Return a name for the audit trail, as the caller gave it, else user@host.
+    """Return the name for the audit trail: `by`, or user@host if `by` is None.
 
     Raises:
         InvalidValue, InvalidType: See `check_text`.

@@ -126,10 +126,10 @@ def envelope(
     Args:
         codec: Number of the body's codec.
         priority: Priority; 0 only with a due time.
-        due_ms: Due time in epoch ms, or a delay below 1e12 ms; None: due at once, by priority.
-        expires_ms: Lifetime after the due time, ms; 0: unlimited.
-        merge_key: Merge key as it is stored; empty: the message does not merge.
-        collects: True to append the bodies of merging messages.
+        due_ms: Due time in epoch ms, or a delay below 1e12 ms. None if the message is due at once.
+        expires_ms: Lifetime after the due time, in ms. 0: unlimited.
+        merge_key: Merge key as it is stored. Empty if the message does not merge.
+        collects: Whether the message collects the bodies of merging messages in a list.
     """
     flags, fields = 0, b""
     if due_ms is not None:
@@ -259,7 +259,7 @@ def check_body(flags: int) -> None:
 
 
 def audit_number(data: bytes) -> bytes:
-    """Return the `<producer>.<number>` that `rmq.Audit` put on a message; empty if it has none.
+    """Return the `<producer>.<number>` that `rmq.Audit` put on a message, or empty bytes.
 
     Like `number_of` in `lua/lib/audit.lua`, it reads the first header only.
     """
@@ -289,7 +289,7 @@ def collected_bodies(body: bytes) -> list[bytes]:
 def offset_of(offset_low: int, newest: int) -> int:
     """Return the acceptance number, from its low 32 bits and the newest number of the slot.
 
-    Exact if the slot accepted less than 2^32 messages after this one.
+    The result is exact if the slot accepted less than 2^32 messages after this message.
     """
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 

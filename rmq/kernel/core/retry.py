@@ -1,4 +1,4 @@
-"""Retry policies: how long a failed message waits before it may be taken again.
+"""Retry policies: how long a failed message waits before it may be delivered again.
 
 A policy becomes a ladder and a jitter. The ladder has the longest wait in ms before each retry. The
 jitter is the share of a wait that is drawn at random. Both are stored with the slot, and
@@ -94,10 +94,10 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """No wait: the message may be taken again at once. The word "immediate" means the same.
+    """No wait: the message may be delivered again at once. The word "immediate" is the same policy.
 
-    An immediate retry loses its priority and sorts after all prioritized messages; one take in five
-    starts with such retries. A retry that waits at least 1 ms keeps its priority.
+    An immediate retry loses its priority and sorts after all prioritized messages; one receive in
+    five takes such retries first. A retry that waits at least 1 ms keeps its priority.
     """
 
     jitter: float = 0.0

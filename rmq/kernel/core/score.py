@@ -23,7 +23,8 @@ PRIORITY_MAX = 1_048_575
 PRIORITY_END = PRIORITY_MAX + 1  # first score of timed messages, used for messages given back
 TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, before every due time of RMQ
 DELIVERY_CYCLE = 2048
-HELD_MIN = 4_000_000_000_000  # epoch ms, the year 2096; larger receipts mean: held by a query
+# Epoch ms, the year 2096; larger receipts belong to messages that a query holds.
+HELD_MIN = 4_000_000_000_000
 SHARED_MIN = 3_000_000_000_000  # the year 2065; plus 1000 * the number of a shared lease
 
 Family = Literal["held", "retry", "priority", "timed"]
@@ -62,7 +63,7 @@ def receipt_deadline_ms(score: float) -> int:
 
 
 def shared_lease(score: float) -> int:
-    """Return the number of a receipt's shared lease; 0 if the receipt has its own deadline.
+    """Return the number of a receipt's shared lease, or 0 if the receipt has its own deadline.
 
     Also returns 0 for a message that a query holds.
     """

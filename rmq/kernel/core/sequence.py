@@ -20,7 +20,8 @@ from rmq.kernel.core.validation import Ranges
 
 HEADER = "rmq-audit"  # the header with a message's number; the scripts read it
 REPORT_S = 1.0  # longest time before a complete number is reported
-RESTART_S = 3600.0  # a producer idle for longer reports first; Redis deletes it after a day
+# After this idle time, a producer reports before it sends; Redis deletes it after a day.
+RESTART_S = 3600.0
 NUMBERS_MAX = 1000  # largest number of unused numbers in a report
 
 _MAP_OF_ONE = b"\x81"  # msgpack
@@ -49,7 +50,7 @@ class SlotSequence:
     Attributes:
         complete: Number up to which all numbers are complete.
         reported: Number up to which all numbers were reported to Redis.
-        reported_at: Time of the last report, by the monotonic clock; None: never.
+        reported_at: Time of the last report, by the monotonic clock. None if there was no report.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class SlotSequence:
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """Return the next report, limited to one call, or None if all is reported."""
+        """Return a report that fits one call, or None if all numbers are reported."""
         with self._lock:
             if self.complete == self.reported and not self._unused:
                 return None
@@ -160,7 +161,7 @@ class ProducerSequence:
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """Return a msgpack map of headers: the number, and the headers in `others` (a map or b"")."""
+    """Return a msgpack map of headers: the number, and the headers in `others`, a map or b""."""
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text
     if not others:

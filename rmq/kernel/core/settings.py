@@ -42,15 +42,17 @@ from rmq.kernel.core.validation import (
 FORMAT = 6
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
-GROUPED_MAX = 250  # messages per call in a topic with groups: as much work as 1000 without groups
+# Messages per call in a topic with groups: as much work for Redis as 1000 messages without groups.
+GROUPED_MAX = 250
 BODY_CEILING = 16 * 1024 * 1024
 COLLECT_MAX = 256 * 1024  # bytes of a list that may still grow: every merge rewrites the whole list
-CALL_BYTES = 4 * 1024 * 1024  # of bodies in one call of several: Redis serves nothing else then
+# Of bodies per call with several messages; meanwhile Redis serves no other client.
+CALL_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability: a send returns when `n` replicas have the write in memory (WAIT).
+    """Durability: a send returns when `n` replicas have the message in memory (WAIT).
 
     Args:
         n: Number of replicas, 1 to 100.
@@ -71,7 +73,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability: a send returns when server and `n` replicas have written it to disk (WAITAOF).
+    """Durability: a send returns when the server and `n` replicas have it on disk (WAITAOF).
 
     Needs Redis 7.2.
 
@@ -142,7 +144,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Return the priority of due timed messages, an int or its digits; 0 for "first"."""
+    """Return the priority of due timed messages from an int or its digits. "first" is 0."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -168,7 +170,7 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
 class TopicSettings(TypedDict, total=False):
     """The settings of a topic as a caller names them; `Settings` describes each setting.
 
-    Durations are seconds or timedelta; None turns a setting off if the setting can be off.
+    Durations are seconds or a timedelta. None turns off a setting that can be off.
     """
 
     slots: int
@@ -196,37 +198,43 @@ class Settings:
     """The settings of a topic. Durations are in ms here; callers give seconds or timedelta.
 
     Attributes:
-        slots: Number of slots, 1 to 1024; messages are in order within a slot only.
+        slots: Number of slots, 1 to 1024. Messages are ordered only within a slot.
         default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
-        timed_priority: Priority of a timed message without a priority once it is due, merged
-            messages included, 17 to 1 048 575; 0: due messages go before all priorities.
-        lease_ms: Longest work on a delivery before it is rolled back, 1 s to 12 h.
+        timed_priority: Priority that a message with a due time and no priority gets when it is due,
+            17 to 1 048 575. This includes merged messages. 0: due messages go before all
+            priorities.
+        lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h.
+            Otherwise the delivery is rolled back.
         max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
-        retry: Wait before a retry; an immediate retry sorts after all prioritized messages.
-        dedup_window_ms: Time in which a settled id is remembered; 0: off. When it is off, a send
-            repeated after its message was settled is stored again, and a repeated merge may be
-            collected twice.
-        max_length: Largest number of waiting messages, shared by the slots; 0: unlimited.
+        retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
+            all prioritized messages.
+        dedup_window_ms: How long RMQ remembers the id of a settled message; 0 is off. If it is off,
+            a send that is repeated after its message was settled stores the message again, and the
+            body of a repeated merge may be collected twice.
+        max_length: Largest number of waiting messages, divided among the slots. 0: unlimited.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
             drops retries, or timed messages before they are due. A slot above its share shrinks
             by up to 1000 messages with each send.
         max_body: Largest encoded body, bytes.
-        expires_ms: How long after its due time a message may still be taken; 0: unlimited.
-        on_expire: How an expired message ends: "dead" (a dead letter) or "drop".
-        durability: Copies of the write that a send waits for.
-        dead_retention_ms: How long a dead letter is stored; 0: until it is redriven or purged.
+        expires_ms: How long after its due time a message may still be delivered. 0: unlimited.
+        on_expire: What becomes of an expired message: "dead" (a dead letter) or "drop".
+        durability: Which copies of the message a send waits for.
+        dead_retention_ms: How long a dead letter is stored. 0: until it is redriven or purged.
             Older dead letters are dropped and counted by the next message that becomes a dead
             letter, by consumers once a minute, and by commands that read dead letters.
-        unhandled_ms: How long after its due time a message waits if its worker has no handler for
-            its type; then it is a dead letter; 0: unlimited.
-        limit: Largest number of messages delivered in a time, and in flight; divided among slots.
-        slo: Objective for the lateness of deliveries, such as "p99<2s"; "off": none. It does not
-            change the order of delivery. Doctor, console, metrics and alerts show a miss.
-        groups: How messages with a group are delivered; None: a group is only a label.
-        paused: Pause of all receives, set by `Admin.topic_pause`; None: not paused.
-        sends_paused: Pause of all sends; None: not paused.
-        layout: Effects of `Admin.topic_resize` on the slots; None: never resized.
+        unhandled_ms: How long after its due time a message waits if workers have no handler for its
+            type. Then it becomes a dead letter. 0: unlimited.
+        limit: Largest number of messages delivered per time, and of messages in flight. Both are
+            divided among the slots.
+        slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". It does not
+            change the order of delivery. The doctor, the console, metrics and alerts show when it
+            is missed.
+        groups: How messages with a group are delivered. None: the group of a message is only a
+            label.
+        paused: Pause of all receives, set by `Admin.topic_pause`. None: receives are not paused.
+        sends_paused: Pause of all sends. None: sends are not paused.
+        layout: Effects of `Admin.topic_resize` on the slots. None: the topic was never resized.
     """
 
     slots: int = 1
@@ -252,7 +260,7 @@ class Settings:
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
-        """Check that settings fit each other."""
+        """Check that the settings do not contradict each other."""
         self.limit.check_slots(self.all_slots)
         if self.groups and self.overflow == "drop_lowest":
             raise InvalidValue(
@@ -271,10 +279,12 @@ class Settings:
         return slos.parse(self.slo)
 
     def in_slot_order(self, ordered: bool) -> bool:
-        """Return whether `ordered` means the order of a slot; with groups, it means their order.
+        """Return whether a consumer with `ordered` handles each slot in order.
+
+        If the topic has groups, `ordered` means the order of each group, and the result is False.
 
         Raises:
-            InvalidValue: Several messages of a group may be in flight at a time.
+            InvalidValue: The topic allows several messages of a group in flight at a time.
         """
         if not ordered or self.groups is None:
             return ordered
@@ -297,7 +307,10 @@ class Settings:
 
     @property
     def first_slots(self) -> int:
-        """The number of slots at the topic's creation, by which keys choose their slots."""
+        """The number of slots when the topic was created.
+
+        It chooses the slots of dedup keys and claims.
+        """
         return self.layout.first if self.layout else self.slots
 
     @property
@@ -517,7 +530,7 @@ def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) ->
     """Refuse a topic whose settings differ from the settings that the caller named.
 
     Raises:
-        SettingsMismatch: Settings differ; the error shows both values of each.
+        SettingsMismatch: Settings differ. The error shows both values of each setting.
     """
     differences = {
         name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "

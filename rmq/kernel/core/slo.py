@@ -16,18 +16,20 @@ from rmq.kernel.core.metrics import Counts, percentile_s
 from rmq.kernel.core.validation import duration_ms, format_duration, parse_duration
 
 OFF = "off"
-WINDOW_MS = 300_000  # messages taken within this time are compared; few messages would be chance
+# Messages received within this time are compared; a shorter time would have too few messages.
+WINDOW_MS = 300_000
 PERCENTILES = (50, 90, 95, 99)
 LONGEST_MS = 86_400_000
 _TEXT = re.compile(r"p(\d{1,3})\s*<\s*([^<>=\s]+)")
 
 
 class Slo(NamedTuple):
-    """How late messages may be delivered.
+    """An objective for the lateness of deliveries.
 
     Attributes:
-        percentile: Number of messages of 100 that must be on time: 50, 90, 95 or 99.
-        within_s: Longest time between due time and delivery, s.
+        percentile: How many of 100 messages must be on time: 50, 90, 95 or 99.
+        within_s: Longest time from the due time to the delivery of a message that is on time, in
+            seconds.
     """
 
     percentile: int
@@ -38,22 +40,25 @@ class Slo(NamedTuple):
         return f"p{self.percentile}<{format_duration(self.within_s)}"
 
     def is_missed(self, lateness_s: float | None) -> bool:
-        """Return whether messages were that late; False if their lateness is unknown (None)."""
+        """Return whether a lateness misses the objective. An unknown lateness (None) does not."""
         return lateness_s is not None and lateness_s >= self.within_s
 
     def lateness_s(self, taken: Counts, late_ms: int) -> float | None:
-        """Return the lateness to compare with; None if no message was taken and none waits.
+        """Return the lateness to compare with the objective.
+
+        The result is None if no message was received and no message waits.
 
         Args:
-            taken: Number of messages taken in the last minutes, by lateness.
-            late_ms: How long the oldest message that may be taken has waited; 0: no such message.
+            taken: Number of messages received in the last minutes, by lateness.
+            late_ms: How long the oldest message that consumers may receive has waited; 0 without
+                such a message.
         """
         found = percentile_s(taken, self.percentile / 100)
         return late_ms / 1000 if found is None and late_ms > 0 else found
 
 
 def parse(value: object) -> Slo | None:
-    """Read an objective from text such as "p99<2s"; None for None and "off".
+    """Read an objective from text such as "p99<2s". Return None for None and "off".
 
     Raises:
         InvalidType: The value is not text.

@@ -20,7 +20,7 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Handle signals by a function of number and frame; restore the old handlers at the end."""
+    """Call `handler` with number and frame at each signal; restore the old handlers at the end."""
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -1,13 +1,14 @@
-"""Checks of arguments: whole numbers, ranges of them, durations, times, unseen characters.
+"""Checks of arguments: whole numbers, ranges of numbers, durations, times, invisible characters.
 
 Each check raises an error that names the field, the value and what to give instead. All code for
 durations is here: `duration_ms` checks a value, `parse_duration` reads a text, and
 `format_duration` writes a text.
 
-Ranges are a growing list of (first, last) pairs that do not touch. Unseen characters are invisible,
-or change the direction of the text around them. Bodies, errors, headers and names come from other
-people, so the command line and the console show unseen characters as codes. ASCII control
-characters are not included: the terminal and the page each decide which of them may stay.
+Ranges are a growing list of (first, last) pairs that do not touch. `UNSEEN` has the characters that
+are invisible, and those that change the direction of the text around them. Bodies, errors, headers
+and names come from other people, so the command line and the console show these characters as
+codes. ASCII control characters are not part of `UNSEEN`, because terminal and page treat them
+differently.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def check_priority(value: object) -> int:
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate unless it is above 0 and at most a billion; None: unlimited."""
+    """Refuse a rate unless it is None (unlimited), or above 0 and at most a billion."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
@@ -219,7 +220,7 @@ def _longest(ms: int) -> str:
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
     """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up.
 
-    `allow_past`: a time before 2001 becomes the earliest time that a score can have.
+    With `allow_past`, a time before 2001 becomes the earliest time that a score can have.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
