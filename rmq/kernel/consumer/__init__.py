@@ -1,1 +1,1 @@
-"""Receive, settle and hand back; the leases of deliveries."""
+"""Receive messages, settle deliveries, hand back undelivered messages, and manage leases."""

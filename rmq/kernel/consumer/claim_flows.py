@@ -1,8 +1,8 @@
 """Claim business keys, and finish or give up claims in the round trip that settles the message.
 
-A claim is in the slot that its key hashes to, by `slot_of` as for a basis. Claims therefore spread
-over the slots with which the topic was created, independent of later resizes. One call serves many
-claims of a slot.
+The hash of a claim's key chooses its slot, with `slot_of`, as for a `slot_basis`. The number of
+slots at the topic's creation is used, so later resizes do not move claims. One call can take or end
+many claims of a slot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, r
 log = logging.getLogger("rmq")
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
-UNSURE_WAIT_S = 1.0  # wait before a message whose claim Redis did not answer is tried again
+UNSURE_WAIT_S = 1.0  # wait before a message is tried again if Redis did not answer its claim
 BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 
 # keys of a slot, the claims of one call -> the call
@@ -70,8 +70,8 @@ def _calls(
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
     """Claim keys for as long as their leases, and write the result into each claim.
 
-    If the call fails, its claims are "unsure": they may be ours, so they are given up together
-    with the deliveries.
+    If the call fails, its claims are "unsure": Redis may have stored them. They are given up when
+    their deliveries are given back.
     """
     for claim in claims:
         claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
@@ -99,8 +99,8 @@ class ExtraCommands:
     """Commands about claims that run before a settling, in its round trip.
 
     Args:
-        keeping: Calls whose claims are lost if the reply does not name them.
-        others: Calls whose replies do not matter.
+        keeping: Calls that keep claims. A claim that the reply does not confirm is lost.
+        others: Calls whose replies are ignored.
     """
 
     def __init__(self, keeping: _Calls, others: _Calls = ()) -> None:
@@ -150,7 +150,8 @@ def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Extra
     """Return commands that end the claims of deliveries that go back, or None without claims.
 
     The claim of finished work is marked as done, so the next delivery only confirms it. All other
-    claims are given up, even claims that may not be ours. A "kept" claim ends with its run.
+    claims are given up, even if it is unknown whether Redis stored them. A "kept" claim stays until
+    its run ends.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]

@@ -5,8 +5,9 @@ acked nor given back, it is rolled back when its lease ends, which costs the mes
 Messages are delivered at least once: if a consumer dies between its work and its ack, the work is
 done again.
 
-After OutcomeUnknown you may repeat the call. For up to a minute, any next call of the consumer
-first repeats the commands without a reply, under the same numbers.
+After OutcomeUnknown you may repeat the call. For up to a minute, the next call of the consumer
+first repeats the commands that got no reply. Redis recognizes the repeated commands by their
+numbers, and does nothing twice.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ D = TypeVar("D", bound=DeliveryData)
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Run a verb for deliveries; return the deliveries whose lease was lost."""
+    """Run a verb for deliveries. Return the deliveries whose lease was lost."""
     given = list(deliveries)
     lost = set((yield from verb(inner_all(given))))
     return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
@@ -38,7 +39,7 @@ def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
 class AsyncConsumer:
     """Receives deliveries of one topic. The end of `async with` releases unsettled deliveries.
 
-    Only one task may receive with it; any task may settle deliveries.
+    Only one task may receive with a consumer. Any task may settle its deliveries.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class AsyncConsumer:
     ) -> list[AsyncDelivery]:
         """Receive messages: lease them and return their deliveries.
 
-        If it is interrupted by Ctrl-C or a cancellation, it ends at once and releases its messages.
+        If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
 
         Args:
-            max_messages: Largest number of messages, 1 to 1000. It does not wait for more messages
-                if some are available.
-            wait: Longest wait for the first message, seconds or timedelta; 0: no wait; None:
+            max_messages: Largest number of messages, 1 to 1000. If at least one message is
+                available, the call does not wait for more messages.
+            wait: Longest wait for the first message, seconds or timedelta. 0: no wait. None:
                 unlimited.
 
         Returns:
-            Deliveries in the order of their slot; empty if no message came in time. A message that
-            cannot be decoded becomes a dead letter with the reason. An ordered consumer gets
-            messages of one slot. Handle them one after the other, and stop at the first that fails
-            or is postponed (`release` the messages after it).
+            Deliveries in the order of their slot, or an empty list if no message came in time. A
+            message that cannot be decoded is not returned: it becomes a dead letter with the
+            reason. An ordered consumer receives messages of one slot. Handle them one after the
+            other. If a message fails or is postponed, `release` all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
@@ -80,11 +81,14 @@ class AsyncConsumer:
         return [AsyncDelivery(each, self._settle_with) for each in received]
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
-        """Settle deliveries for good; return the deliveries whose lease was lost."""
+        """Settle deliveries as done. Return the deliveries whose lease was lost."""
         return await self._transport.run(carry_out(self._flows.ack, deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; return the lost receipts."""
+        """Settle deliveries by their receipts, from any process.
+
+        Return the receipts that were lost.
+        """
         return await self._transport.run(self._flows.ack_receipts(receipts))
 
     async def nack(
@@ -94,42 +98,42 @@ class AsyncConsumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[AsyncDelivery]:
-        """Give deliveries back as failed; return the deliveries whose lease was lost."""
+        """Give deliveries back as failed. Return the deliveries whose lease was lost."""
         nack = partial(self._flows.nack, delay=delay, error=error)
         return await self._transport.run(carry_out(nack, deliveries))
 
     async def reject(
         self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
     ) -> list[AsyncDelivery]:
-        """Make deliveries dead letters; return the deliveries whose lease was lost."""
+        """Make deliveries dead letters. Return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return await self._transport.run(carry_out(reject, deliveries))
 
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """Give deliveries back unhandled; return the deliveries whose lease was lost."""
+        """Give deliveries back unhandled. Return the deliveries whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return await self._transport.run(carry_out(release, deliveries))
 
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
-        """Extend leases; return the deliveries whose lease was lost."""
+        """Extend leases. Return the deliveries whose lease was lost."""
         extend = partial(self._flows.extend, lease=lease)
         return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls; called from another task."""
+        """Make `receive` return at once, now and in later calls. Called from another task."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     async def close(self) -> None:
         """Release unsettled deliveries, and unsubscribe.
 
-        Called from another task or a signal handler, it ends an iteration, and a `receive` that
-        waits returns an empty list. In a signal handler that has interrupted a blocking
-        `receive`, it does only that. Close the consumer again after the loop, as `async with` does.
+        If another task or a signal handler calls `close`, an iteration ends, and a `receive` that
+        waits returns an empty list. If a signal handler interrupted a blocking `receive`, `close`
+        does nothing else. Then close the consumer again after the loop, as `async with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -144,12 +148,13 @@ class AsyncConsumer:
         """Receive deliveries one by one, without end: `async for delivery in consumer`.
 
         The loop ends when any task closes the consumer. A message that arrives at that moment is
-        released at no cost of a retry. If the loop ends by `break` or an error, an unsettled
-        delivery is released when the consumer is closed; use `async with` for both. Nothing is
-        received in advance. For many messages a second, use `receive`, which takes batches.
+        released at no cost of a retry. If the loop ends by `break` or an error, its unsettled
+        delivery is released when the consumer is closed. So use the consumer with `async with`.
+        Each message is received when the loop asks for it. For many messages per second, use
+        `receive`, which returns batches.
 
         Raises:
-            Unavailable, OutcomeUnknown: See `receive`; you may start another loop.
+            Unavailable, OutcomeUnknown: See `receive`. You may start another loop.
         """
         state = self._flows.state
         while not state.interrupted:

@@ -20,7 +20,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class Consumer:
     """Receives deliveries of one topic. The end of `with` releases unsettled deliveries.
 
-    Only one thread may receive with it; any thread may settle deliveries.
+    Only one thread may receive with a consumer. Any thread may settle its deliveries.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Consumer:
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages: lease them and return their deliveries.
 
-        If it is interrupted by Ctrl-C or a cancellation, it ends at once and releases its messages.
+        If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
 
         Args:
-            max_messages: Largest number of messages, 1 to 1000. It does not wait for more messages
-                if some are available.
-            wait: Longest wait for the first message, seconds or timedelta; 0: no wait; None:
+            max_messages: Largest number of messages, 1 to 1000. If at least one message is
+                available, the call does not wait for more messages.
+            wait: Longest wait for the first message, seconds or timedelta. 0: no wait. None:
                 unlimited.
 
         Returns:
-            Deliveries in the order of their slot; empty if no message came in time. A message that
-            cannot be decoded becomes a dead letter with the reason. An ordered consumer gets
-            messages of one slot. Handle them one after the other, and stop at the first that fails
-            or is postponed (`release` the messages after it).
+            Deliveries in the order of their slot, or an empty list if no message came in time. A
+            message that cannot be decoded is not returned: it becomes a dead letter with the
+            reason. An ordered consumer receives messages of one slot. Handle them one after the
+            other. If a message fails or is postponed, `release` all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
@@ -60,11 +60,14 @@ class Consumer:
         return [Delivery(each, self._settle_with) for each in received]
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Settle deliveries for good; return the deliveries whose lease was lost."""
+        """Settle deliveries as done. Return the deliveries whose lease was lost."""
         return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; return the lost receipts."""
+        """Settle deliveries by their receipts, from any process.
+
+        Return the receipts that were lost.
+        """
         return self._transport.run(self._flows.ack_receipts(receipts))
 
     def nack(
@@ -74,38 +77,38 @@ class Consumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[Delivery]:
-        """Give deliveries back as failed; return the deliveries whose lease was lost."""
+        """Give deliveries back as failed. Return the deliveries whose lease was lost."""
         nack = partial(self._flows.nack, delay=delay, error=error)
         return self._transport.run(carry_out(nack, deliveries))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Make deliveries dead letters; return the deliveries whose lease was lost."""
+        """Make deliveries dead letters. Return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Give deliveries back unhandled; return the deliveries whose lease was lost."""
+        """Give deliveries back unhandled. Return the deliveries whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return self._transport.run(carry_out(release, deliveries))
 
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Extend leases; return the deliveries whose lease was lost."""
+        """Extend leases. Return the deliveries whose lease was lost."""
         extend = partial(self._flows.extend, lease=lease)
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls; called from another thread."""
+        """Make `receive` return at once, now and in later calls. Called from another thread."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     def close(self) -> None:
         """Release unsettled deliveries, and unsubscribe.
 
-        Called from another thread or a signal handler, it ends an iteration, and a `receive` that
-        waits returns an empty list. In a signal handler that has interrupted a blocking
-        `receive`, it does only that. Close the consumer again after the loop, as `with` does.
+        If another thread or a signal handler calls `close`, an iteration ends, and a `receive` that
+        waits returns an empty list. If a signal handler interrupted a blocking `receive`, `close`
+        does nothing else. Then close the consumer again after the loop, as `with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -120,12 +123,13 @@ class Consumer:
         """Receive deliveries one by one, without end: `for delivery in consumer`.
 
         The loop ends when any thread closes the consumer. A message that arrives at that moment is
-        released at no cost of a retry. If the loop ends by `break` or an error, an unsettled
-        delivery is released when the consumer is closed; use `with` for both. Nothing is
-        received in advance. For many messages a second, use `receive`, which takes batches.
+        released at no cost of a retry. If the loop ends by `break` or an error, its unsettled
+        delivery is released when the consumer is closed. So use the consumer with `with`.
+        Each message is received when the loop asks for it. For many messages per second, use
+        `receive`, which returns batches.
 
         Raises:
-            Unavailable, OutcomeUnknown: See `receive`; you may start another loop.
+            Unavailable, OutcomeUnknown: See `receive`. You may start another loop.
         """
         state = self._flows.state
         while not state.interrupted:

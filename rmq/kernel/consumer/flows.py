@@ -1,8 +1,8 @@
 """The flows of a consumer, for both transports: receive, settle, give back.
 
-Here replies become deliveries, and a delivery gets its new state after it was settled. A settling
-without a reply is kept, and the consumer's next call repeats it under its numbers before its own
-work. A repeated ack therefore succeeds, whether or not the first ack was executed.
+The flows turn replies into deliveries, and set the new state of a delivery after it was settled. A
+settling that got no reply is kept. The consumer's next call first repeats the settling under the
+same numbers. A repeated ack therefore succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rmq.kernel.transport.flow.steps import Flow
 Mode = Literal["at_least_once", "at_most_once"]
 Verb = Callable[[list[InnerDelivery]], Flow[list[InnerDelivery]]]
 TIDY_FROM = 256  # unsettled deliveries above which a consumer forgets long-expired deliveries
-FORGET_S = 60.0  # time after the end of its lease when a delivery is forgotten
+FORGET_S = 60.0  # time from the end of a lease until its delivery is forgotten
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
 _PLAIN = {
@@ -71,15 +71,16 @@ class ConsumerFlows:
 
     Args:
         context: The topic.
-        lease: Lease of each message; None: the topic's lease.
+        lease: Lease of each message. Default: the topic's lease.
         mode: Whether messages are settled before they are delivered.
-        ordered: True to take messages of one slot at a time.
+        ordered: Whether to receive messages of one slot at a time.
 
     Attributes:
         state: State of the slots.
-        open: Unsettled deliveries by message id, which are given back at the end.
+        open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: True in a worker: a failed settling must not delay other settlings.
+        settles_fast: Whether a settling fails at once if a master is away. True in a worker, where
+            a failed settling must not delay other settlings.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ConsumerFlows:
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries, up to `limit`, of the messages that a flow takes from the slots."""
+        """Make deliveries, at most `limit`, of the messages that a flow receives from the slots."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -192,7 +193,7 @@ class ConsumerFlows:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
     def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[InnerDelivery]]:
-        """Make deliveries; undecodable messages are rejected, now or at the next call."""
+        """Make deliveries. Undecodable messages are rejected, now or at the next call."""
         deliveries: list[InnerDelivery] = []
         for keys, batch in batches:
             self._unreadable += self._decode_batch(keys, batch, deliveries)
@@ -211,7 +212,7 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """At most once: ack deliveries; return up to `limit` settled deliveries."""
+        """At most once: ack deliveries, and return up to `limit` settled deliveries."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -232,7 +233,8 @@ class ConsumerFlows:
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """At most once: record which deliveries are settled and can be returned."""
         lost = self._note_letters(given, letters)
-        # The answer of a repeat is for some slots only: other deliveries may already be returned.
+        # A repeated ack may be for some of the slots. Deliveries of other slots may already be
+        # returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
@@ -255,14 +257,14 @@ class ConsumerFlows:
             if self._shared_leases is not None:
                 for slot in set(leases.slots):
                     self._shared_leases.retire(slot)
-            self._unreadable = []  # refused, so their leases expire
+            self._unreadable = []  # Redis refused the reject, so the leases of the messages expire
             raise
         self._unreadable = []
 
     def _decode_batch(
         self, keys: SlotKeys, batch: Batch, deliveries: list[InnerDelivery]
     ) -> list[tuple[Lease, bytes]]:
-        """Append the deliveries of a batch; return undecodable messages with the reason.
+        """Append the deliveries of a batch. Return the undecodable messages with the reasons.
 
         An offloaded body is still a reference, which the caller must read.
         """
@@ -302,7 +304,8 @@ class ConsumerFlows:
         """Return the deliveries as a list, and their leases.
 
         Raises:
-            InvalidValue, InvalidType: A delivery is given twice, has another topic, or is invalid.
+            InvalidValue, InvalidType: A delivery is given twice, belongs to another topic, or is
+                invalid.
             AlreadySettled: A delivery is already settled.
         """
         given = list(deliveries)
@@ -330,7 +333,7 @@ class ConsumerFlows:
         return given, Leases(slots, ids, scores, numbers)
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the new state of each delivery; return the deliveries whose lease was lost."""
+        """Set the new state of each delivery. Return the deliveries whose lease was lost."""
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -347,7 +350,7 @@ class ConsumerFlows:
     def _note_deadlines(
         self, deliveries: Sequence[InnerDelivery], deadlines: Sequence[int | None], until: float
     ) -> list[InnerDelivery]:
-        """Set the new deadlines; return the deliveries whose lease was lost."""
+        """Set the new deadlines. Return the deliveries whose lease was lost."""
         lost = []
         for delivery, deadline in zip(deliveries, deadlines, strict=True):
             if deadline is None and delivery.state == SETTLED:
@@ -368,16 +371,18 @@ class ConsumerFlows:
         build: Callable[[list[InnerDelivery], Leases], Settling[Any]],
         note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]] | None = None,
     ) -> Flow[list[InnerDelivery]]:
-        """Run a verb; return the deliveries whose lease was lost.
+        """Run a verb. Return the deliveries whose lease was lost.
 
-        If the same verb was answered for a delivery in the meantime, the delivery is done. At most
-        once, all deliveries are already settled, and only an ack is possible.
+        If a repeat of the same verb for a delivery has got its reply in the meantime, the delivery
+        is not settled again. At most once, all deliveries are already settled, so only `ack` is
+        possible.
 
         Args:
             verb: Name of the verb.
             deliveries: Unsettled deliveries.
             build: Function that makes the calls.
-            note: Function that handles the answer; None: the answer has letters.
+            note: Function that handles the answer. Default: the answer has a letter for each
+                delivery.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -414,7 +419,7 @@ class ConsumerFlows:
         one, settles = deliveries[0], verb != "extend"
         if settles:
             for delivery in deliveries:
-                delivery.settling_calls += 1  # not reduced for a settled delivery
+                delivery.settling_calls += 1  # not reduced if the delivery was settled
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
             if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
@@ -490,7 +495,8 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters.
 
-        `kind`: r rejected by the handler; u the body does not fit; n no handler.
+        `kind` is the reason: "r" rejected by the handler, "u" the body does not fit, "n" no
+            handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -516,7 +522,10 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases; a worker renews its shared leases, so there it only finds lost ones."""
+        """Extend leases.
+
+        In a worker, whose shared leases are renewed anyway, only find lost leases.
+        """
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -534,7 +543,7 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Return the lost deliveries and renew claims; nothing else is changed.
+        """Return the lost deliveries, and renew claims. No lease is changed.
 
         A worker renews a shared lease while it holds a delivery, so no lease must be extended.
         """
@@ -547,7 +556,7 @@ class ConsumerFlows:
         return self._note_letters(given, letters)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
-        """Settle deliveries by their receipts; return the lost receipts."""
+        """Settle deliveries by their receipts. Return the receipts that were lost."""
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
         letters = yield from self._receipt_acks.ack(given)
@@ -579,7 +588,7 @@ class ConsumerFlows:
     def close(self) -> Flow[None]:
         """Release unsettled deliveries at once, at no cost of a retry.
 
-        At most once, deliveries whose settling has no reply are given up.
+        At most once, deliveries whose ack got no reply are given up.
         """
         self.is_closed = True
         yield from self.state.wait_for_receive()

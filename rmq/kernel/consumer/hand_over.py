@@ -5,17 +5,19 @@ this consumer, and publishes them on the channel of its subscription. A single m
 needs one script and one wake-up, instead of a signal and a receive with two of each. A consumer
 that listens all the time, as a worker does, leaves credits for several hand-overs.
 
-A credit costs little: its consumer checks it once a second, by a script that only reads and returns
-the number of hand-overs. A hand-over that should have arrived by then is treated as lost.
+A credit costs little: once a second, its consumer runs a script that only reads the number of
+hand-overs that were made. If a hand-over was made but has not arrived at that time, it is treated
+as lost.
 
-A consumer records which of its credits may still be valid. Before a call ends, it withdraws them:
-the script that removes them publishes a number after all hand-overs. The consumer reads everything
-up to this number, so nothing remains in a socket while a program works.
+A consumer records which of its credits may still be valid. Before a call of the consumer ends, it
+withdraws these credits. The script that removes a credit publishes a number, after all hand-overs
+for it. The consumer reads its socket up to this number. So no message remains in the socket while
+the program works.
 
-Each hand-over is a call of `prepare` that found nothing at first, and whose answer may come later.
-A hand-over that was lost with its connection is recovered like any call without a reply. The call
-is repeated under its number, returns the same batch, and the batch is released. That costs no
-retry.
+Each hand-over counts as a call of `prepare` that found no message at first, and whose answer may
+come later. A hand-over that was lost with its connection is recovered like any call without a
+reply. The call is repeated under its number, returns the same batch, and the batch is released.
+That costs no retry.
 """
 
 from __future__ import annotations
@@ -38,34 +40,38 @@ if TYPE_CHECKING:
 # Leases count from the last poll, because a message may have been in the socket since then. If the
 # second since then is a large part of the lease, `prepare` leases the messages instead.
 LEASE_MIN_MS = 5000
-SLOTS_MAX = 64  # slots of a topic; with more, credits cost more than a signal to all consumers
+# Slots of a topic; with more slots, credits cost more than a signal to all consumers.
+SLOTS_MAX = 64
 # After IDLE_S without a message, only a wait of at least LONG_S is worth the cost of credits, which
 # are left, renewed and withdrawn. In a shorter wait, a signal wakes the consumer.
 IDLE_S, LONG_S = 30.0, 25.0
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call if it is not used
-COLLECT_S = 1.0  # longest wait for hand-overs that are on their way
+COLLECT_S = 1.0  # longest wait for hand-overs that were made but have not arrived
 DEAF_S = 0.5  # a connection that does not receive an offer within this time is given up
 
 SlotBatch = tuple[SlotKeys, Batch]
 
 
 class PrepareCall(NamedTuple):
-    """A `prepare` without a reply; its session keeps its number until the reply comes."""
+    """A call of `prepare` without a reply.
+
+    Its session keeps the call's number until the reply comes.
+    """
 
     keys: SlotKeys
     session: ReplaySession
     command: Command[Batch]
-    began: float = 0.0  # by the monotonic clock; its leases are not older
+    began: float = 0.0  # start of the call, by the monotonic clock; its leases start later
     offer: Offer | None = None
 
 
-# The hand-overs of a credit that may still come: their numbers and their replay sessions, which do
-# not move on until then.
+# The hand-overs of a credit that may still come: their numbers and their replay sessions. The
+# sessions are not used for other calls until then.
 Credit = dict[int, ReplaySession]
 
 
 class Credits:
-    """The credits that a consumer has left and that may still stand."""
+    """The credits that a consumer has left in Redis and that may still be valid."""
 
     __slots__ = (
         "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
@@ -75,15 +81,17 @@ class Credits:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._number = 0
-        self._offered = 0  # number of the last offer that must arrive; 0: none
+        self._offered = 0  # number of the last offer that must arrive, or 0
         self._offered_at = 0.0
         self.hand_overs = 1  # hand-overs that each credit allows
-        self.used_at = time.monotonic()  # time of the last message, with a credit or without
-        self.channel = b""  # channel of the standing credits
+        self.used_at = time.monotonic()  # time of the last message, handed over or received
+        self.channel = b""  # channel of the credits
         self.standing: dict[int, Credit] = {}  # by slot
-        # Hand-overs that were made but have not arrived, by slot and number; time of that finding.
+        # By slot and number of a hand-over that was made but has not arrived: the time when this
+        # was found.
         self._made: dict[tuple[int, int], float] = {}
-        self.in_doubt = False  # whether a credit was gone at its renewal: used, or expired
+        # Whether a credit was missing when it was renewed, because it was used or has expired.
+        self.in_doubt = False
 
     def next_number(self, count: int = 1) -> int:
         """Reserve `count` numbers, larger than all earlier numbers, and return the first."""
@@ -97,10 +105,11 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return the offer of a credit in each of these slots, or None if no offer is possible.
+        """Return an offer of one credit for each of these slots, or None if no offer is possible.
 
-        From now on the credits may stand, even if the call fails. Standing credits are renewed.
-        `sessions`: sessions of the first hand-over of each new credit.
+        From now on, Redis may have the credits, even if the call fails. Credits that Redis may
+        already have are renewed. `sessions` are the sessions of the first hand-over of each new
+        credit.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
@@ -138,7 +147,7 @@ class Credits:
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
-        """Record that a hand-over has arrived; return whether it was expected."""
+        """Record that a hand-over has arrived. Return whether it was expected."""
         credit = self.standing.get(slot)
         session = credit.pop(number, None) if credit is not None else None
         if credit is None or session is None:
@@ -182,9 +191,9 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     """Return the hand-overs for valid credits.
 
-    All other payloads are ignored: they are malformed, or the answer has come another way. After a
-    long pause of this process, hand-overs may have been in the socket for their whole lease; they
-    are released.
+    All other payloads are ignored, because they are malformed, or because a repeated call has
+    already returned their messages. After a long pause of this process, the leases of hand-overs in
+    the socket may have ended. These hand-overs are released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
@@ -206,7 +215,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw all credits; return the hand-overs that were made for them.
+    """Withdraw all credits. Return the hand-overs that were made for them.
 
     Hand-overs that can no longer arrive are in `state.unconfirmed_offers` afterwards.
     """

@@ -17,7 +17,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InBackground, InThread
 
 REMOVE_S = 0.5  # time between two removals of acked bodies
-READ_BYTES = 64 * 1024 * 1024  # bodies of one batch; a single body is read regardless of its size
+READ_BYTES = 64 * 1024 * 1024  # bodies of one batch; a single body may be larger
 Reasons = list[tuple[Lease, bytes]]
 
 
@@ -30,7 +30,7 @@ def read(
     of this batch is released with all deliveries after it, so that their order is kept.
 
     Returns:
-        The deliveries with bodies; the leases of undecodable messages, with the reasons.
+        The deliveries with their bodies, and the leases of undecodable messages with the reasons.
     """
     within = _within(deliveries)
     kept, excess = deliveries[:within], deliveries[within:]
@@ -59,7 +59,7 @@ def read(
 
 
 def _within(deliveries: Sequence[InnerDelivery]) -> int:
-    """Return the number of first deliveries whose bodies together are within the limit."""
+    """Return how many of the first deliveries have bodies that together are within the limit."""
     size = 0
     for at, delivery in enumerate(deliveries):
         if type(delivery.body) is Reference:
@@ -74,7 +74,7 @@ def _lease(delivery: InnerDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Run a settling; if it fails, the messages come back when their leases expire."""
+    """Run a settling. If it fails, the messages come back when their leases expire."""
     try:
         yield from settling.run()
     except RMQError:
@@ -87,7 +87,7 @@ class Removal:
     """Removes acked bodies of a consumer.
 
     Attributes:
-        slots: Slots from which it got offloaded bodies.
+        slots: Slots from which the consumer received offloaded bodies.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Schedule a removal of the bodies that are acked by then."""
+        """Schedule a removal of bodies, for all messages that are acked until then."""
         if not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)

@@ -1,15 +1,16 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
-A visit of a slot is a call of `prepare`. It also returns when the slot next has work. Until then
-the consumer sleeps on the topic's wake channel. A signal can get lost, because Pub/Sub does not
-guarantee delivery. So the consumer also checks slots once in POLL_S, in one command: all of them,
-or LOOKS slots in turn if it is subscribed and there are more.
+To visit a slot is to call `prepare`. The reply also says when the slot next has work. Until that
+time the consumer sleeps, subscribed to the topic's wake channel. A wake-up signal can be lost,
+because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also checks slots,
+in one command. It checks all slots. If it is subscribed and there are more than LOOKS slots, it
+checks LOOKS slots in turn.
 
 While the consumer sleeps, its slots have a credit: `hand_over` describes how messages arrive by it.
 
 A call may lease messages that it cannot return, because the reply did not come or the caller was
-interrupted. The next call hands them back: it repeats the command under its number, gets the same
-batch, and releases it at no cost of a retry.
+interrupted. The next call hands these messages back: it repeats the command under the same number,
+gets the same batch, and releases the batch. This costs no retry.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rmq.kernel.transport.flow.steps import (
 )
 
 CHECK_S = 0.05  # time between two checks of the other slots, in a busy consumer
-ENDED_S = 0.05  # a call that a time limit interrupts ends within this time
+ENDED_S = 0.05  # a call that a time limit has interrupted ends within this time
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
@@ -46,7 +47,8 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     """Receive up to `limit` messages; wait up to `wait` for the first message.
 
     Returns:
-        Batches by slot; empty if no message came in time. An ordered consumer gets one slot.
+        Batches by slot, or an empty list if no message came in time. An ordered consumer receives
+        the messages of one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
@@ -102,7 +104,10 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits that may be gone; return their messages, or have every slot visited."""
+    """Withdraw credits that may be used or expired.
+
+    Return their messages, or let all slots be visited.
+    """
     batches = yield from hand_over.withdraw(state)
     if not batches:
         yield from hand_back(state)
@@ -144,7 +149,7 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Check slots whose masters were away again, because they may have messages."""
+    """Check again the slots whose masters were away, because they may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
@@ -152,8 +157,8 @@ def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
 def _end_or_check(call: _Call, now: float) -> Flow[None]:
     """End the call after its wait if all slots were found empty; otherwise check them.
 
-    A slot may have work although its visit gave no message, because all messages that it found had
-    expired or got a priority. Such a slot is visited again.
+    A visit may return no message although the slot still has work, for example if the visit only
+    moved due messages or removed expired messages. Such a slot is visited again.
     """
     state = call.state
     if min(state.ready_at) <= now:
@@ -171,7 +176,7 @@ def _subscribe(state: ReceiveState) -> Flow[None]:
         state.credits.in_doubt = True
         return
     yield AwaitSignal(state.subscription, 0)
-    # Earlier messages sent no signal to this subscription: visit every slot again.
+    # Messages that were sent before this subscription gave it no signal. So visit every slot again.
     state.ready_at = [0.0] * len(state.context.slots)
 
 
@@ -203,7 +208,7 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the first batches with up to `limit` messages; the others will be released.
+    """Return the first batches with up to `limit` messages. The other batches will be released.
 
     Several slots may have handed over a message before the consumer wakes up.
     """
@@ -218,11 +223,12 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
-    """Receive up to `limit` messages from the slots that have work by `ready_at`; never wait.
+    """Receive up to `limit` messages, without waiting, from slots that have work by `ready_at`.
 
     The caller keeps `ready_at` up to date, by signals and `next_ready`. An empty slot records that
-    a consumer sleeps. In a topic with a single slot, its credit stays after the return. The
-    subscription gets the messages for it. An ordered consumer gets messages of one slot.
+    a consumer sleeps. In a topic with a single slot, the consumer's credit stays after the return,
+    and the subscription receives the messages for this credit. An ordered consumer receives
+    messages of one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
@@ -233,10 +239,10 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 
 
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return the messages that came for the credits of `receive_ready`.
+    """Return the messages that were handed over for the credits that `receive_ready` left.
 
-    If the call that left the credit has no reply yet, all messages are handed back. Its repetition
-    would return and release the same messages.
+    If the call that left the credit has no reply yet, all messages are handed back. Otherwise a
+    repeat of this call would return and release the same messages.
     """
     yield from _begin(state, keeps_credits=True)
     batches = hand_over.read_hand_overs(state)
@@ -250,7 +256,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits of `receive_ready`, and release their messages."""
+    """Withdraw the credits that `receive_ready` left, and release their messages."""
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -348,8 +354,9 @@ def _ready_at(now: float, wait_us: int) -> float:
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots that have work, in turn, until the limit is reached or no such slot is left.
 
-    Batches that came before an error are returned. The next visit begins behind the failed slot,
-    and gets to the error again. An interrupted visit hands everything back.
+    If a visit fails, the batches of earlier visits are returned. The next call begins with the slot
+    after the failed slot, so it visits the failed slot last. An interrupted visit hands all its
+    messages back.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()
@@ -426,7 +433,10 @@ def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Fl
 
 
 def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
-    """Run a call of `prepare`, for the first time or again. Until its reply, it is `unanswered`."""
+    """Run a call of `prepare`, for the first time or again.
+
+    It is `unanswered` until its reply comes.
+    """
     is_first = state.unanswered is None
     state.unanswered = call
     try:
@@ -446,7 +456,8 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
         batch = batch._replace(lease=lease)
     if batch.any_large:
         state.context.had_large = True
-        # Until the bodies are read it is unanswered: if this fails, the next call repeats it.
+        # The call is unanswered until the bodies are read. If reading fails, the next call repeats
+        # it.
         records = yield from reading.fetch(call.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
     state.unanswered = None
@@ -455,7 +466,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
-    """Give the session of an answered call back, unless a credit needs it."""
+    """Give back the session of an answered call, unless a credit needs the session."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
         state.context.sessions.give(call.session)
@@ -489,8 +500,8 @@ def hand_back_interrupted(
 def hand_back_later(state: ReceiveState) -> Flow[None]:
     """Hand back the messages of an interrupted call, unless another call runs.
 
-    A running call has handed them back at its start. Its own call of `prepare` must not be repeated
-    and released.
+    A running call handed the messages back when it started. The `prepare` of the running call must
+    not be repeated and its messages must not be released.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -527,7 +538,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Do the same as `hand_back`, also for slots whose master is away; write the last report."""
+    """Like `hand_back`, but also for slots whose master is away. Then write the last report."""
     yield from hand_back(state)
     state.unconfirmed_offers += state.away_slots.calls.values()
     state.away_slots.calls.clear()
@@ -572,7 +583,7 @@ def _release_batch(
 
 
 def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
-    """Return the leases of a batch; a fresh message has `max_retries` left."""
+    """Return the leases of a batch. A message without a failure has `max_retries` left."""
     leases = []
     for position, message_id in enumerate(batch.ids):
         if message_id:

@@ -1,6 +1,6 @@
-"""Settlings without a reply, which their consumer repeats before its next call.
+"""Settlings that got no reply. Their consumer repeats them before its next call.
 
-The acks by receipt, from any process, are here as well.
+This module also has the acks by receipt, which any process may send.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReceiptAcks:
         self._unanswered: deque[_UnansweredCall] = deque(maxlen=CALLS_MAX)
 
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
-        """Settle deliveries; return a letter for each: 1 settled, 0 lost.
+        """Settle deliveries. Return a letter for each: 1 settled, 0 lost.
 
         An earlier call for one of these receipts that got no reply is repeated first.
         """
@@ -87,15 +87,16 @@ class _Unanswered(NamedTuple):
 
 
 class MissingReplies:
-    """The settlings of one consumer that have no answer; threads and tasks may share the object.
+    """The settlings of one consumer that got no answer. Threads and tasks may share the object.
 
-    There are at most as many as threads and tasks that settle, because each repeats them before its
-    own settling, and does not continue while that fails.
+    There are at most as many unanswered settlings as threads and tasks that settle: each thread or
+    task first repeats the unanswered settlings, and starts no settling of its own while a repeat
+    fails.
 
     Attributes:
         waiting: Settlings to repeat.
-        repeating: Settlings that a thread or task is repeating, by a number: a permit that lives as
-            long as the repeat, and the slots.
+        repeating: Settlings that a thread or task is repeating, by a number. The value has a
+            permit, which exists as long as the repeat, and the slots.
     """
 
     __slots__ = ("repeating", "waiting")
@@ -111,7 +112,7 @@ class MissingReplies:
         settling: Settling[Any],
         note: Callable[[list[InnerDelivery], Any], object],
     ) -> None:
-        """Keep a settling until it is answered; its deliveries become unconfirmed."""
+        """Keep a settling until it is answered. Its deliveries become unconfirmed."""
         for delivery in deliveries:
             if delivery.state == OPEN:
                 delivery.unconfirmed = verb
@@ -125,14 +126,15 @@ class MissingReplies:
     def repeat(
         self, slots: Collection[bytes] | None = None, fails_fast: bool = False
     ) -> Flow[None]:
-        """Repeat settlings and record the answers; wait for repeats in other threads or tasks.
+        """Repeat settlings, record the answers, and wait for repeats in other threads or tasks.
 
         Args:
-            slots: Keys of slots; only settlings of these slots are repeated. None: all.
+            slots: Keys of slots. Only settlings of these slots are repeated. Default: settlings of
+                all slots.
             fails_fast: Whether commands fail at once if a master is away.
 
         Raises:
-            OutcomeUnknown, Unavailable: There is still no answer; the settling is kept.
+            OutcomeUnknown, Unavailable: There is still no answer. The settling is kept.
         """
 
         def is_asked(of: frozenset[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Roll back expired leases: of deliveries, of queries, and shared leases of workers.
+"""Roll back expired leases: leases of deliveries, leases of queries, and shared leases of workers.
 
 A consumer that is about to take messages from a slot first rolls back a limited number of leases.
 An operator may roll back all expired leases of a topic.
@@ -18,17 +18,18 @@ from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline
 
-ROLLBACKS_MAX = 20  # calls for 100 leases each in one turn; the next turn continues
-LEASE_CALLS_MAX = 100  # calls for shared leases in one turn
-QUERY_MOST = 250  # messages per call that ends deliveries of a query, some ms of Redis
-QUERY_CALLS_MAX = 400  # calls for one query in one turn
+ROLLBACKS_MAX = 20  # calls in one run, for 100 leases each; the next run continues
+LEASE_CALLS_MAX = 100  # calls for shared leases in one run
+QUERY_MOST = 250  # messages of a query per call; each call takes Redis some ms
+QUERY_CALLS_MAX = 400  # calls for one query in one run
 PAGE = 100  # messages per page; a page that was cut by its bytes is followed by another page
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
-    """Release messages of expired shared leases and queries of a slot; return their number.
+    """Release messages of a slot whose shared lease or query lease expired. Return their number.
 
-    They stay in the PrepareQueue with a deadline in the past, for `rollback`.
+    The messages stay in the PrepareQueue with a deadline in the past, so that `rollback` finds
+    them.
     """
     total = 0
     for _ in range(LEASE_CALLS_MAX):
@@ -48,7 +49,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages of a slot whose lease expired; return their number."""
+    """Roll back messages of a slot whose lease expired. Return their number."""
     total = 0
     for _ in range(ROLLBACKS_MAX):
         reply = yield scripts.rollback(context, keys)
@@ -59,7 +60,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
 
 
 def rollback_topic(context: TopicContext) -> Flow[int]:
-    """Roll back all messages of a topic whose lease expired; return their number."""
+    """Roll back all messages of a topic whose lease expired. Return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
@@ -75,10 +76,11 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
 def release_orphans(
     context: TopicContext, leases: Mapping[int, int], has_delivery: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages in flight under a worker's leases that the worker does not have.
+    """Release messages in flight under a worker's leases that the worker no longer has.
 
-    Redis has lost their settling, because a failover or a restart restored an older state. Each
-    message is released by its receipt, so a message that has changed since then is not affected.
+    Redis has lost the settling of these messages, because a failover or a restart restored an older
+    state. Each message is released by its receipt, so a message that was delivered again is not
+    affected.
 
     Args:
         context: The topic.
