@@ -47,7 +47,10 @@ _ASYNC_KINDS: tuple[type, ...] = (AsyncConnection, AsyncSession, async_scoped_se
 
 
 class WithConnection:
-    """An action: call a function with a new connection, in transactions that it commits itself."""
+    """An action: call a function with a new connection.
+
+    The function commits its transactions itself.
+    """
 
     _open = "connect"  # the method of the engine
 
@@ -77,7 +80,7 @@ class InTransaction(WithConnection):
 
 
 class OnConnection(WithConnection):
-    """An action: call a function with a connection that is open already."""
+    """An action: call a function with a connection that is already open."""
 
     def run(self) -> Any:
         """Like `Action.run`."""
@@ -89,7 +92,7 @@ class OnConnection(WithConnection):
 
 
 async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) -> T:
-    """Run a function of a plain Connection or Session on an async one."""
+    """Run a function that takes a plain Connection or Session on an async connection or session."""
     if isinstance(here, async_scoped_session):
         session: AsyncSession = here()
         return await session.run_sync(verb, *arguments)
@@ -100,7 +103,7 @@ async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) ->
 
 
 def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None:
-    """Refuse an engine of another kind.
+    """Refuse an engine of the wrong kind.
 
     Args:
         engine: Engine that the caller passed.
@@ -120,8 +123,8 @@ def refuse_autocommit(connection: sa.Connection) -> None:
     """Refuse a connection whose rollback would not undo the next write.
 
     Raises:
-        ConfigurationError: The connection commits every statement alone, or the savepoint that it
-            is in.
+        ConfigurationError: The connection commits every statement by itself, or is in a savepoint
+            whose release would commit.
     """
     option = connection.get_execution_options().get("isolation_level")
     default = getattr(connection.dialect, "_on_connect_isolation_level", None)
@@ -164,14 +167,14 @@ def _note_missing_begin(connection: sa.Connection, name: str) -> None:
 
 
 def check_here(here: object, verb: str) -> None:
-    """Refuse an object without a transaction, or of a kind that a method does not take.
+    """Refuse an object that has no transaction, or that a method does not accept.
 
     Args:
         here: Object that the caller passed.
-        verb: Name of the method; a name that ends in `_async` takes async objects.
+        verb: Name of the method. A method whose name ends in `_async` accepts async objects.
 
     Raises:
-        InvalidType: The object is of another type; the text names the method for it.
+        InvalidType: The object has another type. The error names the method that accepts it.
     """
     kinds, other_kinds, other_verb = _SYNC_KINDS, _ASYNC_KINDS, f"await {verb}_async"
     wanted = "a Connection or a Session"
@@ -187,10 +190,10 @@ def check_here(here: object, verb: str) -> None:
 
 
 def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
-    """Refuse a database without a table; accept a database that does not answer.
+    """Refuse a database without a table. Accept a database that does not answer.
 
     Args:
-        source: Engine or sessionmaker; a sessionmaker that chooses its engines itself is not
+        source: Engine or sessionmaker. A sessionmaker that chooses its engines itself is not
             checked.
         table: Table to look for.
         command: Command that creates the table.
@@ -217,10 +220,11 @@ def check_table(source: object, table: sa.Table, command: str) -> Procedure[None
 
 
 def read_committed(engine: sa.Engine) -> sa.Engine:
-    """Return the engine with an isolation level at which each statement sees what is committed.
+    """Return the engine at the isolation level READ COMMITTED.
 
-    A snapshot would hide what another process has just marked, and on MySQL lock the gaps into
-    which others insert. SQLite has no such level, and a single writer.
+    At this level, each statement sees all committed rows. A snapshot would hide rows that another
+    process has just marked. On MySQL, it would also lock the gaps into which other processes insert
+    rows. SQLite does not have this level, and has a single writer.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -230,10 +234,10 @@ def read_committed(engine: sa.Engine) -> sa.Engine:
 def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
     """Return the engine with a limit for the time that its transactions may be idle.
 
-    If a process freezes in a transaction, or is cut off from the database, the database would keep
-    its row locks for hours. At the limit it rolls the transaction back and ends the connection.
-    Only transactions of the returned engine are limited, though it shares the pool of the given
-    one. SQLite has no row locks.
+    If a process freezes in a transaction, or loses its network, the database would keep the row
+    locks of the process for hours. At the limit, the database rolls the transaction back and ends
+    the connection. The returned engine shares the connection pool of the given engine, but only
+    transactions of the returned engine are limited. SQLite has no row locks.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -253,11 +257,11 @@ def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
 
 
 class IdleLimit:
-    """The limit of one transaction of an engine of `with_idle_limit`, which calls Redis.
+    """The idle limit of a transaction that calls Redis, on an engine of `with_idle_limit`.
 
     Args:
-        connection: in that transaction.
-        limit_s: the limit of the engine.
+        connection: Connection with the transaction.
+        limit_s: Idle limit of the engine, in seconds.
     """
 
     def __init__(self, connection: sa.Connection, limit_s: float) -> None:
@@ -266,7 +270,7 @@ class IdleLimit:
         self._last = time.monotonic()
 
     def before_call(self, wait_s: float) -> None:
-        """Start the time again, with `wait_s` more seconds, for which the call may wait."""
+        """Start the idle time again. Add `wait_s` seconds, because the call may wait that long."""
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":
                 _set_idle_limit(self._connection, self._limit_s + wait_s)
@@ -286,7 +290,7 @@ def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
 
 def _restore_idle_limit(connection: sa.Connection) -> None:
     """Restore a connection of MySQL or MariaDB, which have no limit per transaction."""
-    with suppress(Exception):  # the connection has ended, and its settings with it
+    with suppress(Exception):  # the connection has ended, so there is nothing to restore
         cursor = connection.connection.cursor()
         cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")
         cursor.close()
@@ -302,8 +306,9 @@ def _idle_variable(dialect: sa.Dialect) -> str:
 def with_own_pool(engine: AnyEngine) -> AnyEngine:
     """Return an engine for the same database with a connection pool of its own.
 
-    Handlers that use all connections of the first engine cannot starve it. An engine without a
-    limit, or whose connections are separate databases (SQLite in memory), is returned as it is.
+    If handlers use all connections of the given engine, the returned engine still has connections.
+    The given engine itself is returned if its pool has no limit, or if each of its connections is a
+    separate database (SQLite in memory).
     """
     plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
     if not isinstance(plain.pool, sa.pool.QueuePool):

@@ -30,9 +30,9 @@ SUPPORTED = ("postgresql", *MYSQL, "sqlite")
 class now_ms(sa.sql.functions.FunctionElement[int]):
     """The time of the database's clock, in ms since the epoch, whatever its time zone.
 
-    It decides what has expired, so that clocks of clients do not matter. PostgreSQL and SQLite give
-    the time of evaluation, MySQL the start of the statement: a statement that waited for a lock
-    there finds fewer rows expired, not more.
+    This clock decides which rows have expired, so the clocks of clients do not matter. PostgreSQL
+    and SQLite return the time of evaluation. MySQL returns the start of the statement, so a
+    statement that waited for a lock finds fewer expired rows, never more.
     """
 
     type = sa.BigInteger()
@@ -42,8 +42,8 @@ class now_ms(sa.sql.functions.FunctionElement[int]):
 _MYSQL_NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)"
 _NOW = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
-    # Not UNIX_TIMESTAMP(SYSDATE(3)): when the session's time zone leaves summer time, an hour of
-    # local time comes twice, and the conversion back to UTC is a guess.
+    # UNIX_TIMESTAMP(SYSDATE(3)) would be wrong: when the session's time zone leaves summer time, an
+    # hour of local time occurs twice, and the conversion to UTC is ambiguous.
     **dict.fromkeys(MYSQL, _MYSQL_NOW),
     "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
 }
@@ -57,9 +57,9 @@ def _now(element: now_ms, compiler: Any, **_: Any) -> str:
 
 
 class now_ms_once(now_ms):
-    """The same time, evaluated once in a statement, so that it can be compared by an index.
+    """The same time, evaluated once in a statement, so that the database can use an index.
 
-    PostgreSQL evaluates `now_ms` for each row, because its clock moves on, and reads all rows.
+    PostgreSQL evaluates `now_ms` again for each row, and therefore reads all rows.
     """
 
     inherit_cache = True
@@ -81,7 +81,7 @@ def _unsupported(dialect: str) -> ConfigurationError:
 
 
 class _bytes(sa.sql.functions.FunctionElement[bytes]):
-    """A parameter that is bytes; MySQL and MariaDB get its hex digits.
+    """A parameter that is bytes. MySQL and MariaDB receive its hex digits.
 
     Hex digits depend neither on the character set of a connection nor on how a driver passes bytes:
     aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql, issue 1080).
@@ -97,7 +97,7 @@ def _as_bytes(element: _bytes, compiler: Any, **options: Any) -> str:
 
 
 class _Hexed(sa.types.TypeDecorator[Any]):
-    """A type that MySQL and MariaDB get as hex digits."""
+    """A column type whose parameters MySQL and MariaDB receive as hex digits."""
 
     cache_ok = True
 
@@ -120,11 +120,12 @@ class _Hexed(sa.types.TypeDecorator[Any]):
 class ExactText(_Hexed):
     """Text that is compared byte by byte.
 
-    The usual collations of MySQL and MariaDB find 'A' equal to 'a' and 'a ' equal to 'a', and would
-    take a message for the duplicate of another. There the column is VARBINARY.
+    With the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a', so a message
+    could count as the duplicate of a different message. So the column is VARBINARY in these
+    databases.
 
     Args:
-        length: the most bytes of UTF-8.
+        length: Largest number of bytes of the text in UTF-8.
     """
 
     impl = sa.String
@@ -135,7 +136,7 @@ class ExactText(_Hexed):
         self.length = length
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
-        """VARBINARY on MySQL and MariaDB, else a string."""
+        """Return VARBINARY on MySQL and MariaDB, otherwise a string type."""
         kind = mysql.VARBINARY if dialect.name in MYSQL else sa.String
         return dialect.type_descriptor(kind(self.length))
 
@@ -151,7 +152,7 @@ class Bytes(_Hexed):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
-        """LONGBLOB on MySQL and MariaDB, whose BLOB ends at 64 KiB."""
+        """Return LONGBLOB on MySQL and MariaDB, where a BLOB has at most 64 KiB."""
         kind = mysql.LONGBLOB if dialect.name in MYSQL else sa.LargeBinary
         return dialect.type_descriptor(kind())
 
@@ -163,13 +164,13 @@ _INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.in
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-    """Insert a row unless its unique key exists; return whether it was inserted.
+    """Insert a row unless its unique key exists. Return whether the row was inserted.
 
     The caller's transaction continues in both cases. If another open transaction has inserted the
     key, the insert waits for the end of that transaction.
 
     Raises:
-        DBAPIError: any other error of the row or the database.
+        DBAPIError: Any other error of the row or the database.
     """
     dialect = connection.dialect.name
     if dialect in MYSQL:
@@ -192,12 +193,13 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
 def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
     """Begin a transaction on SQLite with a write, because it will read before it writes.
 
-    SQLite has one writer at a time. A transaction that has read can become the writer only if
-    nobody has written since; else it fails with "database is locked" at once, however long the
-    timeout. A transaction whose first statement is a write waits for its turn.
+    SQLite has one writer at a time. A transaction that has already read can become the writer only
+    if no other transaction has written since. Otherwise it fails at once with "database is locked",
+    whatever the timeout is. A transaction whose first statement is a write waits for the other
+    writer.
 
     Args:
-        connection: Connection with a transaction without a statement yet.
+        connection: Connection with a transaction in which no statement has run.
         column: Primary key of the table, which is never null.
     """
     if connection.dialect.name == "sqlite":
@@ -207,7 +209,7 @@ def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
 
 CONNECT_S = 5  # short, since the user is waiting
 
-# The command line is not async, and may be given the URL of an async program.
+# The command line is not async, but the user may give it the URL of an async program.
 _SYNC_DRIVERS = {
     "sqlite+aiosqlite": "sqlite",
     "mysql+aiomysql": "mysql+pymysql",

@@ -1,7 +1,8 @@
-"""Errors of databases: what they mean, whatever driver raised them; which mean an outage.
+"""Errors of databases: their meaning, independent of the driver, and whether they are an outage.
 
-A handler whose database is away is not run: its delivery goes back as a `Snooze`, which costs no
-retry, because the message is not at fault. The wait grows with the outage.
+If the database of a handler is away, the handler is not run. Its delivery is given back by a
+`Snooze`, which costs no retry, because the message is not at fault. The longer the outage lasts,
+the longer the delivery waits.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from rmq.kernel.delivery.dispositions import Snooze
 
 DUPLICATE_KEY = 1062  # MySQL and MariaDB
 _NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code for it
-# A connection was lost or refused; the server shuts down, starts, or has no connection left, or it
-# has become a replica, which takes no writes; a statement, or its wait for a lock, took too long.
+# These codes mean: a connection was lost or refused. The server shuts down, starts, or has no free
+# connection. The server has become a replica, which accepts no writes. A statement, or its wait for
+# a lock, took too long.
 _AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014")
 _AWAY_MYSQL = (1040, 1042, 1053, 1203, 1205, 1290, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055)
 _AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
@@ -31,7 +33,7 @@ _LOCK_TIMEOUT = ("55P03", 1205)
 
 
 def code_of(error: BaseException | None) -> str | int | None:
-    """Return the code of an error: MySQL's number, PostgreSQL's SQLSTATE, None for SQLite."""
+    """Return the code of an error: a number for MySQL, the SQLSTATE for PostgreSQL, or None."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     first_argument = cause.args[0] if cause is not None and cause.args else None
     for number in (getattr(cause, "errno", None), first_argument):
@@ -58,7 +60,8 @@ def is_conflict(error: BaseException) -> bool:
 def is_contention(error: BaseException) -> bool:
     """Return whether another transaction interfered: a conflict, or a lock not released in time.
 
-    SQLite locks the whole database, so its lock is no sign of a conflict: see `is_away`.
+    SQLite locks the whole database, so a locked database is not a sign of a conflict. See
+    `is_away`.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
@@ -92,10 +95,10 @@ def is_missing(error: DBAPIError, table: sa.Table) -> bool:
 
 @contextmanager
 def require_table(table: sa.Table, command: str) -> Iterator[None]:
-    """Turn the error of a missing table into one that names the command which creates it.
+    """Replace the error of a missing table by an error that names the command to create the table.
 
     Raises:
-        ConfigurationError: the table does not exist.
+        ConfigurationError: The table does not exist.
     """
     try:
         yield
@@ -112,14 +115,14 @@ log = logging.getLogger("rmq")
 
 MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # wait until a delivery comes back
 CONFLICT_WAIT_S = 0.1  # wait after a conflict of two transactions
-QUIET_S = 2 * MAX_WAIT_S  # an error after this time begins another outage
+QUIET_S = 2 * MAX_WAIT_S  # an error after this quiet time begins a new outage
 LOG_INTERVAL_S = 30.0  # time between two log lines about one outage
 
 _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """The store of a middleware is unreachable: the delivery comes back without losing a retry."""
+    """The store of a middleware is unreachable. The delivery comes back without losing a retry."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -131,7 +134,7 @@ class Outage:
     """Measure how long a store has been away.
 
     Args:
-        store: its name, for the log.
+        store: Name of the store, for the log.
     """
 
     def __init__(self, store: str) -> None:
@@ -140,10 +143,10 @@ class Outage:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Put the delivery off if the store is away within this block.
+        """Postpone the delivery if the store is away during this block.
 
         Raises:
-            StoreAway: the database or Redis is away, or two transactions were in conflict.
+            StoreAway: The database or Redis is away, or two transactions were in conflict.
         """
         try:
             yield
@@ -154,14 +157,14 @@ class Outage:
         self.end()
 
     def end(self) -> None:
-        """Note that the store has answered."""
+        """Record that the store has answered, which ends the outage."""
         self._since = float("-inf")
 
     def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
-        """Return a snooze as long as the outage so far, within limits.
+        """Return a snooze that is as long as the outage so far, within limits.
 
-        After a conflict it is short, longer at each of the `times` of this message, and random, so
-        that the same messages do not meet again.
+        After a conflict, the snooze is short and random, so that the same messages do not conflict
+        again. It grows with `times`, the number of conflicts of this message.
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))

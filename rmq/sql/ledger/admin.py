@@ -1,4 +1,4 @@
-"""Inspect and purge the ledger: the row of a business key; rows that no message needs any more."""
+"""Inspect the ledger's row of a business key, and purge rows that no message needs any more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Entry(NamedTuple):
         message_id: Id of the message that claimed the key, or did the work.
         delivery: Delivery number of that message (`d.fence`).
         since: Time of the claim, by the database's clock.
-        left_s: Seconds until the row expires, 0 if it has; None: it stays until it is purged.
+        left_s: Seconds until the row expires, or 0 if it has expired. None if the row stays until
+            it is purged.
     """
 
     state: str
@@ -48,7 +49,7 @@ def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> 
 async def look_async(
     engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
 ) -> Entry | None:
-    """Like `look`."""
+    """Like `look`, for an AsyncEngine."""
     check_engine(engine, AsyncEngine, "look")
     return await generators.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
@@ -63,16 +64,16 @@ def _look(engine: AnyEngine, row: Row) -> Procedure[Entry | None]:
     return Entry(stored.state, message_id, int(delivery), moment(stored.created_ms), left_s)
 
 
-BATCH = 1000  # rows of one transaction, which therefore holds its locks only briefly
+BATCH = 1000  # rows per transaction, so that its locks last only briefly
 
 
 def purge(engine: sa.Engine, older_than: Duration) -> int:
-    """Delete old rows that prevent nothing any more; return how many.
+    """Delete old rows that no message needs any more. Return the number of deleted rows.
 
-    These are rows that have expired, and rows without expiry, as `exactly_once` writes them without
-    `ttl`. If a copy of a message comes after its row was deleted, its work is repeated: choose
-    `older_than` longer than any message may wait, be retried, or be a dead letter. Claims of
-    running handlers, and rows whose `ttl` has not passed, stay.
+    Deleted are rows that have expired, and rows that never expire: `exactly_once` without `ttl`
+    writes such rows. If a copy of a message arrives after its row was deleted, the work is
+    repeated. So choose `older_than` longer than any message may wait, be retried, or be a dead
+    letter. Claims of running handlers, and rows whose `ttl` has not passed, are not deleted.
 
     Args:
         engine: Engine of the ledger's database.
@@ -88,7 +89,7 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
 
 
 async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
-    """As `purge`."""
+    """Like `purge`, for an AsyncEngine."""
     check_engine(engine, AsyncEngine, "purge")
     return await generators.run_async(_purge(engine, older_than))
 
@@ -103,7 +104,7 @@ def _purge(engine: AnyEngine, older_than: Duration) -> Procedure[int]:
 
 
 def _delete_batch(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
-    """Delete one batch; return how many rows, and whether there may be more."""
+    """Delete one batch. Return the number of rows, and whether there may be more."""
     rows = ledger.c
     write_first(connection, rows.key)
     is_old = sa.and_(

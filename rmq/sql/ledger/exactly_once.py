@@ -46,38 +46,40 @@ def exactly_once(
 ) -> Callable[[F], F]:
     """Run a handler in a transaction that takes effect once for each business key.
 
-    Stands below `@topic.handler`. For each delivery a transaction is opened, a row of the ledger is
-    inserted, and the handler is called with the connection, or the session, to write with. When the
-    handler returns, everything commits together. The handler must not commit or roll back; to roll
-    back it raises an exception, for instance `rmq.Snooze`, `rmq.Retry` or `rmq.Reject`. A direct
-    call, as in a unit test, calls the plain function.
+    Write this decorator below `@topic.handler`. For each delivery, RMQ opens a transaction, inserts
+    a row of the ledger, and calls the handler with the connection or session to write with. When
+    the handler returns, RMQ commits the row and the handler's writes together. The handler must not
+    commit or roll back itself. To roll back, it raises an exception, for example `rmq.Snooze`,
+    `rmq.Retry` or `rmq.Reject`. If you call the function directly, for example in a unit test, it
+    runs without any of this.
 
     Args:
-        source: An Engine, whose connection the handler gets, or a sessionmaker, whose session it
-            gets. Async handlers need an AsyncEngine or async_sessionmaker. The database needs the
-            table `rmq_ledger` (`rmq ledger create`).
+        source: An Engine or a sessionmaker. The handler receives a connection of the Engine, or a
+            session of the sessionmaker. Async handlers need an AsyncEngine or async_sessionmaker.
+            The database needs the table `rmq_ledger` (`rmq ledger create`).
         key: Business key, as in `rmq.idempotent`: None (the message's id), "header:NAME", or a
-            function of the body. Messages with the same key count as copies.
-        consumer: Owner of the rows; each consumer of a topic has rows of its own.
-        ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease; None:
-            until `rmq.ledger.purge`.
+            function of the body. Messages with the same key count as copies of one message.
+        consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
+            each of them does the work.
+        ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease.
+            Default: until `rmq.ledger.purge`.
         parameter: Name of the handler's parameter for the connection or session, unless it is
             `connection` or `session`.
 
     Guarantee:
         The handler's writes through its connection or session take effect exactly once: while the
-        row exists, the writes of exactly one delivery commit. A crash, a lost lease or a lost Redis
-        leaves all of them or none. A copy of the message waits, at the unique index, for the end of
-        the transaction, and is then run or acked. Other effects of the handler (a mail, another
-        database) are not covered.
+        row exists, the writes of exactly one delivery commit. After a crash, a lost lease or a lost
+        Redis, the database has all of these writes or none. A copy of the message waits at the
+        unique index for the end of the transaction, and is then run or acked. Other effects of the
+        handler, such as a mail or a write to another database, are not covered.
 
         The row is "consuming" until just before the commit, and then "consumed". If a handler
         catches a database error that rolled its transaction back, it fails with
-        `rmq.WorkRolledBack`. If a handler ends the transaction itself, and so commits only a part,
-        the message is neither run nor acked again: it becomes a dead letter that says so. If the
-        database is away, does not answer the commit, or ends the transaction because of a conflict,
-        the delivery is put off without losing a retry. Any other error of the database is a
-        failure.
+        `rmq.WorkRolledBack`. If a handler ends the transaction itself, and so commits only a part
+        of its writes, the message is neither run again nor acked: it becomes a dead letter with
+        this reason. If the database is away, does not answer the commit, or ends the transaction
+        because of a conflict, the delivery is postponed without losing a retry. Any other error of
+        the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.
@@ -127,7 +129,7 @@ def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested:
 
 
 class _Attempt:
-    """A run of the handler, which tells whether its message is at fault.
+    """The state of a run of the handler, which shows whether the message is at fault.
 
     Attributes:
         has_begun: Whether the handler was called.
@@ -142,7 +144,7 @@ class _Attempt:
 
 
 class ExactlyOnce(Middleware):
-    """A transaction around a handler; made by `exactly_once`."""
+    """A transaction around a handler. `exactly_once` creates it."""
 
     def __init__(self, source: Source, key: KeyOf, consumer: str, ttl_ms: int | None) -> None:
         self._source: Any = source
@@ -208,9 +210,10 @@ class ExactlyOnce(Middleware):
         delivery: DeliveryData,
         call_next: Next | NextAsync,
     ) -> Procedure[bool]:
-        """Insert the row and run the handler; return False if its work was done before."""
+        """Insert the row and run the handler. Return False if the work was done before."""
         connection = opened
-        if self.has_sessions:  # one may read from a replica, and must write the row where it writes
+        # A session may read from a replica; the row must be written to the primary.
+        if self.has_sessions:
             connection = yield Call(opened.connection, bind_arguments={"clause": rows.WRITE})
         if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
@@ -233,14 +236,14 @@ class ExactlyOnce(Middleware):
 
     @contextmanager
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
-        """Put the delivery off if the database, not the message, is at fault within this block.
+        """Postpone the delivery if the database, not the message, is at fault in this block.
 
-        Nothing was committed then. A message whose statement always makes the server end the
-        connection, or always conflicts, would come back forever; so after a number of times it
-        fails like any other.
+        In this case nothing was committed. A message whose statement always makes the server end
+        the connection, or always conflicts, would come back forever. So after a number of such
+        runs, the message fails like any other.
 
         Raises:
-            StoreAway: The database is away, or another transaction was in the way.
+            StoreAway: The database is away, or the transaction was in conflict with another.
         """
         attempt = _Attempt()
         try:
@@ -267,7 +270,7 @@ class ExactlyOnce(Middleware):
             self._counts.pop((delivery.id, most), None)
 
     def _count(self, delivery: DeliveryData, most: int) -> int:
-        """Count a disturbance of a message; return how many it has had in a row, up to `most`."""
+        """Count a disturbance of a message. Return how many it has had in a row, at most `most`."""
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
         if times < most:
@@ -278,7 +281,7 @@ class ExactlyOnce(Middleware):
 
 
 def _begin(connection: sa.Connection, row: Row) -> bool:
-    """Claim the row at the start of the transaction; return False if its work was done before."""
+    """Claim the row at the start of the transaction. Return False if the work was done before."""
     refuse_autocommit(connection)
     with require_table(ledger, COMMAND):
         return rows.begin(connection, row)
@@ -299,12 +302,13 @@ def _finish(
 ) -> None:
     """Mark the row as done at the end of the transaction.
 
-    A handler may catch a database error and return. PostgreSQL then silently turns our COMMIT into
-    a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have rolled back already;
-    later writes of the handler belong to another transaction, without our row.
+    A handler may catch a database error and return. PostgreSQL then silently turns RMQ's COMMIT
+    into a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have already rolled
+    back. Later writes of the handler then belong to a new transaction, which does not have RMQ's
+    row.
 
     Raises:
-        WorkRolledBack: The row is gone; the rest of the transaction is rolled back.
+        WorkRolledBack: The row is missing. The rest of the transaction is rolled back.
     """
     try:
         is_ours = rows.finish(connection, row, ttl_ms)

@@ -1,9 +1,9 @@
 """Renewal of claims in the ledger while their handlers run.
 
-A plain engine is served by a thread, an async one by a task, because its connections belong to an
-event loop. All claims of a process are renewed together, whether or not the deliveries still have
-their leases: a claim ends with its run. Work that is done and could not be marked is marked here,
-for as long as a mark would have lived.
+Claims in a plain engine are renewed by a thread. Claims in an async engine are renewed by a task,
+because its connections belong to an event loop. All claims of a process are renewed together, even
+if a delivery has lost its lease: a claim ends with its run. If done work could not be marked as
+done, the renewal tries to mark it, until the mark would have expired.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rmq.sql.ledger.rows import Row
 
 log = logging.getLogger("rmq")
 
-TICK_S = 0.2  # between two checks whether a claim is due; the shortest hold is 1 s
-IDLE_S = 10.0  # without a claim for so long, the thread or task ends
-MARK_S = 1.0  # between two attempts to mark done work
+TICK_S = 0.2  # time between two checks for due claims; the shortest hold is 1 s
+IDLE_S = 10.0  # the thread or task ends after this time without a claim
+MARK_S = 1.0  # time between two attempts to mark done work
 BATCH = 500  # rows in one UPDATE
 
 Batch = tuple[list[Row], int]
@@ -38,7 +38,8 @@ class RunningClaim:
 
     Attributes:
         due: Time of the next renewal, by the monotonic clock.
-        ttl_ms: Life of the row of done work that is not marked yet; None: not done.
+        ttl_ms: If the work is done but the row is not yet marked: how long the marked row will
+            live. None while the work is not done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
         mark_until: Time at which to give up, because a marked row would have expired.
     """
@@ -65,7 +66,7 @@ class RunningClaim:
 
 
 class Renewal:
-    """The claims that handlers have, and the rounds that renew them.
+    """The claims of running handlers, and their periodic renewal.
 
     Args:
         transact: Function that calls a function with a connection of `engine`.
@@ -84,7 +85,10 @@ class Renewal:
 
     @contextmanager
     def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
-        """Renew a claim within this block; and after it, if its work could not be marked."""
+        """Renew a claim during this block.
+
+        If its work cannot be marked as done, continue after it.
+        """
         claim = RunningClaim(row, hold_ms)
         with self._lock:
             self._claims[id(claim)] = claim
@@ -103,7 +107,10 @@ class Renewal:
         raise NotImplementedError
 
     def _due(self) -> list[Batch]:
-        """Return rows to renew, by topic and life: all of a group if one of them is due."""
+        """Return rows to renew, in groups of one topic and lifetime.
+
+        One due row makes its group due.
+        """
         with self._lock:
             claims = list(self._claims.values())
         groups: dict[tuple[str, int], list[RunningClaim]] = {}
@@ -119,7 +126,7 @@ class Renewal:
         return batches
 
     def _unmarked(self) -> list[RunningClaim]:
-        """Return claims of done work to mark now."""
+        """Return the claims whose work is done and must be marked now."""
         now = time.monotonic()
         with self._lock:
             claims = list(self._claims.values())
@@ -129,7 +136,7 @@ class Renewal:
         return unmarked
 
     def _round(self) -> Procedure[None]:
-        """Renew what is due, and mark done work."""
+        """Renew the claims that are due, and mark done work."""
         for batch, hold_ms in self._due():
             try:
                 yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)
@@ -156,7 +163,10 @@ class Renewal:
 
 
 def log_claim_lost(row: Row) -> None:
-    """Log that work was done under a claim that had gone; raising would make it be repeated."""
+    """Log that a claim was lost before its work was done.
+
+    An error would make the work be repeated.
+    """
     error = ClaimLost(
         f"the claim on key {row.key!r} of {row.topic} expired, or was deleted, while {row.owner} "
         "worked: another delivery may have done the same work. Give the ledger a longer hold"
@@ -184,7 +194,7 @@ def _log_not_marked(row: Row, error: Exception) -> None:
 
 
 class ThreadRenewal(Renewal):
-    """Renewal in a daemon thread, which runs while there are claims, and a while longer."""
+    """Renewal in a daemon thread, which runs while there are claims and for IDLE_S afterwards."""
 
     def __init__(
         self, transact: Callable[..., Procedure[Any]], engine: AnyEngine, dispose: bool
@@ -202,7 +212,7 @@ class ThreadRenewal(Renewal):
                 self._thread.start()
 
     def end(self) -> None:
-        """Try once more to mark work that is done, and end the thread; as `Ledger.close` says."""
+        """Try once more to mark done work, and end the thread. See `Ledger.close`."""
         with self._lock:
             self._ending, thread = True, self._thread
             claims = list(self._claims.values())
@@ -231,7 +241,7 @@ class ThreadRenewal(Renewal):
         run(self._close())
 
     def _drop_unmarked(self) -> None:
-        """Give up work that is done and that the last round could not mark."""
+        """Give up marking the done work that the last attempt could not mark."""
         with self._lock:
             unmarked = [claim for claim in self._claims.values() if claim.ttl_ms is not None]
             for claim in unmarked:

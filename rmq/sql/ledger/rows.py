@@ -1,6 +1,6 @@
 """Statements on rows of the ledger; each verb takes a plain Connection, for sync and async alike.
 
-A row changes its owner by compare-and-set, so a run that has lost its row can neither mark it nor
+A row gets a new owner by compare-and-set. So a run that has lost its row can neither mark nor
 delete it. The database's clock decides what has expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
@@ -22,7 +22,7 @@ from rmq.kernel.delivery.dispositions import Reject, Snooze
 from rmq.sql.database import ExactText, insert_new, now_ms
 
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0
-CLAIM_ATTEMPTS = 3  # attempts, while others insert and delete the row
+CLAIM_ATTEMPTS = 3  # attempts to claim a row that other runs insert and delete at the same time
 
 metadata = sa.MetaData()
 
@@ -42,17 +42,19 @@ ledger = sa.Table(
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",
 )
-WRITE = sa.insert(ledger)  # a write, for a session that chooses a connection by its statement
+# A session that chooses its connection by the statement sees that this is a write.
+WRITE = sa.insert(ledger)
 _C = ledger.c
 
 
 class Row(NamedTuple):
-    """The primary key of a row, and the run that wants it.
+    """The primary key of a row, and the run that claims the row.
 
     Attributes:
-        owner: message id, delivery number and a random part. The random part is needed because a
+        owner: Message id, delivery number and a random part. The random part is needed because a
             Redis that lost its last second gives the same delivery numbers again.
-        former: the topic that the message was redriven from, and its id there.
+        former: The topic that the message was redriven from, and the id of the message in that
+            topic.
     """
 
     consumer: str
@@ -66,10 +68,11 @@ class StoredRow(NamedTuple):
     """The content of a row in the database.
 
     Attributes:
-        created_ms: when it was claimed, epoch ms.
-        left_ms: until it expires; None: it does not. A run of `exactly_once` leaves a row that is
-            "consuming" and does not expire only if a part of its transaction was committed.
-        age_ms: since it was claimed.
+        created_ms: Time at which the row was claimed, epoch ms.
+        left_ms: Time until the row expires, ms; None if the row does not expire. A "consuming" row
+            that does not expire shows that a run of `exactly_once` committed only a part of its
+            transaction.
+        age_ms: Time since the row was claimed, ms.
     """
 
     state: str
@@ -80,16 +83,17 @@ class StoredRow(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether anybody may take the row over."""
+        """Whether the row has expired, so that another run may take it over."""
         return self.left_ms is not None and self.left_ms <= 0
 
     def check_done(self) -> None:
-        """Check that the work of a row that has not expired was done.
+        """Check that the work of a row was done. The row must not have expired.
 
         Raises:
-            Snooze: another delivery has the claim. The wait is as long as the claim is old, and not
-                beyond its expiry.
-            Reject: a part of the work was committed, so it can be neither repeated nor left out.
+            Snooze: Another delivery has the claim. The wait is as long as the age of the claim, but
+                ends when the claim expires.
+            Reject: A part of the work was committed, so the work can be neither repeated nor left
+                out.
         """
         if self.state == CONSUMED:
             return
@@ -109,7 +113,7 @@ def row_of(consumer: str, delivery: DeliveryData, key: str) -> Row:
     """Return the row of a delivery.
 
     Raises:
-        InvalidKey: the key has a NUL.
+        InvalidKey: The key has a NUL character.
     """
     if "\0" in key:
         raise InvalidKey(
@@ -136,7 +140,7 @@ def _values(row: Row, state: str, lives_ms: int | None) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, row: Row, state: str, lives_ms: int | None) -> bool:
-    """Insert a row unless its key exists; return whether it was inserted."""
+    """Insert a row unless its key exists. Return whether the row was inserted."""
     key = {"consumer": row.consumer, "topic": row.topic, "key": row.key}
     return insert_new(connection, ledger, key | _values(row, state, lives_ms))
 
@@ -158,7 +162,7 @@ def look(connection: sa.Connection, row: Row) -> StoredRow | None:
 def replace(
     connection: sa.Connection, row: Row, stored: StoredRow, state: str, lives_ms: int | None
 ) -> bool:
-    """Take over an expired row; return False if another run was quicker."""
+    """Take over an expired row. Return False if another run was faster."""
     result = connection.execute(
         sa.update(ledger)
         .where(_has_key_of(row), _C.owner == stored.owner, _C.state == stored.state)
@@ -169,7 +173,7 @@ def replace(
 
 
 def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
-    """Whether a run of the same message has done its work in the topic it was redriven from.
+    """Return whether the message's work was done in the topic that it was redriven from.
 
     Raises:
         Snooze, Reject: as `StoredRow.check_done`.
@@ -185,7 +189,7 @@ def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
 
 
 def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
-    """Claim a row, in short transactions; return False if its work was done before.
+    """Claim a row, in short transactions. Return False if the work was done before.
 
     Raises:
         Snooze, Reject: as `StoredRow.check_done`.
@@ -212,17 +216,19 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
 
 
 def begin(connection: sa.Connection, row: Row) -> bool:
-    """Claim a row in the caller's transaction; return False if its work was done before.
+    """Claim a row in the caller's transaction. Return False if the work was done before.
 
-    The row is inserted first: if another open transaction has it, this waits for its end. Nobody
-    sees the claim unless a part of the transaction is committed; so it does not expire.
+    The row is inserted first: if another open transaction has inserted it, the insert waits for the
+    end of that transaction. Other transactions see the claim only if a part of this transaction is
+    committed, so the claim has no expiry.
 
     Raises:
-        Snooze: a `Ledger` has the claim, or another run was quicker to take over an expired row.
+        Snooze: A `Ledger` has the claim, or another run took over the expired row first.
         Reject: as `StoredRow.check_done`.
     """
     if row.former is not None:
-        # A run that has lost its lease may still be open there; this also waits for its end.
+        # A run that has lost its lease may still have an open transaction on this row. The
+        # statement also waits for the end of that transaction.
         insert(connection, row._replace(topic=row.former[0]), CONSUMING, None)
         if _was_done_before_redrive(connection, row):
             return False
@@ -238,7 +244,7 @@ def begin(connection: sa.Connection, row: Row) -> bool:
 
 
 def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Mark the work as done in the caller's transaction; return False if this run lost the row."""
+    """Mark the work as done in the caller's transaction. Return False if this run lost the row."""
     expires = None if ttl_ms is None else now_ms() + ttl_ms
     if row.former is not None:
         finish(connection, row._replace(topic=row.former[0], former=None), ttl_ms)
@@ -249,7 +255,7 @@ def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:
-    """As `finish`, and commit."""
+    """Do the same as `finish`, and commit."""
     is_ours = finish(connection, row, ttl_ms)
     connection.commit()
     return is_ours

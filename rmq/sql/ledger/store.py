@@ -41,27 +41,31 @@ class Ledger:
     Before the handler runs, the key of its message is claimed in a transaction of its own: a row
     says "consuming" and lives for `hold`, renewed while the handler runs. When the handler has
     returned, the row says "consumed" and lives for the `ttl` of `idempotent`. If the handler fails,
-    the row is deleted. A delivery that finds "consuming" comes back later, at no retry, and is not
-    acked.
+    the row is deleted. If a delivery finds the row "consuming", it is not acked but comes back
+    later, at no cost of a retry.
 
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
-            database needs the table `rmq_ledger` (`rmq ledger create`). It needs a connection
-            for each handler that starts or ends, in addition to connections of the handlers
-            and one for renewal.
-        consumer: Owner of the rows; each consumer of a topic has rows of its own.
+            database needs the table `rmq_ledger` (`rmq ledger create`). Its pool must have a
+            connection for each handler that starts or ends at the same time, in addition to the
+            handlers' own connections and one connection for renewal.
+        consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
+            each of them does the work.
         hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s;
-            usually the lease of the topic. After a crash, the message waits for the rest of it.
+            usually the lease of the topic. After a crash, the message waits until its claim has
+            expired.
 
     Guarantee:
-        For a key, there is at most one run at a time, and none after a success, while the row
-        exists; this does not depend on Redis. The row and the handler's other effects are separate:
-        the work is repeated if the process dies between the two, or stops for longer than `hold`,
+        While the row of a key exists, there is at most one run of this key at a time, and no run
+        after a success. This does not depend on Redis. The row is not written together with the
+        handler's effects. So the work is repeated if the process dies after the effects and before
+        the row is marked. The work is also repeated if the process stops for longer than `hold`,
         for example because an async handler blocks its event loop. For effects in the same
         database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
         delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
-        is put off without losing a retry. If done work cannot be marked, this process keeps the
-        claim and retries until it succeeds, or the `ttl` has passed since the work was done.
+        is postponed without losing a retry. If done work cannot be marked as done, this process
+        keeps the claim and tries again, until it succeeds or the `ttl` has passed since the work
+        was done.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
@@ -94,22 +98,23 @@ class Ledger:
 
     @property
     def is_async(self) -> bool:
-        """Whether its engine is async, so that it guards `async def` handlers only."""
+        """Whether the engine is async. Then the ledger works for `async def` handlers only."""
         return isinstance(self._engine, AsyncEngine)
 
     def close(self) -> None:
         """End the thread that renews the claims of plain handlers, and close its connection.
 
-        For a program that continues when its handlers have ended; otherwise the thread ends 10 s
-        after the last claim, and with the process. Done work that could not be marked is tried once
-        more, and then left to expire, which is logged. While a handler runs, its claim is renewed
-        all the same, and the thread ends after it; another claim starts it again. With an async
-        engine there is no thread: a task renews, and ends with its event loop.
+        Call this in a program that continues after its handlers have ended. Without it, the thread
+        ends 10 s after the last claim, or with the process. If done work could not be marked,
+        `close` tries once more. If this fails, the claim is left to expire, which is logged. While
+        a handler runs, its claim is still renewed, and the thread ends after the handler. A later
+        claim starts the thread again. An async engine has no thread: a task renews its claims, and
+        ends with its event loop.
         """
         self._thread_renewal.end()
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """Make the middleware that `idempotent` attaches to a handler."""
+        """Return the middleware that `idempotent` attaches to a handler."""
         return LedgerMiddleware(self, key, ttl_ms, check)
 
     # --- for its middleware ----------------------------------------------------------------------
@@ -121,7 +126,7 @@ class Ledger:
     def transact(
         self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
     ) -> Procedure[Any]:
-        """Call a function of a Connection, in transactions of its own; repeat it after a conflict.
+        """Call a function of a Connection, in separate transactions. Repeat it after a conflict.
 
         Args:
             verb: The function.
@@ -159,7 +164,7 @@ class Ledger:
 
 
 class LedgerMiddleware(Middleware):
-    """Claims in a `Ledger` around a handler; made by `idempotent`."""
+    """Claims in a `Ledger` around a handler. `idempotent` creates it."""
 
     def __init__(self, store: Ledger, key: KeyOf, ttl_ms: int, check: Check | None) -> None:
         self._store = store
@@ -242,7 +247,7 @@ class LedgerMiddleware(Middleware):
 
 
 def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
-    """Refuse a handler of the other kind.
+    """Refuse an async handler for a plain engine, or a plain handler for an async engine.
 
     Args:
         handler: Handler to register.
@@ -250,8 +255,8 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
         owner: Owner of the engine, for the error.
 
     Raises:
-        InvalidType: A plain handler cannot await an async engine, or an async handler would block
-            its event loop in a plain engine.
+        InvalidType: The kinds differ. A plain handler cannot await an async engine, and an async
+            handler would block its event loop with a plain engine.
     """
     if handler.is_async == is_async:
         return
@@ -269,7 +274,7 @@ def check_ttl(ttl_ms: int, lease_ms: int) -> None:
     """Refuse to remember a key for less than a lease.
 
     Raises:
-        InvalidValue: the ttl is shorter than the lease.
+        InvalidValue: The ttl is shorter than the lease.
     """
     if ttl_ms < lease_ms:
         raise InvalidValue(
