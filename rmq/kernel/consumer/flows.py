@@ -1,8 +1,8 @@
 """The flows of a consumer, for both transports: receive, settle, give back.
 
-The flows turn replies into deliveries, and set the new state of a delivery after it was settled. A
-settling that got no reply is kept. The consumer's next call first repeats the settling under the
-same numbers. A repeated ack therefore succeeds, whether or not Redis executed the first ack.
+The flows turn replies into deliveries, and set the state of settled deliveries. A settling without
+a reply is kept. The consumer's next call first repeats it under the same numbers. So a repeated ack
+succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class ConsumerFlows:
         state: State of the slots.
         open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether a settling fails at once if a master is away. True in a worker, where
-            a failed settling must not delay other settlings.
+        settles_fast: Whether a settling fails at once if a master is away, as in a worker.
     """
 
     def __init__(
@@ -233,8 +232,7 @@ class ConsumerFlows:
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """At most once: record which deliveries are settled and can be returned."""
         lost = self._note_letters(given, letters)
-        # A repeated ack may be for some of the slots. Deliveries of other slots may already be
-        # returned.
+        # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
@@ -257,7 +255,7 @@ class ConsumerFlows:
             if self._shared_leases is not None:
                 for slot in set(leases.slots):
                     self._shared_leases.retire(slot)
-            self._unreadable = []  # Redis refused the reject, so the leases of the messages expire
+            self._unreadable = []  # the reject was refused, so the leases expire
             raise
         self._unreadable = []
 
@@ -304,8 +302,7 @@ class ConsumerFlows:
         """Return the deliveries as a list, and their leases.
 
         Raises:
-            InvalidValue, InvalidType: A delivery is given twice, belongs to another topic, or is
-                invalid.
+            InvalidValue, InvalidType: A delivery is given twice, has another topic, or is invalid.
             AlreadySettled: A delivery is already settled.
         """
         given = list(deliveries)
@@ -373,16 +370,14 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Run a verb. Return the deliveries whose lease was lost.
 
-        If a repeat of the same verb for a delivery has got its reply in the meantime, the delivery
-        is not settled again. At most once, all deliveries are already settled, so only `ack` is
-        possible.
+        If a repeat of the same verb was answered in the meantime, the delivery is not settled
+        again. At most once, all deliveries are already settled, so only `ack` is possible.
 
         Args:
             verb: Name of the verb.
             deliveries: Unsettled deliveries.
             build: Function that makes the calls.
-            note: Function that handles the answer. Default: the answer has a letter for each
-                delivery.
+            note: Function that handles the answer. Default: the answer has letters.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -495,8 +490,7 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters.
 
-        `kind` is the reason: "r" rejected by the handler, "u" the body does not fit, "n" no
-            handler.
+        `kind` is the reason: "r" rejected, "u" the body does not fit, "n" no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -522,10 +516,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases.
-
-        In a worker, whose shared leases are renewed anyway, only find lost leases.
-        """
+        """Extend leases. A worker renews shared leases anyway: there, only find lost leases."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
