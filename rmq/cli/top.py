@@ -33,7 +33,7 @@ from rmq.kernel.topic.overview import TopicOverview
 
 SHARE = 10  # reading takes at most one tenth of the time, however many topics there are
 RESIZE_S = 1.0  # a new size of the terminal is noticed within this time
-NO_CONSUMER_MS = 10_000  # of messages that wait so long while none is received
+NO_CONSUMER_MS = 10_000  # a topic has no consumer if messages wait this long and none is received
 
 # Title of each column of figures, and the field of a row with the figure.
 FIGURES = {
@@ -132,7 +132,7 @@ def _keys() -> Iterator[int]:
 
 @dataclass
 class Top:
-    """The topics that were read last, and how to show them.
+    """The latest counts of the topics, and the screen that shows them.
 
     Attributes:
         where: The URL of Redis.
@@ -152,7 +152,7 @@ class Top:
     error: str = ""
 
     def update(self, topics: Sequence[TopicOverview], workers: int, at: float) -> None:
-        """Take over what was read at a time of the monotonic clock."""
+        """Store the topics that were read at a time of the monotonic clock."""
         rows: list[Row] = [
             {"topic": topic.name, "error": str(topic.error)}
             if topic.error

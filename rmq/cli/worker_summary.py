@@ -54,7 +54,7 @@ def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
 
 
 def _lease_s(handler: Any) -> float | None:
-    """Return the lease of a handler in seconds; None: the topic's, which is not known yet."""
+    """Return the lease of a handler in seconds, or None: the topic's lease is not known yet."""
     if handler.lease_ms is None and not handler.context.is_open:
         return None
     return float(handler.lease_ms or handler.context.settings.lease_ms) / 1000

@@ -70,9 +70,9 @@ class Failed(Exception):
     """Ends the command with a message and an exit code.
 
     Args:
-        message: what happened and what to do next; one line.
-        code: the exit code.
-        kind: the `type` of the JSON error.
+        message: What happened and what to do next, in one line.
+        code: Exit code.
+        kind: Value of `type` in the JSON error.
     """
 
     def __init__(self, message: str, code: int = ERROR, kind: str = "Failed") -> None:

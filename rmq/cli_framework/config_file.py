@@ -21,7 +21,7 @@ def read_file(
     """Read the named file, or the first of FILES that exists; return its path and its table.
 
     Args:
-        named: Path of the file; None: search FILES.
+        named: Path of the file. Default: the first file of FILES that exists.
         passes_over_denied: Whether to skip a file of FILES that this user may not read.
 
     Raises:

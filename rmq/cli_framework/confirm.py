@@ -81,7 +81,7 @@ def progress(
 
 @contextmanager
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar only; yields a callback (done, total; None: total unknown)."""
+    """Show a progress bar. Yield a callback (done, total); total is None if it is unknown."""
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return

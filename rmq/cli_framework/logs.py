@@ -60,7 +60,7 @@ def start(level: str | None, as_json: bool | None) -> None:
     Log lines of other libraries, such as uvicorn and asyncio, get the same format.
 
     Args:
-        level: Requested level; None: info.
+        level: Requested level. Default: info.
         as_json: Whether to log JSON; if so, handlers of the user's module are not used.
     """
     log = logging.getLogger("rmq")

@@ -35,9 +35,9 @@ class CommonOptions:
         columns: Columns given by --columns, or None.
         watch: Seconds given by --watch, or None.
         writer: Writer of the records.
-        seen: State that a repeated command keeps for its next turn.
-        open_client: Client of a repeated command.
-        file: Settings of Redis in the configuration file; None: the file was not read.
+        seen: State that a command with --watch keeps for its next run.
+        open_client: Client of a command with --watch, which stays open between its runs.
+        file: Settings of Redis in the configuration file. None until the file is read.
         note_act: Function that records the command and its result in the audit trail.
     """
 

@@ -141,9 +141,9 @@ class RecordWriter:
     """Write the records of one command.
 
     Attributes:
-        format: Format of the records; None: as for --json, a document or NDJSON, as the
-            command chooses.
-        columns: Columns of CSV, in order; None: all.
+        format: Format of the records. None: a document or NDJSON, as the command chooses for
+            --json.
+        columns: Columns of CSV, in order. None: all columns.
         repeating: Whether the command prints repeatedly, each time a document on one line.
     """
 

@@ -30,11 +30,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its head.
-        right: align to the right, for numbers.
-        cut: shorten its cells on a narrow terminal; other columns are never shortened.
-        style: the colour of its cells.
-        wide: leave it out on a terminal narrower than WIDE, unless --columns names it.
+        title: Title of the column.
+        right: Whether to align cells to the right, for numbers.
+        cut: Whether its cells may be shortened on a narrow terminal.
+        style: Colour of its cells.
+        wide: Whether to omit the column on a terminal narrower than WIDE, unless --columns names
+            it.
     """
 
     title: str
@@ -82,7 +83,7 @@ def _fitted(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a text that is too long, and show that."""
+    """Shorten a text that is too long, and mark the cut."""
     return text if cells(text) <= width else _fitted(text, width - 1).rstrip() + "…"
 
 

@@ -38,8 +38,8 @@ def neutral(text: str, lines: bool = False) -> str:
     """Escape every character that controls a terminal.
 
     Args:
-        text: any text.
-        lines: keep line ends and expand tabs.
+        text: Any text.
+        lines: Whether to keep line ends and expand tabs.
     """
     if lines:
         return "\n".join(neutral(line_text.expandtabs(4)) for line_text in text.split("\n"))
@@ -114,11 +114,12 @@ def iso(value: datetime | None) -> str | None:
 def fields(value: Any, *names: str) -> dict[str, Any]:
     """Return attributes of a value for JSON: times as `iso` has them, ids as text.
 
-    As `show` of the HTTP API, without its structs: the command line does without msgspec.
+    Like `show` of the HTTP API, but without structs, because the command line does not need
+    msgspec.
 
     Args:
-        value: a NamedTuple, a dataclass or another object.
-        names: of the attributes; by default all fields of a NamedTuple or dataclass.
+        value: A NamedTuple, a dataclass or another object.
+        names: Names of the attributes. Default: all fields of a NamedTuple or dataclass.
     """
     return {name: _field(getattr(value, name)) for name in names or value.__match_args__}
 

@@ -84,8 +84,9 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
     Args:
         function: Function that returns the value, or yields it once. The code after the yield
             runs after the handler, even if the handler failed. The function may have dependencies.
-        scope: "run": a new value for each run, shared within the run; "process": one value, made
-            before the worker receives anything and kept until the worker has stopped.
+        scope: "run": each run of a handler has its own value, which is shared within the run.
+            "process": one value, which is made before the worker receives messages, and kept until
+            the worker has stopped.
 
     Raises:
         InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
@@ -105,9 +106,10 @@ class Node:
         make: Function that makes the value: it returns the value, an awaitable or a context
             manager.
         is_async: Whether the function needs an event loop.
-        is_manager: Whether `make` returns a context manager; its entered value is the value.
+        is_manager: Whether `make` returns a context manager. The value is then the result of
+            entering it.
         parameters: Nodes by parameter name.
-        deliveries: Names of the parameters that get the delivery.
+        deliveries: Names of the parameters that receive the delivery.
     """
 
     def __init__(

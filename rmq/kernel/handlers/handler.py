@@ -62,7 +62,7 @@ class Handler:
     ) -> None:
         self.context = context
         self.function = function
-        self.types = _types(type)  # types of its messages; empty: the default handler
+        self.types = _types(type)  # message types; empty for the default handler
         self.name = getattr(function, "__qualname__", repr(function))
         if not callable(function):
             raise InvalidType(f"handler: {function!r} is not a function")
@@ -133,7 +133,7 @@ class Handler:
         interceptor.mark_registered(self.function)
 
     def follow(self, settings: Settings) -> None:
-        """Adapt to the settings of the topic, after they were read.
+        """Adapt the handler to the settings of its topic, after they were read.
 
         Raises:
             InvalidValue: The settings do not allow `ordered`, or the lease does not fit the
@@ -144,7 +144,7 @@ class Handler:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Refuse to start if a store of the middleware lacks something.
+        """Refuse to start if a store of the middleware lacks something, for example a table.
 
         `loop`: event loop of async handlers, which runs in another thread.
         """
@@ -187,7 +187,7 @@ class Handler:
     ) -> BaseException | Policy | None:
         """Return how to settle a delivery after an error.
 
-        The result is Snooze, Reject, Retry or a retry policy; None: the topic's policy.
+        The result is Snooze, Reject, Retry or a retry policy. None means the topic's retry policy.
         """
         if isinstance(error, Snooze | Reject | Retry):
             return error
@@ -204,7 +204,7 @@ class Handler:
         return None if wait is None else Retry(wait)
 
     def runtime_of(self, delivery: InnerDelivery) -> float | None:
-        """Return the longest run for a delivery in seconds; None: unlimited."""
+        """Return the max_runtime for a delivery in seconds, or None if the run is not limited."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
@@ -298,14 +298,14 @@ class TopicHandlers:
 
     @property
     def ordered(self) -> bool:
-        """Whether messages of a slot are handled one after the other; the same for all handlers."""
+        """Whether messages of a slot are handled one after the other. Equal for all handlers."""
         return self._handlers[0].ordered
 
     def __len__(self) -> int:
         return len(self._handlers)
 
     def route(self, message_type: str | None) -> Handler | None:
-        """Return the handler for a message type; None if there is none, see `unhandled`."""
+        """Return the handler for a message type, or None. See the topic's setting `unhandled`."""
         return self.by_type.get(message_type, self.default)
 
     @property
@@ -370,7 +370,8 @@ class Handlers:
         """Register a handler.
 
         Raises:
-            InvalidValue: The topic has a handler for these messages, or other shared options.
+            InvalidValue: The topic already has a handler for these messages, or its handlers differ
+                in an option that they share.
         """
         known = self.by_topic.get(handler.context.name)
         self.by_topic[handler.context.name] = (

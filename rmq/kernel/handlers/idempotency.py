@@ -57,9 +57,9 @@ class Claims:
         consumer: Name of the claims' owner; other consumers of the topic have their own claims.
 
     Guarantee:
-        While Redis keeps the claim, runs for a key do not overlap, and no run follows a successful
-        run. The work may be done again after a claim is deleted, or lost with Redis, or after a
-        process is stopped during its work for longer than its lease.
+        While Redis keeps the claim of a key, runs for this key do not overlap, and no run follows a
+        successful run. The work may be done again in three cases: the claim was deleted, Redis lost
+        the claim, or the process stopped during its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -79,10 +79,10 @@ class Claims:
     ) -> list[Delivery]:
         """Claim the keys of deliveries in one call, and return the deliveries to work on.
 
-        This method settles all other deliveries. It acks a delivery if its work was done before,
-        and releases it for a while if another delivery of the key is in progress. Settle each
-        returned delivery, for example by `with delivery:`. An ack marks its key as done; any other
-        verb gives the claim up.
+        This method settles all deliveries that it does not return. If the work of a delivery was
+        done before, the delivery is acked. If another delivery of the same key is in progress, the
+        delivery is released for a while. Settle each returned delivery, for example by `with
+        delivery:`. An ack marks its key as done; any other verb gives the claim up.
 
         Args:
             deliveries: Deliveries of one consumer, as `receive` returned them. Lost deliveries are
@@ -184,7 +184,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return how long to release the message, if another delivery has its key; else None."""
+        """Return for how long to release the message if another delivery has its key, else None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -304,9 +304,9 @@ def idempotent(
 ) -> Callable[[F], F]:
     """Run a handler once for each business key. Write it below `@topic.handler`.
 
-    You can still call the function directly. A worker runs it only for a delivery that has the
-    claim on its key. A copy of finished work is acked. A copy of work in progress comes back later,
-    at no cost of a retry. If the run fails, the claim is given up.
+    You can still call the function directly. A worker runs the function only for a delivery that
+    has claimed its key. A copy of finished work is acked. A copy of work in progress comes back
+    later, at no cost of a retry. If the run fails, the claim is given up.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
@@ -316,8 +316,9 @@ def idempotent(
             slot and the acceptance number are added.
         ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
             the lease.
-        check: Function of the delivery, called after the claim was taken. It returns whether the
-            work must be done; False: it was done before. An exception fails the handler.
+        check: Function of the delivery, called after the claim was taken. It returns True if the
+            work must be done, and False if the work was done before. An exception counts as a
+            failure of the handler.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid. At run time, a message without a

@@ -256,7 +256,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Return a message's due time in epoch ms, or its delay in ms; 0: due at once."""
+    """Return a message's due time in epoch ms, or its delay in ms; 0 if it is due at once."""
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:

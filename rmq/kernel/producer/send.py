@@ -139,8 +139,8 @@ def send_many(
 
     For `durability` and `timeout` see `Topic.send`.
 
-    All messages are checked and encoded before the first call. Messages of one slot without a merge
-    key go in one call, which is all or nothing. Calls share a round trip.
+    All messages are checked and encoded before the first call. The messages of one slot without a
+    merge key are stored by one call: all of them or none. All calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -193,7 +193,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the coalescer of sends with one durability; None: the topic's durability."""
+    """Return the coalescer of sends with a durability. None: the topic's durability."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -443,7 +443,10 @@ def _call_together(
     override: DurabilityOverride | None,
     outcomes: list[Any],
 ) -> Flow[None]:
-    """Make the calls for several callers, and set the outcome of each message; None: refused."""
+    """Make the calls for several callers, and set the outcome of each message.
+
+    The outcome is None if the message was refused.
+    """
     replies, short, level = yield from _replies(context, calls, override)
     unknown: OutcomeUnknown | None = None
     for batch, reply in zip(batches, replies, strict=True):

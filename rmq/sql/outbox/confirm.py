@@ -1,4 +1,4 @@
-"""Confirmation, for consumers: a log row while a handler runs, and finally the confirmed stub.
+"""Confirmation by consumers: a log row while a handler runs, and then the confirmed stub.
 
     on receipt      the log row is written, in a transaction of its own
     success         the stub is confirmed and the log row deleted, in one transaction
@@ -7,8 +7,8 @@
 If a consumer dies in between, its log row stays. It keeps the message from being sent again for
 `Outbox.log_for`, and no longer.
 
-The log row of a consumer is often kept until its message is confirmed. Then a consumer that died
-hides a lost message; here the row counts for a time only.
+Other outboxes often keep the log row until the message is confirmed. There, the log row of a
+consumer that died can hide a lost message forever. In RMQ, the row counts for a limited time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
-    """Note the receipt, run the handler, confirm the stub; made by `Outbox.confirms`."""
+    """Record the receipt, run the handler, confirm the stub. `Outbox.confirms` creates it."""
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
         is_async = _is_async(engine)
@@ -185,35 +185,35 @@ class Confirming:
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None
     ) -> Callable[[F], F]:
-        """Confirm stubs when their messages are handled. Stands above all other middleware.
+        """Confirm stubs when their messages are handled. Write it above all other middleware.
 
             @orders.handler
             @outbox.confirms(engine)
             @rmq.idempotent(rmq.Claims())
             def handle(order): ...
 
-        On receipt a log row is written. On success the stub is confirmed and the log row deleted,
-        in one transaction. On failure the log row is deleted. A message that was sent directly, and
-        has no stub, is handled without any of this.
+        Before the handler runs, RMQ writes a log row. After success, it confirms the stub and
+        deletes the log row, in one transaction. After a failure, it deletes the log row. A message
+        without a stub, because it was sent directly, is handled without these steps.
 
         Args:
             engine: Engine of the database with the stubs; an AsyncEngine for an async handler. With
-                `via`: engine of the consumer's own database, which has the table rmq_log; then
-                every message is confirmed, even without a stub.
-            via: Topic back to the producer, on which `confirm_handler` confirms.
+                `via`, the engine of the consumer's own database, which has the table rmq_log. Then
+                every message is confirmed, even a message without a stub.
+            via: Topic on which confirmations are sent to the producer's `confirm_handler`.
 
         Guarantee:
             A message is confirmed only after its handler has returned, or a middleware below has
             found its work done before. After a crash between the handler's commit and the
-            confirmation, the message is delivered again: with a ledger it is then found done, and
-            confirmed.
-            If done work cannot be confirmed, its claim is marked as done and the delivery is put
-            off without losing a retry: the next delivery confirms and runs nothing. If a handler
+            confirmation, the message is delivered again. With a ledger, the work is then found
+            done, and the message is confirmed without running the handler. If done work cannot be
+            confirmed, its claim is marked as done, and the delivery is postponed without losing a
+            retry. The next delivery confirms the message without running the handler. If a handler
             settles its delivery itself, the delivery is not confirmed, because it may not have been
             acked.
 
         Raises:
-            InvalidType: engine, via and handler are not of the same kind.
+            InvalidType: `engine`, `via` and the handler are not all plain or all async.
             InvalidValue: Another middleware is above this one. Both are raised at registration.
         """
         middleware = Confirms(engine, via)
@@ -228,8 +228,8 @@ class Confirming:
 
             confirmations.handler(outbox.confirm_handler(engine))
 
-        It is async for an AsyncEngine. A stub that is confirmed, void or purged stays as it is. A
-        body that is no confirmation becomes a dead letter at once.
+        The handler is async for an AsyncEngine. A stub that is already confirmed, void or purged is
+        not changed. A message that is not a confirmation becomes a dead letter at once.
 
         Args:
             engine: Engine of the database with the stubs.
@@ -252,11 +252,11 @@ class Confirming:
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
         """Make a check for `@rmq.idempotent(..., check=...)`: is this work still to be done?
 
-        The check returns True while the stub of a delivery is unconfirmed or exhausted. Once it is
-        confirmed or void, the check returns False: the delivery is acked, and nothing is run. The
-        check also returns True if there is no stub, because the message was sent directly or the
-        stub was purged. If the database is away, the delivery is put off, at no retry; any other
-        error of the database counts as an error of the handler.
+        The check returns True while the stub of a delivery is unconfirmed or exhausted. If the stub
+        is confirmed or void, the check returns False: the delivery is acked, and the handler does
+        not run. The check also returns True if there is no stub, because the message was sent
+        directly or the stub was purged. If the database is away, the delivery is postponed without
+        losing a retry. Any other error of the database counts as an error of the handler.
 
         Args:
             engine: Engine of the database with the stubs; an AsyncEngine for an async handler.
@@ -278,7 +278,7 @@ class Confirming:
 
 
 def _stub_in(body: object) -> str:
-    """Return the stub id in the body of a confirmation; dead-letter any other body."""
+    """Return the stub id in the body of a confirmation. Any other body becomes a dead letter."""
     id = body.get(FIELD) if isinstance(body, dict) else None
     try:
         return str(stub_id(id))  # type: ignore[arg-type]

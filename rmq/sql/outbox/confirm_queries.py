@@ -40,7 +40,7 @@ def _write_log_row(connection: Connection, id: str, delivery: DeliveryData) -> N
     if connection.execute(renewal).rowcount:
         return
     if not insert_new(connection, logs, {"id": id, "topic": delivery.topic, **values}):
-        connection.execute(renewal)  # another delivery of the message was quicker
+        connection.execute(renewal)  # another delivery of the message wrote the row first
 
 
 def delete_log_row(connection: Connection, id: str) -> None:
@@ -58,7 +58,7 @@ def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
 
 
 def is_open(connection: Connection, id: str) -> bool:
-    """Whether the work of a stub is still to be done; True if there is no such stub."""
+    """Return whether the work of a stub is still to be done. True if there is no such stub."""
     status = _status(connection, id)
     return status is None or status in OPEN
 

@@ -1,4 +1,4 @@
-"""Send stubs to Redis: many in one call, with an outcome for each.
+"""Send stubs to Redis: many stubs in one call, with an outcome for each stub.
 
 A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault: its body
 is too large for the topic, or its row was edited. They must not hold up other stubs. Temporary
@@ -47,7 +47,7 @@ from rmq.sql.outbox.tables import Stub, outgoing
 log = logging.getLogger("rmq.outbox")
 
 IDLE_S = 10.0  # how long a transaction may be idle, in addition to the duration of a call
-SAME_CLOCK_MS = 1000  # clocks that differ by less are equal, so that due times are kept exactly
+SAME_CLOCK_MS = 1000  # clocks that differ by less count as equal, so that due times stay exact
 OWN_FAULT = (InvalidValue, InvalidType, PayloadTooLarge, EncodeError)
 
 
@@ -59,10 +59,10 @@ _PARTS: dict[str, tuple[type, str]] = {
 
 
 def check_parts(**parts: object) -> None:
-    """Refuse an outbox, engine or client of another type.
+    """Refuse an outbox, engine or client of the wrong type.
 
     Raises:
-        InvalidType: names the argument.
+        InvalidType: An argument has the wrong type. The error names the argument.
     """
     for name, value in parts.items():
         kind, wanted = _PARTS[name]
@@ -75,7 +75,7 @@ class Refused(NamedTuple):
 
     Attributes:
         error: Reason of the refusal.
-        is_permanent: Whether the stub is at fault, so that no send can succeed.
+        is_permanent: Whether the stub is at fault, so that no later send can succeed.
         is_slot_full: Whether its slot has no room for all stubs of the call.
     """
 
@@ -86,7 +86,7 @@ class Refused(NamedTuple):
 
 Outcome = SendResult | Refused
 
-# By client: its dispatchers share the former settings of topics, to create lost topics again.
+# By client: the former settings of topics, with which a dispatcher creates lost topics again.
 _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = WeakKeyDictionary()
 
 
@@ -102,13 +102,16 @@ class Dispatcher:
 
     @property
     def idle_limit_s(self) -> float:
-        """How long the transaction of a send may be idle: longer than a call tries Redis."""
+        """How long the transaction of a send may be idle.
+
+        This is longer than a call of Redis may take.
+        """
         return IDLE_S + self._parts.retry_s
 
     def send(
         self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
     ) -> list[Outcome]:
-        """Send stubs, in their order within a topic; return an outcome for each.
+        """Send stubs, in order within each topic. Return an outcome for each stub.
 
         Args:
             stubs: Stubs without repetition.
@@ -119,7 +122,7 @@ class Dispatcher:
             After a stub that was refused temporarily, no other stub of its slot is sent.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away; some stubs may have been sent.
+            Unavailable, OutcomeUnknown: Redis is away. Some stubs may have been sent.
         """
         self._limit = None if connection is None else IdleLimit(connection, self.idle_limit_s)
         is_timed = any(stub.due_ms > now_ms for stub in stubs)
@@ -216,7 +219,7 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send; if a stub is at fault, find it by halving and send the others."""
+        """Send stubs. If one of them is at fault, find it by halving, and send all others."""
         if not pairs:
             return []
         try:
@@ -234,17 +237,17 @@ class Dispatcher:
         return first + self._send_halving(context, pairs[middle:])
 
     def _has_more_room(self, context: TopicContext) -> bool:
-        """Read the topic's settings again; return whether it takes larger bodies than we knew."""
+        """Read the topic's settings again. Return whether its `max_body` has become larger."""
         before = context.settings.max_body
         context.keep_settings(0.0)
         self.transport.run(opening.ensure_open(context))
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send; if a slot has no room for all of its stubs, send the first stubs that fit.
+        """Send stubs. If a slot has no room for all of its stubs, send the first stubs that fit.
 
-        Redis stores all messages of a call for a slot, or none of them. Without this, a slot with
-        room for 100 messages would refuse 500 stubs forever.
+        Redis stores all messages of a call for a slot, or none of them. So a slot with room for 100
+        messages would refuse a call with 500 stubs forever.
         """
         outcomes = self._call_once(context, pairs)
         refused: dict[int, list[int]] = {}  # by slot: the indexes of its stubs, in order
@@ -282,7 +285,7 @@ class Dispatcher:
             durability = context.settings.durability
             wait_ms = 0 if durability is None else duration_ms(durability.timeout, "timeout")
             self._limit.before_call(wait_ms / 1000)
-        # It does not wait for room in the topic, because rows are locked meanwhile.
+        # The send does not wait for room in the topic, because rows are locked during the wait.
         flow = send_flow.send_many(context, messages, None, 0.0)
         try:
             return list(self.transport.run(flow))
@@ -291,8 +294,8 @@ class Dispatcher:
             is_slot = isinstance(error, QueueFull) and bool(error.results)
             return _outcomes(error.results, error, [True] * len(pairs), is_slot)
         except NotDurable as error:
-            # A stub that a consumer confirms is watched until then. The others are sent again,
-            # under the same id, until they are as durable as the topic demands.
+            # A stub that a consumer must confirm is watched until its confirmation. Other stubs are
+            # sent again, under the same id, until they are as durable as the topic demands.
             log.warning("outbox: topic %r: %s", context.name, error)
             return _outcomes(error.results, error, [stub.confirm for stub, _ in pairs], True)
         except (*OWN_FAULT, TopicVanished, Unavailable, OutcomeUnknown):

@@ -34,17 +34,17 @@ class Counts(NamedTuple):
     """The numbers of stubs in an outbox, by status.
 
     Attributes:
-        unsent: Stubs that are not sent yet.
-        unconfirmed: Stubs that were sent, and that no consumer has confirmed.
+        unsent: Stubs that were never sent.
+        unconfirmed: Stubs that were sent, but that no consumer has confirmed yet.
         in_log: Unconfirmed stubs that a consumer has recorded in `rmq_log`. They are not resent
             while that row is recent.
         confirmed: Stubs whose work is done.
         void: Stubs that were withdrawn.
-        exhausted: Stubs that were given up.
+        exhausted: Stubs that are not sent any more, after too many sends or a permanent error.
         oldest_unsent_ms: Age of the oldest unsent stub, or None.
         next_resend: Next resend time of a stub that is not in the log, or None.
-        overdue_ms: Time since that resend time; 0 if it has not passed. A running resender keeps it
-            below a few seconds.
+        overdue_ms: Time since `next_resend`, or 0 if `next_resend` has not passed. It stays below a
+            few seconds while a resender runs.
     """
 
     unsent: int
@@ -87,10 +87,10 @@ class Entry(NamedTuple):
 
 
 def counts(engine: sa.Engine) -> Counts:
-    """Count the stubs of an outbox; this reads every row.
+    """Count the stubs of an outbox. This reads every row of the table.
 
     Raises:
-        ConfigurationError: the table is missing.
+        ConfigurationError: The table is missing.
     """
     unsent_flag = sa.case((unsent, 1), else_=0).label("is_unsent")
     with require_table(stubs, CREATE), engine.connect() as connection:
@@ -131,8 +131,8 @@ def entries(
 
     Args:
         engine: Engine of the outbox's database.
-        statuses: Values of `Entry.status`; empty: all.
-        topic: Topic of the stubs; None: all.
+        statuses: Values of `Entry.status`. Default: stubs with any status.
+        topic: Topic of the stubs. Default: stubs of all topics.
         limit: Maximum number of stubs, 1 to 10 000.
 
     Raises:

@@ -45,7 +45,8 @@ class Located(NamedTuple):
 
     Attributes:
         queue: "store", "prepare", "dead", or None.
-        newest: Acceptance number of the slot's newest message; 0: the slot never had a message.
+        newest: Acceptance number of the slot's newest message, or 0 if the slot never had a
+            message.
         idle: Whether the slot has no waiting message and no message in flight.
         is_moved: Whether the message was redriven to another topic in the last 30 days.
     """
@@ -60,14 +61,15 @@ NOWHERE = Located(None, 0, True)
 
 
 def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
-    """Locate messages of one topic; return one answer for each, in order.
+    """Locate messages of one topic. Return one answer for each message, in order.
 
-    A topic that is gone from Redis has no messages. The next send notices this, and may create the
-    topic again with its former settings.
+    A topic that Redis no longer has counts as a topic without messages. The next send finds that
+    the topic is missing, and may create it again with its former settings.
 
     Args:
         context: Opened context of the topic.
-        ids: Function that makes the ids for the present slots of the topic.
+        ids: Function that computes the ids of the messages, for the topic's present number of
+            slots.
     """
     try:
         return (yield from _locate(context, ids(context)))
@@ -107,12 +109,12 @@ log = logging.getLogger("rmq.outbox")
 
 
 class Sorted(NamedTuple):
-    """Due stubs, sorted.
+    """Due stubs, sorted by the state of their messages.
 
     Attributes:
-        lost: stubs whose messages are lost.
-        in_queue: seq of stubs whose messages are in a queue.
-        moved: seq of stubs whose messages were redriven to another topic.
+        lost: Stubs whose messages are lost.
+        in_queue: Column `seq` of the stubs whose messages are in a queue.
+        moved: Column `seq` of the stubs whose messages were redriven to another topic.
     """
 
     lost: list[DueStub]
@@ -153,7 +155,10 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return the places of messages in Redis, by seq; None for an unreadable topic."""
+        """Return where messages are in Redis, by `seq` of their stubs.
+
+        None if the topic is unreadable.
+        """
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:
@@ -183,7 +188,7 @@ class LossDetector:
         return self._dispatcher.transport.run(locate(context, ids))
 
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
-        """Return the stubs that consumers have got past, or that Redis never had."""
+        """Return stubs whose slot has handled later messages, or whose message Redis never had."""
         unsure = []
         for stub in gone:
             location = located[stub.seq]

@@ -1,4 +1,4 @@
-"""Reports of exhausted stubs: sent as often as allowed, and never confirmed.
+"""Reports of exhausted stubs: stubs that were sent `max_sends` times and never confirmed.
 
 A hook is any function of an `Exhausted`. If it raises an exception it is called again later, so
 every stub is reported at least once.
@@ -25,7 +25,7 @@ from rmq.sql.outbox import resend_queries
 
 log = logging.getLogger("rmq.outbox")
 
-REPORT_MS = 60_000  # limit for reporting a stub; after it, the reporting process counts as dead
+REPORT_MS = 60_000  # limit for reporting a stub; then another process may report the stub
 TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 
@@ -48,7 +48,7 @@ class Exhausted:
     error: str
 
     def to_json(self) -> dict[str, str | int]:
-        """Return it as values of JSON; `created` is ISO 8601."""
+        """Return the attributes as JSON values. `created` is in ISO 8601."""
         created = self.created.astimezone(UTC).isoformat(timespec="milliseconds")
         return {
             "id": self.id,
@@ -121,7 +121,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: HTTPMessage, newurl: str,
     ) -> None:  # fmt: skip
-        """Do not follow it; its status is reported as an error."""
+        """Do not follow a redirect. Its status is reported as an error."""
 
 
 class Webhook:
@@ -156,7 +156,8 @@ class Webhook:
         """Post a stub.
 
         Raises:
-            OSError: it was not accepted; the text names the host and the status or the error.
+            OSError: The URL did not accept the stub. The text names the host, and the status or the
+                error.
         """
         request = urllib.request.Request(
             self._url,

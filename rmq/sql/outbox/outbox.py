@@ -1,4 +1,4 @@
-"""The outbox: write messages in the transaction of the business change that they report.
+"""The outbox: write messages in the same database transaction as the business change.
 
 The change and its messages are committed together or not at all. A relay sends committed messages
 (`rmq.sql.outbox.relay`); nothing here needs Redis.
@@ -58,20 +58,20 @@ class _NewStub(NamedTuple):
 
 
 class Outbox(Confirming, Repair):
-    """Write messages into the database of a business transaction; the policy of their resends.
+    """Write messages in a database transaction, and set when lost messages are sent again.
 
     In addition to `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
     `rmq.sql.outbox.confirm`; `resend`, `void`, `withdraw` and `purge` for stubs, in
     `rmq.sql.outbox.repair`.
 
-    A program needs one object: it has no connection, and threads and tasks may share it. Create its
-    tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
+    A program needs one Outbox object. It has no connection, and threads and tasks may share it.
+    Create its tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
 
     Args:
-        max_sends: Maximum number of sends of an unconfirmed message, 1 to 1000; after them its stub
-            is "exhausted", and the hook is called.
-        resend: Time after each send until a message counts as lost: rmq.Exponential or rmq.Levels.
-            Their longest waits are used, without jitter.
+        max_sends: Maximum number of sends of an unconfirmed message, 1 to 1000. After the last
+            send, its stub becomes "exhausted", and the resender calls its `notify` hook.
+        resend: Time after each send until an unconfirmed message may be sent again: rmq.Exponential
+            or rmq.Levels. Their longest waits are used, without jitter.
         max_body: Largest encoded body in bytes, up to 16 MiB. If the topic allows less, the send
             fails, and the stub is "exhausted" with the error.
         log_for: How long a consumer's log row prevents a resend, in seconds or as a timedelta.
@@ -99,7 +99,7 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """Return the ms after which an unconfirmed message counts as lost, by number of sends."""
+        """Return the ms from the last of `sends` sends until a message may be sent again."""
         return self._ladder[min(max(sends, 1), len(self._ladder)) - 1]
 
     def send(
@@ -125,8 +125,8 @@ class Outbox(Confirming, Repair):
     ) -> MessageId:
         """Write one message, as part of the caller's transaction.
 
-        The other arguments are the fields of `rmq.Outgoing`. Messages of an outbox do not merge,
-        because each is confirmed separately.
+        The arguments that are not listed are fields of `rmq.Outgoing`. Messages of an outbox do not
+        merge, because each message is confirmed separately.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.
@@ -138,10 +138,10 @@ class Outbox(Confirming, Repair):
                 counts as confirmed once Redis has stored it.
 
         Guarantee:
-            If the transaction commits, the message is sent at least once, however often the relay,
-            Redis or this process dies; if the transaction does not commit, never. Messages of one
-            topic and slot_basis, or group, are sent in the order in which they were written, if
-            their transactions did not overlap.
+            If the transaction commits, the message is sent at least once, even if the relay, Redis
+            or this process dies. If the transaction does not commit, the message is never sent.
+            Messages with the same topic and the same `slot_basis` or group are sent in the order in
+            which they were written, if their transactions did not overlap.
 
         Returns:
             The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.

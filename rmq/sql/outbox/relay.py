@@ -43,7 +43,7 @@ SKIP_MIN_S, SKIP_MAX_S = 0.25, 30.0  # how long a topic that refuses messages is
 
 class _Turn(NamedTuple):
     locked: int  # stubs
-    done: int  # of these, sent or given up
+    done: int  # number of these that were sent or given up
 
 
 class _Skip(NamedTuple):
@@ -58,10 +58,10 @@ class Relay:
 
     Args:
         outbox: Outbox whose policy decides when a sent message counts as lost.
-        engine: Plain engine of the database with the stubs; the relay is not async.
+        engine: Plain Engine of the database with the stubs. The relay is not async.
         client: Client with the prefix and the interceptors. Topics that do not exist are created
             with the settings declared on it (`client.topic(name, slots=8)`), else the defaults.
-        batch: Maximum number of stubs in a turn, 1 to 1000.
+        batch: Maximum number of stubs in one transaction, 1 to 1000.
 
     Raises:
         InvalidValue, InvalidType: An argument is not valid.
@@ -80,24 +80,26 @@ class Relay:
         """Send one batch.
 
         Returns:
-            The number of stubs that are no longer waiting, because they were sent, or can never be
-            sent and are "exhausted" now.
+            The number of stubs that no longer wait. They were sent, or can never be sent and are
+            now "exhausted".
 
         Guarantee:
-            Only stubs of committed transactions are sent. Stubs that were sent and not marked,
-            because this process or the database died, are sent again under the same id.
+            Only stubs of committed transactions are sent. If this process or the database dies
+            after a send and before the stub is marked as sent, the stub is sent again under the
+            same id.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away; nothing was marked.
+            Unavailable, OutcomeUnknown: Redis is away. No stub was marked as sent.
             ConfigurationError: the table is missing. Errors of the database.
         """
         with self._engine.connect() as connection:
             return self._turn(connection).done
 
     def run(self, stop: threading.Event) -> None:
-        """Send until `stop` is set; a turn that has begun is finished first.
+        """Send until `stop` is set. A batch that has begun is finished first.
 
-        While Redis or the database is away, it tries again at growing intervals of up to 30 s.
+        While Redis or the database is away, the relay tries again at growing intervals of up to 30
+        s.
 
         Raises:
             ConfigurationError: the table is missing.
@@ -154,7 +156,7 @@ class Relay:
         outcomes: Sequence[Outcome],
         now: int,
     ) -> int:
-        """Write the outcomes to the stubs; return how many are no longer waiting."""
+        """Write the outcomes to the stubs. Return how many of them no longer wait."""
         pairs = list(zip(taken, outcomes, strict=True))
         marks = [
             self._mark(stub, outcome, now)
@@ -186,7 +188,7 @@ class Relay:
     def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
         """Log refusals, and skip topics that refused temporarily."""
         errors: dict[str, Exception] = {}
-        sent: set[str] = set()  # topics that took some
+        sent: set[str] = set()  # topics that accepted stubs
         for stub, outcome in zip(taken, outcomes, strict=True):
             if not isinstance(outcome, Refused):
                 sent.add(stub.topic)

@@ -55,10 +55,10 @@ def locks(dialect: sa.Dialect) -> dict[str, Any]:
 def take(
     connection: sa.Connection, most: int, skipped: Collection[str] = ()
 ) -> tuple[list[Stub], int, int]:
-    """Lock the next stubs to be sent, until the transaction ends.
+    """Lock the next stubs to send, until the transaction ends.
 
-    Nothing is locked on SQLite, whose one lock would block all writers while Redis is called; there
-    `mark` skips stubs that another relay has sent meanwhile.
+    On SQLite nothing is locked, because its single lock would block all writers while Redis is
+    called. There, `mark` skips stubs that another relay has already sent.
 
     Args:
         connection: Connection with a transaction that reads committed data, not a snapshot.
@@ -121,7 +121,7 @@ def _sendable(
 
 
 def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
-    """Count a send of each; return how many were marked, and not by another relay before."""
+    """Count a send of each stub. Return how many were marked, without those of other relays."""
     dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
     if dialect in _MARK_ALL:
         rows = json.dumps(marks, separators=(",", ":"))

@@ -49,7 +49,7 @@ class Repair:
     log_for_ms: int
 
     def resend(self, here: Here, id: Id) -> None:
-        """Send a stub again now, whatever its resend time and number of sends.
+        """Send a stub again now, regardless of its resend time and number of sends.
 
         The count of sends starts again at 0, so an exhausted stub is watched again like a new stub.
         The relay sends it; a message that is still in Redis is not stored twice.
@@ -104,7 +104,7 @@ class Repair:
             id: Id of the stub or of its message.
 
         Returns:
-            The result of `Topic.cancel`; "gone": the message is not in Redis; "unknown": Redis
+            The result of `Topic.cancel`. "gone": the message is not in Redis. "unknown": Redis
             could not be reached, and the message may still be delivered.
 
         Raises:

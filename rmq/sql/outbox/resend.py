@@ -1,6 +1,6 @@
 """The resender: send stubs again whose messages were lost, by Redis or by mistaken deletion.
 
-`rmq.sql.outbox.lost` decides which are lost. The relay sends stubs for the first time
+`rmq.sql.outbox.lost` decides which messages are lost. The relay sends stubs for the first time
 (`rmq.sql.outbox.relay`); `rmq outbox run` runs both.
 """
 
@@ -42,19 +42,21 @@ CHUNK = 100  # stubs that are sent in one transaction
 ROUND_INTERVAL_S = 1.0
 # Shortest and longest time between attempts, while Redis or the database is away.
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
-SENDING_MS = 60_000  # limit for a send on SQLite; after it, the sending resender counts as dead
+SENDING_MS = 60_000  # limit for a send on SQLite; then another resender may send the stub
 
 
 class Round(NamedTuple):
     """The result of a round.
 
     Attributes:
-        sent: Stubs sent again; each counts as a send of its stub.
-        waiting: Stubs put off because their messages are in a queue (waiting, in flight or dead),
-            or were redriven to another topic.
-        held: Stubs put off because consumers have not got past them, or Redis refused them for now.
-        exhausted: Stubs given up in this round.
-        reported: Exhausted stubs, of this round or earlier rounds, for which the hook was called.
+        sent: Number of stubs that were sent again. Each resend counts as a send of the stub.
+        waiting: Number of stubs that were postponed because their messages are in a queue (waiting,
+            in flight or dead), or were redriven to another topic.
+        held: Number of stubs that were postponed because consumers have not yet handled later
+            messages of the slot, or because Redis temporarily refused them.
+        exhausted: Number of stubs that became exhausted in this round.
+        reported: Number of exhausted stubs, of this round or earlier rounds, for which the hook was
+            called.
     """
 
     sent: int = 0
@@ -65,7 +67,7 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """How many stubs were due; more are waiting if it is a full batch."""
+        """How many stubs were due. If this is a full batch, more stubs may be due."""
         return self.sent + self.waiting + self.held + self.exhausted
 
 
@@ -76,21 +78,22 @@ def _sum(*rounds: Round) -> Round:
 class Resender:
     """Send lost stubs again, and report exhausted stubs.
 
-    Any number of resenders may run, in any number of processes; each stub is handled by one at a
-    time.
+    Any number of resenders may run, in any number of processes. Each stub is handled by one
+    resender at a time.
 
     Args:
         outbox: Outbox with the limits and intervals.
         engine: Plain engine of the database with the tables.
         client: Client with the prefix and the interceptors.
-        notify: Hook that is called at least once for every exhausted stub; None: log an error on
+        notify: Hook that is called at least once for every exhausted stub. Default: log an error on
             the logger "rmq".
         batch: Maximum number of stubs in a round, 1 to 1000.
 
     Guarantee:
         The stub of a lost message is sent again, under the same id, and each send is counted in the
-        transaction that made it. If a process dies between the two, one send is not counted; its
-        message is then in the queue, and is not sent once more.
+        transaction that made it. If a process dies after the send and before its transaction
+        commits, this send is not counted. The message is then in its queue, so it is not sent
+        another time.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid.
@@ -122,7 +125,7 @@ class Resender:
         """Handle at most a batch of due stubs.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away; nothing was put off. Stubs that were sent
+            Unavailable, OutcomeUnknown: Redis is away. No stub was postponed. Stubs that were sent
                 may be sent again.
             ConfigurationError: a table is missing. Errors of the database.
         """
@@ -137,9 +140,10 @@ class Resender:
             return result._replace(reported=self._notifier.report())
 
     def run(self, stop: threading.Event) -> None:
-        """Run a round every second until `stop` is set; a round that has begun is finished first.
+        """Run a round every second until `stop` is set. A round that has begun is finished first.
 
-        While Redis or the database is away, it tries again at growing intervals of up to 30 s.
+        While Redis or the database is away, the resender tries again at growing intervals of up to
+        30 s.
 
         Raises:
             ConfigurationError: a table is missing.
@@ -163,7 +167,10 @@ class Resender:
                 stop.wait(ROUND_INTERVAL_S)
 
     def _open_topics(self) -> None:
-        """Open all topics once, so that a topic that Redis loses can be created as it was."""
+        """Open all topics once.
+
+        If Redis loses a topic later, it can be created with the same settings.
+        """
         if self._has_opened_topics:
             return
         with self._engine.begin() as connection:
@@ -217,8 +224,8 @@ class Resender:
     def _send(self, lost: list[DueStub]) -> Round:
         """Send all stubs that were found lost together.
 
-        A new search in between would find consumers not past the rest, once the first messages are
-        back in a slot.
+        If the resender searched again after the first sends, it would not find the remaining
+        messages lost: consumers have not yet handled the messages that were just sent.
         """
         total = Round()
         while lost:
@@ -283,7 +290,10 @@ class Resender:
         return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
-        """Return the mark of a send; a duplicate counts too: Redis settled it, unconfirmed."""
+        """Return the mark of a send.
+
+        A duplicate also counts: its message was settled, not confirmed.
+        """
         is_new = result.status == "stored"
         begins = max(now, stub.due_ms)
         return Mark(

@@ -30,8 +30,8 @@ class DueStub(NamedTuple):
     """A stub whose resend time has come.
 
     Attributes:
-        seq, id, topic, slot_basis, codec, sends, resend_at: its columns.
-        slot, offset: of its last send.
+        seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub.
+        slot, offset: Slot and acceptance number of the last send.
     """
 
     seq: int
@@ -61,7 +61,7 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
 
 
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
-    """Return stubs that are due to be sent again and have no recent log row; lock nothing."""
+    """Return stubs that are due to be sent again and have no recent log row. Lock no rows."""
     logged = sa.exists().where(
         logs.c.id == stubs.c.id, logs.c.received > now_ms_once() - log_for_ms
     )
@@ -150,13 +150,13 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
 
 
 def put_off_for_good(connection: sa.Connection, seqs: Sequence[int]) -> None:
-    """Let the resend time of stubs never come."""
+    """Set the resend time of stubs to a time that never comes."""
     if seqs:
         connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(resend_at=NEVER_MS))
 
 
 def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
-    """Restore the resend time of stubs that were put off, unless they were sent meanwhile."""
+    """Restore the resend time of stubs that were postponed and not sent since then."""
     for stub in put_off:
         connection.execute(
             sa.update(stubs)
@@ -169,7 +169,7 @@ def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
 
 
 def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
-    """Return exhausted stubs that are not reported, nor being reported now."""
+    """Return exhausted stubs that were not reported, and that no process is reporting now."""
     query = (
         sa.select(
             stubs.c.seq, stubs.c.id, stubs.c.topic, stubs.c.sends, stubs.c.created, stubs.c.error,
@@ -187,7 +187,7 @@ def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
 
 
 def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
-    """Reserve the report of a stub for a while; return False if another process has it."""
+    """Reserve the report of a stub for a time. Return False if another process has reserved it."""
     result = connection.execute(
         _unreported_stub(row.seq)
         .where(stubs.c.resend_at == row.resend_at)
@@ -197,7 +197,7 @@ def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> 
 
 
 def record_report(connection: sa.Connection, seq: int, success: bool) -> None:
-    """Mark a stub as reported, or after a failure as free to be reported."""
+    """Mark a stub as reported. After a failure, let any process report it again."""
     values = {"notified": now_ms()} if success else {"resend_at": now_ms()}
     connection.execute(_unreported_stub(seq).values(**values))
 

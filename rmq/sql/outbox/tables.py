@@ -51,7 +51,7 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
     """Return the id of the stub that a message was sent from.
 
     Raises:
-        InvalidValue, InvalidType: it is no message id.
+        InvalidValue, InvalidType: The value is not a message id.
     """
     return MessageId.parse(message_id).placed(0, 0)
 
@@ -87,7 +87,7 @@ class Stub(NamedTuple):
 
     @classmethod
     def of(cls, row: sa.Row[Any] | Mapping[str, Any]) -> Stub:
-        """Return the stub of a row that has these columns among others."""
+        """Return the stub of a row, which may have further columns."""
         columns = row._mapping if isinstance(row, sa.Row) else row
         return cls(*(columns[name] for name in cls._fields))
 
