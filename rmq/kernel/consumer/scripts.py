@@ -71,7 +71,7 @@ def _booleans(reply: bytes) -> list[bool]:
 def claim(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[tuple[str, int, int]]]:
-    """Take claims of one slot, each for its owner.
+    """Claim keys of one slot, each for its owner.
 
     The result of each is "first" (the owner has it), "done", or "busy" with two times: the ms since
     another owner claimed it, and the ms until that claim ends.
@@ -87,7 +87,7 @@ def claim(
 def renew(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[bool]]:
-    """Extend claims; return for each whether its owner still has it."""
+    """Extend claims. Return for each claim whether its owner still has it."""
     return Command(
         script_loader.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans
     )
@@ -111,7 +111,7 @@ def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> 
 
 
 def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
-    """Renew a shared lease; return the ms left, or 0 if it is gone."""
+    """Renew a shared lease. Return the ms left, or 0 if the lease no longer exists."""
     return Command(
         script_loader.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
@@ -149,7 +149,7 @@ def check_run(run: object) -> str:
     """Return the name of a query, which is 32 hex digits.
 
     Raises:
-        InvalidValue: The name is anything else.
+        InvalidValue: The name is not 32 hex digits.
     """
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
@@ -195,7 +195,7 @@ def rollback_failure(run: str) -> bytes:
 def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
-    """Release the messages of a query if its lease expired; `force`: even if it did not."""
+    """Release the messages of a query if its lease expired. With `force`, release them anyway."""
     return Command(
         script_loader.load("query_rollback"),
         (
@@ -232,7 +232,7 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; abo
 class Offer(NamedTuple):
     """A credit that a caller leaves if it finds no message: hand-overs on its own channel."""
 
-    number: int  # number of the first hand-over; 0: it renews credits that it believes to stand
+    number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
     is_heard: bool = False  # a number was heard there before, so this number is not published
     sessions: Sequence[ReplaySession] = ()  # sessions of further hand-overs
@@ -265,7 +265,7 @@ NO_CREDIT = CreditState()
 class Batch(NamedTuple):
     """The reply to prepare."""
 
-    wait_us: int  # us until the slot has more work; 0: now; -1: never, as things are
+    wait_us: int  # µs until the slot has more work; 0: now; -1: not before a change
     expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
     deadline_s: int  # for a shared lease: 3e9 + its number
     first_delivery: int
@@ -305,8 +305,8 @@ def prepare(
 ) -> Command[Batch]:
     """Lease up to `limit` messages of one slot.
 
-    `shared`: number of the shared lease to use; a new shared lease is opened for 0, or if that
-    lease is gone. None: each delivery has its own deadline.
+    `shared` is the number of the shared lease to use. If it is 0, or if that lease no longer
+    exists, a new shared lease is opened. If it is None, each delivery has its own deadline.
     """
 
     def parse(reply: list[Any]) -> Batch:
@@ -338,7 +338,7 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the microseconds until each slot has work; 0: now; -1: never, as things are.
+    """Return the µs until each slot has work. 0: now. -1: not before the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
@@ -397,7 +397,7 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add one count per bucket to the counts of how late messages were taken."""
+    """Add counts, one per bucket, to a slot's counts of how late messages were received."""
     return Command(
         script_loader.load("lateness_report"),
         (keys.slot,),
@@ -411,7 +411,7 @@ def _waits(waits: bool | Offer) -> bytes:
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read a payload of a consumer's own channel; None if it is no hand-over of these slots."""
+    """Read a payload of a consumer's own channel, or return None if it is not a hand-over."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True

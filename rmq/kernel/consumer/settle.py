@@ -73,7 +73,7 @@ class Leases(NamedTuple):
 
 
 def check_topic(context: TopicContext, keys: SlotKeys) -> None:
-    """Refuse a delivery of another topic, whose member may name a message of this topic.
+    """Refuse a delivery of another topic, because its member may also name a message of this topic.
 
     Raises:
         InvalidValue: These are not the keys of a slot of this topic.
@@ -339,7 +339,7 @@ def release(
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[int | None]]:
-    """Move deadlines. The result has each new deadline in s; None: lost; 0: unknown."""
+    """Move deadlines. The result has each new deadline in s, None if lost, or 0 if unknown."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]

@@ -1,8 +1,9 @@
-"""A consumer's state between two calls: its slots, and leased messages that were not delivered.
+"""A consumer's state between two calls: its slots, and leased messages that it did not return.
 
-On a Redis Cluster a visit fails fast if the master of the slot is away. The slot is visited again
-soon. For the time of `retry_for` this is not an error, because a replica takes over within seconds.
-During that time no call reports that there are no messages.
+On a Redis Cluster, a visit of a slot fails at once if the master of the slot is away. The consumer
+soon visits the slot again. Until `retry_for` has passed, this is not an error, because a replica
+takes over within seconds. During this time, no call returns without messages as if the topic were
+empty.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class ReceiveState:
         self.context = context
         self.lease_ms = lease_ms
         self.ordered = ordered  # whether messages come from one slot at a time, in order
-        self.shared: SharedLeases | None = None  # in a worker; None: each message has its own lease
+        # Only in a worker; else each message has its own lease.
+        self.shared: SharedLeases | None = None
         self.fails_fast = False  # whether calls fail at once if a master is away
         self.receiving = Permits(1)  # one call at a time
         self.interrupted = False  # whether to stop receiving; may be set by another thread

@@ -24,7 +24,7 @@ def audit_report(
 ) -> Command[int]:
     """Report numbers up to `sent` as accepted, and `ranges` of numbers that no message has.
 
-    `old`: `sent` of the previous report; 0 at first.
+    `old` is the `sent` of the previous report, or 0 for the first report.
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
@@ -39,7 +39,7 @@ class SendReply(NamedTuple):
     """The reply to send, and to merge."""
 
     offset: int  # acceptance number of the last message stored
-    letters: str  # s stored, m merged, d duplicate; "": all stored; F full, P paused
+    letters: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored
     into: bytes = b""  # members of the messages that merged messages went into
 
     @property

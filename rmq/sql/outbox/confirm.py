@@ -224,7 +224,7 @@ class Confirming:
         return decorate
 
     def confirm_handler(self, engine: Engine | AsyncEngine) -> ConfirmHandler:
-        """Make the handler of a topic on which consumers with another database confirm.
+        """Return the handler of the topic on which consumers with another database confirm.
 
             confirmations.handler(outbox.confirm_handler(engine))
 
@@ -250,7 +250,7 @@ class Confirming:
         return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """Make a check for `@rmq.idempotent(..., check=...)`: is this work still to be done?
+        """Return a check for `@rmq.idempotent(..., check=...)`: whether work is still to do.
 
         The check returns True while the stub of a delivery is unconfirmed or exhausted. If the stub
         is confirmed or void, the check returns False: the delivery is acked, and the handler does
