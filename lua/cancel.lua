@@ -3,7 +3,7 @@ cancel: withdraw a waiting message. `prepare` and `dead` are only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3]   member               13 bytes: the id without slot and check
+ARGV[3]   member               13 bytes: the id without slot and checksum
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 Returns   cancelled; in_flight: it is delivered; dead: it is in the DeadQueue; gone: not here

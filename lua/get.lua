@@ -1,7 +1,7 @@
 --[[
 get: read one message, whichever queue it is in. Changes nothing.
 
-ARGV[1]   member               13 bytes: the id without slot and check
+ARGV[1]   member               13 bytes: the id without slot and checksum
 Returns   {store | prepare | dead | trash | gone, score as text, record or '', failure entry or '',
           acceptance number of the slot's newest message, end of its shared lease in epoch ms or ''}
 Cost      O(log L + size of the record)

@@ -1,7 +1,7 @@
 --[[
 locate: find the queue of each message, and count the messages of the slot. Changes nothing.
 
-ARGV[1..] members              1 to 1000, each 13 bytes: the id without slot and check
+ARGV[1..] members              1 to 1000, each 13 bytes: the id without slot and checksum
 Returns   {acceptance number of the newest message, messages waiting, messages in flight, a letter
           for each id}: s waiting, p in flight, d dead (also in the trash), m moved to another topic
           in the last 30 days, g gone

@@ -16,7 +16,7 @@ ARGV[6..] for each message, 1 to 1000: options, envelope, body
             max_wait_ms  0: a merge does not move the consume time. Otherwise a merge restarts the
                          time range, but ends it at most max_wait_ms after the window was opened
             max_bytes    a collected list is closed before it exceeds this size
-            member       13 bytes: the id without slot and check. All messages but the first may
+            member       13 bytes: the id without slot and checksum. All messages but the first may
                          leave it out. Then the ids are a run that was made for this call
                          (lib/send/run_members)
           envelope: the record from byte 9 on, without the body; its due is the time range, below

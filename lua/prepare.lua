@@ -39,9 +39,9 @@ Cost      O(k log L), k = limit, plus at most 1000 due messages that join their 
           first, at most 4 MiB of each
 Atomic    All messages are read and checked before they move; the first write frees memory, so a
           full Redis can still be drained. A call that is sent twice with one number returns the
-          same deliveries. A repeated call that found nothing is remembered too, so that the
-          earlier copy takes nothing if it comes late. Expired messages are not taken: they are
-          dropped, or go to the DeadQueue.
+          same deliveries. If a repeated call finds nothing, this answer is remembered too. If
+          the original call arrives later, it takes nothing. Expired messages are not taken: they
+          are dropped, or go to the DeadQueue.
           With a limit for each key, a take looks at 1000 waiting messages, or 4 MiB of them, and
           passes over messages whose key is at its limit; the messages behind these wait. If it
           finds no others, it writes a note (`held`) and takes nothing.

@@ -5,8 +5,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   member               13 bytes: the id without slot and check
-ARGV[6]   due                  epoch ms, which may have passed; below 1e12 a delay from now
+ARGV[5]   member               13 bytes: the id without slot and checksum
+ARGV[6]   due                  epoch ms, also a past time; a value below 1e12 is a delay in ms
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
 Atomic    Score and record change together. Priority and retries stay, an expiry moves with the

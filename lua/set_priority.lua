@@ -6,7 +6,7 @@ among the retries.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3]   member               13 bytes: the id without slot and check
+ARGV[3]   member               13 bytes: the id without slot and checksum
 ARGV[4]   priority             17 to 1 048 575
 Returns   changed; unchanged: it had that priority before; or in_flight | dead | gone
 Cost      O(log L + size of the record)

@@ -1,6 +1,6 @@
 --[[
-query_reject: send messages of a query to the DeadQueue, from the beginning of its log. `store` is
-for slots with groups, whose next messages go out.
+query_reject: send the oldest messages in the log of a query to the DeadQueue. `store` is for slots
+with groups, whose next messages go out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits

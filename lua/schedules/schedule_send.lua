@@ -14,7 +14,7 @@ ARGV[8]   next_ms        ''    if it has no more times; else its next time from 
 ARGV[9]   due_ms         ''    the same with its jitter
 ARGV[10]  time_ms        ''    for times that are skipped, without a message; else the time that the
           message is for
-ARGV[11]  member         ''    without a message; else 13 bytes: the id without slot and check
+ARGV[11]  member         ''    without a message; else 13 bytes: the id without slot and checksum
 ARGV[12]  head           ''    the first 4 bytes of the record
 ARGV[13]  rest           ''    the record from byte 9 on
 Returns   1 sent and moved, or only moved; 0 nothing: the schedule has moved already, has changed,

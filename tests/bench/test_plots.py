@@ -166,7 +166,7 @@ def test_one_run_fills_every_table_of_the_pages_with_its_machine_date_and_rounds
         (content,) = re.findall(rf"<!-- bench: {name} -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
         assert content.endswith(block.make(figures))
         if block.how:
-            caption = content.splitlines()[0]
+            caption = content.partition("\n\n")[0].replace("\n", " ")
             assert caption.startswith("`run.json`: 2026-11-22, commit 0123456789ab, ")
             assert "load before the run 0.4, of others meanwhile 0.07." in caption
             assert f"{block.how.capitalize()} of " in caption

@@ -19,7 +19,7 @@ from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed
 from rmq.worker.running.poison import PoisonSuspects
 
-DIES_S, HOLDS_S = 2.0, 0.6
+DIES_S, HOLDS_S = 2.0, 0.6  # the heartbeat of the process has started before it dies
 
 _found = TopicFeed._with_expired_leases
 
@@ -49,7 +49,7 @@ def main(text: str) -> int:
     def handle(body: list) -> None:  # type: ignore[type-arg]
         number, what = body
         if what == "exit":
-            until = time.monotonic() + (DIES_S if task["concurrency"] > 1 else 0.2)
+            until = time.monotonic() + DIES_S
             while not holding and time.monotonic() < until:
                 time.sleep(0.01)
             os._exit(9)

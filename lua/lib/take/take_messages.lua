@@ -50,9 +50,9 @@ local function needs_no_records(take)
   return unread
 end
 
--- Keep the messages before the first message that has failed since it was sent or redriven. If it
--- is the first of all, keep it alone: it may kill its consumer, and the messages behind it must not
--- lose retries for that.
+-- Keep the messages before the first message that has failed since it was sent or redriven. If no
+-- message is before that message, keep it alone: it may crash its consumer, and messages that were
+-- delivered with it would lose a retry.
 --- @inline
 local function stop_before_failed(take, batch)
   local ids, retries_left, max_retries = batch.ids, batch.retries_left, batch.max_retries

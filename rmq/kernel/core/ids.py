@@ -16,7 +16,7 @@ Two bits of the first byte are marks. In all other ids, both bits are 0 until th
           make such ids. Kept ids sort by time, after all ids that are neither kept nor derived.
           In a derived id the bit means nothing.
 
-In Redis, the name of a message in a slot is its member: the id without slot and check, which the
+In Redis, the name of a message in a slot is its member: the id without slot and checksum, which the
 slot's key already gives. 13 bytes fit the 16-byte class of an allocator, with the header and the
 NUL of a Redis string; 16 bytes would take 32.
 
@@ -165,7 +165,7 @@ class MessageId(bytes):
 
     @property
     def member(self) -> bytes:
-        """The name of the message in its slot's keys: the id without slot and check."""
+        """The name of the message in its slot's keys: the id without slot and checksum."""
         return member_of(self)
 
     def placed(self, slot: int, check: int) -> MessageId:
