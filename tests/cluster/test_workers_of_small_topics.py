@@ -60,11 +60,11 @@ class Topics:
 
 
 def play(
-    cluster: Cluster, name: str, is_killed: bool, met_s: float = 0.0
+    cluster: Cluster, name: str, is_killed: bool, met_s: float = 0.0, outage_s: float = OUTAGE_S
 ) -> tuple[int, Receiver, list[Producer]]:
     """Return how many messages of the other masters' topics came in the outage, at most MORE.
 
-    `met_s`: after so long in the outage the counting begins.
+    `met_s`: after so long in the outage the counting begins; it ends after `outage_s`.
     """
     victim = cluster.masters()[0]
     for attempt in range(100):
@@ -91,7 +91,7 @@ def play(
                 before = receiver.count(others)
                 ended = threading.Event()
                 try:
-                    until(lambda: receiver.count(others) >= before + 2 * MORE, OUTAGE_S, "more")
+                    until(lambda: receiver.count(others) >= before + 2 * MORE, outage_s, "more")
                 except AssertionError:
                     ended.set()
                 came = receiver.count(others) - before
@@ -139,6 +139,6 @@ def test_a_worker_whose_takes_wait_for_their_master_is_seen_to_stand_still(
     monkeypatch.setattr(ReceiveState, "fails_fast", never)
 
     # A worker takes from an idle topic when it looks at it, once a second: until then it goes on.
-    came, _, _ = play(calm_cluster, name, is_killed=False, met_s=5.0)
+    came, _, _ = play(calm_cluster, name, is_killed=False, met_s=5.0, outage_s=10.0)
 
     assert came < MORE

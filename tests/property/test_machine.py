@@ -20,7 +20,7 @@ from tests.servers import Server
 pytestmark = pytest.mark.timeout(900)  # thousands of steps, each some calls; 134 s at a load of 30
 
 QUICK = settings(
-    max_examples=30,
+    max_examples=24,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
