@@ -1,6 +1,6 @@
 """Admin: all administrative operations, composed of the features' classes.
 
-The blocking class is generated from this module.
+`make fmt` writes the blocking class from this module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The client: its connection to Redis, its topics and their administration.
 
-The blocking class is generated from this module.
+`make fmt` writes the blocking class from this module.
 """
 
 from __future__ import annotations

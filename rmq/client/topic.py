@@ -1,6 +1,6 @@
 """A topic: send, read, cancel, reschedule and consume messages.
 
-The blocking class is generated from this module.
+`make fmt` writes the blocking class from this module.
 """
 
 from __future__ import annotations

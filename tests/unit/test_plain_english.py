@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,19 @@ def test_code_is_not_read():
     }
 
     assert [plain.read(file, text)[1] for file, text in sources.items()] == [[], [], []]
+
+
+def test_a_file_that_only_speaks_of_generated_classes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "a.py": '"""The blocking class is generated from this module."""\n',
+        "b.py": "# Generated from a.py: change that.\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    monkeypatch.setattr(plain, "ROOT", tmp_path)
+
+    assert [file for file, _ in plain.texts([])] == ["a.py"]

@@ -1,4 +1,4 @@
-"""The delivery that a program or a handler gets; `Delivery` is generated from `AsyncDelivery`.
+"""The delivery that a program or a handler gets; `Delivery` is made from `AsyncDelivery`.
 
 `DeliveryData` has what both classes have: the data of the message and of its delivery.
 """

@@ -1,4 +1,4 @@
-"""Redis ACL rules for the roles of RMQ, generated from the scripts.
+"""Redis ACL rules for the roles of RMQ, computed from the scripts.
 
 A role is the work of a program: the verbs (scripts) and plain commands that it sends. Redis checks
 the commands inside a script against the rights of the calling user, so a role needs each command of

@@ -1,6 +1,6 @@
 """Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
-The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is generated from
+The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is made from
 `AsyncInvoker`; `invoker_bases` has the code that differs.
 """
 

@@ -1,6 +1,6 @@
 """The common code of the transports: drive flows, and the operations of their rules.
 
-`Driver` for threads is generated from `AsyncDriver` for the tasks of one event loop. The modules
+`Driver` for threads is made from `AsyncDriver` for the tasks of one event loop. The modules
 `blocking` and `asyncio` have the differences: waits, background work and the end of a call.
 """
 
