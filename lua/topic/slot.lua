@@ -37,10 +37,9 @@ Atomic    Settings of an older revision change nothing, so calls may come in any
 --- @include "lib/wake/wake"
 local now, now_us = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, EXACT_MOST, 'revision')
-local created, own_revision, chunk, dedup_ms, settled_turn, max_retries = unpack(redis.call('HMGET',
-  slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'max_retries'))
-local was_paused, own_limit, accepted, delivered, skipped = unpack(redis.call('HMGET', slot,
-  'paused', 'limit', 'accepted', 'delivered', 'skipped'))
+local created, own_revision, chunk, dedup_ms, settled_turn, max_retries, was_paused, own_limit,
+  accepted, delivered, skipped = unpack(redis.call('HMGET', slot, 'created', 'revision', 'chunk',
+  'dedup_ms', 'settled_turn', 'max_retries', 'paused', 'limit', 'accepted', 'delivered', 'skipped'))
 local has_messages = redis.call('HLEN', records) > 0
 redis.call('ZCARD', rates)
 redis.call('SCARD', settled0)
