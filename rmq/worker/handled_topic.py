@@ -1,4 +1,4 @@
-"""One topic of a worker: its handlers, its flows, and its current error."""
+"""A topic of a worker: its handlers, its flows, and its current error."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """One step of a schedule: send the message of a time or skip times, then go to the next time.
+    """A step of a schedule: send the message of a time or skip times, then go to the next time.
 
     Attributes:
         time_ms: Time for which a message is sent, or None if missed times are skipped.

@@ -71,7 +71,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 
 class _Call:
-    """One call of `receive`: its limit, and the conditions for its end without messages."""
+    """A call of `receive`: its limit, and the conditions for its end without messages."""
 
     __slots__ = ("began", "is_over", "limit", "rounds", "state", "until", "waits")
 
