@@ -49,7 +49,9 @@ def submission(
         "spark.driver.memory": "768m",
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": jvm(),
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # all executors before the first task
+        # Both executors before the first task: without `cores.max` the ratio has nothing to count.
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.sql.shuffle.partitions": "1",
     }
     for name, value in settings.items():
