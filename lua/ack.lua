@@ -36,7 +36,7 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 --- @include "lib/replay"
 --- @include "lib/settle/count_failed"
 --- @include "lib/settle/remove_deliveries"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 local STEP = 1 / DELIVERY_CYCLE -- between the receipts of a run
 local RANGES_MOST = 4 -- runs that are checked by range; if there are more, scores are read
 

@@ -20,7 +20,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it.
 --- @include "lib/records/large_bodies"
 --- @include "lib/member"
 --- @include "lib/replay"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 local id = ARGV[3]
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])

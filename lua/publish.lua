@@ -83,7 +83,7 @@ end
 if not letters then
   --- @include "lib/scores/timed_score"
   --- @include "lib/send/plan_drop_lowest"
-  --- @include "lib/settle/dedup_window"
+  --- @include "lib/send/dedup_window"
   local reply
   if entry[1] == 'm' then
     --- @include "lib/send/merge_messages"

@@ -22,7 +22,7 @@ Atomic    A dead letter is removed only if it is held under the token that was s
 --- @include "lib/records/drop_for_good"
 --- @include "lib/member"
 --- @include "lib/replay"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])

@@ -37,7 +37,7 @@ Atomic    A message leaves the log in the step that settles it. It only leaves t
 --- @include "lib/writes"
 --- @include "lib/query"
 --- @include "lib/settle/remove_deliveries"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local since = whole_number(ARGV[6], 0, NUMBER_MOST, 'since')

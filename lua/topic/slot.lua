@@ -33,7 +33,7 @@ Atomic    Settings of an older revision change nothing, so calls may come in any
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/take/delivery_numbers"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 --- @include "lib/wake/wake"
 local now, now_us = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, EXACT_MOST, 'revision')

@@ -21,7 +21,7 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/take/key_limits"
 --- @include "lib/replay"
---- @include "lib/settle/dedup_window"
+--- @include "lib/send/dedup_window"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
 local now = clock(ARGV[1])

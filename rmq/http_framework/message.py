@@ -23,7 +23,7 @@ from rmq.http_framework.requests import (
     show,
 )
 from rmq.kernel.core import codec, failure as failures, record
-from rmq.kernel.core.compression import CEILING
+from rmq.kernel.core.body_limits import BODY_CEILING
 from rmq.kernel.core.message import Message, QueueName, SendStatus
 from rmq.kernel.topic.paging import Cursor, Span
 
@@ -250,7 +250,7 @@ def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size
             return body_of(codec.decode(entry.codec, entry.body), most), ""
-        parts, is_whole = record.beginning_of(entry, CEILING if most is None else most)
+        parts, is_whole = record.beginning_of(entry, BODY_CEILING if most is None else most)
         data = b", ".join(data for _, data in parts)
         codecs = {number for number, _ in parts}
         collects = bool(entry.flags & record.COLLECTS)

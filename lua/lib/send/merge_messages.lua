@@ -449,7 +449,7 @@ local function merge_messages(messages, fields, now, channel, index)
   local opened, scores = find_targets(messages.keys)
   local settled = nil
   if dedup_ms > 0 then
-    --- @include "lib/settle/dedup_window"
+    --- @include "lib/send/dedup_window"
     settled = find_settled(dedup_ms, last_turn, now, messages.ids, 1, messages.looked_up)
   end
   local plan, letters = plan_merges(messages, opened, scores, settled, fields, now)
@@ -466,7 +466,7 @@ local function merge_messages(messages, fields, now, channel, index)
     return { 0, 'F', '' }, false, false
   end
   if plan.kept then -- a wrong type shows before the first write
-    --- @include "lib/settle/dedup_window"
+    --- @include "lib/send/dedup_window"
     check_settled_sets(dedup_ms, last_turn, now)
   end
   local wakes = is_first_due(plan, fields, now)
@@ -486,7 +486,7 @@ local function merge_messages(messages, fields, now, channel, index)
     redis.call('HINCRBY', slot, 'merged', #plan.into)
   end
   if plan.kept then
-    --- @include "lib/settle/dedup_window"
+    --- @include "lib/send/dedup_window"
     remember_settled(dedup_ms, last_turn, now, plan.kept)
   end
   if wakes then

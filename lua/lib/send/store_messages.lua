@@ -19,7 +19,7 @@ local function find_stored(batch, fields, now)
   if window == 0 then
     return stored, nil
   end
-  --- @include "lib/settle/dedup_window"
+  --- @include "lib/send/dedup_window"
   local settled = find_settled(window, tonumber(fields[SETTLED_TURN]), now, given, first, last)
   return stored, settled
 end

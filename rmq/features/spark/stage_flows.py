@@ -22,15 +22,16 @@ from rmq.errors import InvalidType, InvalidValue, NotDurable, QueueFull, RMQErro
 from rmq.features.spark import scripts
 from rmq.features.spark.scripts import PUBLISH_PAUSED, PublishReply
 from rmq.kernel.core import ids, record
+from rmq.kernel.core.body_limits import CALL_BYTES, COLLECT_MAX, body_too_large
+from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
+from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.core.validation import check_message_type, check_priority
 from rmq.kernel.producer.batches import SendBatch, make_batches
 from rmq.kernel.producer.encode import (
     RECORD_BYTES,
     basis_of,
-    body_too_large,
     encode_headers,
     group_mark,
 )
@@ -207,7 +208,8 @@ def _add_columns(
     for body in bodies:
         encoded = body if is_raw and type(body) is bytes else codec.encode(body)
         if len(encoded) > most:
-            raise body_too_large(codec, len(encoded), most)
+            offloads = isinstance(codec, Offloaded)
+            raise body_too_large(codec.name, len(encoded), most, offloads=offloads)
         data.append(encoded)
     turn = max(RUN_LENGTH, -(-len(data) // settings.slots))
     if not columns:

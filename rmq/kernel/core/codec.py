@@ -25,8 +25,9 @@ from rmq.errors import (
     PayloadTooLarge,
 )  # fmt: skip
 from rmq.kernel.core import compression, encryption, object_store, packages
+from rmq.kernel.core.body_limits import BODY_CEILING
 from rmq.kernel.core.body_types import plain_form
-from rmq.kernel.core.compression import CEILING, PLAIN, How
+from rmq.kernel.core.compression import PLAIN, How
 from rmq.kernel.core.encryption import Keys
 from rmq.kernel.core.forms import find_unwritable, to_builtins
 from rmq.kernel.core.json_codec import JsonCodec
@@ -178,12 +179,12 @@ class Compressed:
 
     name = "compressed"
     number = 3
-    limit: ClassVar[int] = CEILING
+    limit: ClassVar[int] = BODY_CEILING
 
     def __init__(self, codec: str = "json", how: How = "zlib", above: int = 1024) -> None:
         self._inner = by_name(codec)
         self._how = compression.number_of(how)
-        self._above = check_int(above, "above", 0, CEILING)
+        self._above = check_int(above, "above", 0, BODY_CEILING)
         self._repr = f"rmq.Compressed({codec!r}, {how!r}, above={above})"
 
     def __repr__(self) -> str:
@@ -369,7 +370,7 @@ class Offloaded:
 
     def __init__(self, store: str, above: int = 262_144, inner: str | Codec = "json") -> None:
         self.store = object_store.open_store(store)
-        self.above = check_int(above, "above", 0, CEILING)
+        self.above = check_int(above, "above", 0, BODY_CEILING)
         self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
         if isinstance(self._inner, Offloaded):
             raise InvalidValue("inner: it is offloaded already")

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from rmq.errors import ConfigurationError, DecodeError, InvalidValue
 from rmq.kernel.core import packages
+from rmq.kernel.core.body_limits import BODY_CEILING
 
 How = Literal["zlib", "zstd"]
 
 PLAIN, ZLIB, ZSTD = 0, 1, 2  # as written in a body
 NUMBERS: dict[str, int] = {"zlib": ZLIB, "zstd": ZSTD}
-CEILING = 16 * 1024 * 1024  # largest body, bytes; equal to rmq.kernel.core.settings.BODY_CEILING
 
 _zstd = threading.local()  # zstd's objects are expensive to make, and not thread-safe
 
@@ -67,7 +67,7 @@ def beginning(how: int, data: bytes, most: int) -> bytes:
         return _from_zlib(data, most, cut=True)
     zstandard = _zstandard_for(data)
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=CEILING).stream_reader(data)
+        reader = zstandard.ZstdDecompressor(max_window_size=BODY_CEILING).stream_reader(data)
         first: bytes = reader.read(most)
     except zstandard.ZstdError as error:
         raise DecodeError(f"body of {len(data)} bytes is not zstd: {error}") from error
@@ -105,7 +105,7 @@ def _from_zstd(data: bytes, max_bytes: int) -> bytes:
             raise _too_large(data, max_bytes)
         reader = getattr(_zstd, "reader", None)
         if reader is None:
-            reader = _zstd.reader = zstandard.ZstdDecompressor(max_window_size=CEILING)
+            reader = _zstd.reader = zstandard.ZstdDecompressor(max_window_size=BODY_CEILING)
         result: bytes = reader.decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DecodeError(f"body of {len(data)} bytes is not zstd: {error}") from error

@@ -20,6 +20,7 @@ from rmq.kernel.core import (
     retry as policies,
     slo as slos,
 )
+from rmq.kernel.core.body_limits import BODY_CEILING, BODY_DEFAULT, CALL_BYTES
 from rmq.kernel.core.delivery_limits import Limit, Limits, parse_limits
 from rmq.kernel.core.groups import OFF as NO_GROUPS, Groups, parse_groups
 from rmq.kernel.core.keys import SLOTS_MAX
@@ -44,10 +45,6 @@ LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 # Messages per call in a topic with groups: as much work for Redis as 1000 messages without groups.
 GROUPED_MAX = 250
-BODY_CEILING = 16 * 1024 * 1024
-COLLECT_MAX = 256 * 1024  # bytes of a list that may still grow: every merge rewrites the whole list
-# Of bodies per call with several messages; meanwhile Redis serves no other client.
-CALL_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +243,7 @@ class Settings:
     dedup_window_ms: int = 60_000
     max_length: int = 0
     overflow: str = "reject"
-    max_body: int = 256 * 1024
+    max_body: int = BODY_DEFAULT
     expires_ms: int = 0
     on_expire: str = "dead"
     durability: Durability = None

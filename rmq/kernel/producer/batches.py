@@ -9,10 +9,11 @@ from types import NoneType
 from typing import Any
 
 from rmq.kernel.core import ids, record, sequence
+from rmq.kernel.core.body_limits import CALL_BYTES, COLLECT_MAX
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.sequence import SlotSequence
-from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
+from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.core.validation import check_priority
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain, is_plain
 from rmq.kernel.topic.context import TopicContext

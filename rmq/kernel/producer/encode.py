@@ -10,6 +10,7 @@ import msgpack
 
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import ids, record
+from rmq.kernel.core.body_limits import body_too_large
 from rmq.kernel.core.codec import Codec, Offloaded
 from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
@@ -94,7 +95,7 @@ def encode(
         message.headers = _encode_type(out.type)
     message.body = context.codec.encode(out.body)
     if len(message.body) > settings.max_body:
-        raise body_too_large(context.codec, len(message.body), settings.max_body)
+        raise _too_large(context.codec, message.body, settings)
     message.head, message.envelope = record.envelope(
         context.codec.number,
         priority,
@@ -176,21 +177,13 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
     if len(body) > settings.max_body:
-        raise body_too_large(codec, len(body), settings.max_body)
+        raise _too_large(codec, body, settings)
     return record.head(codec.number, 0, priority), body
 
 
-def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
-    """Return the error for a body that is larger than its topic allows."""
-    hint = "Send a reference to the data, or create the topic with a larger max_body"
-    if isinstance(codec, Offloaded):
-        hint = (
-            "It was not offloaded: only send and send_many offload, and not messages with a "
-            "merge key"
-        )
-    return PayloadTooLarge(
-        f"body: {size} bytes as {codec.name}; the topic's max_body is {max_body}. {hint}"
-    )
+def _too_large(codec: Codec, body: bytes, settings: Settings) -> PayloadTooLarge:
+    offloads = isinstance(codec, Offloaded)
+    return body_too_large(codec.name, len(body), settings.max_body, offloads=offloads)
 
 
 @lru_cache(4096)

@@ -14,12 +14,13 @@ import sqlalchemy as sa
 
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import codec as codecs
+from rmq.kernel.core.body_limits import BODY_CEILING, BODY_DEFAULT
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
-from rmq.kernel.core.settings import BODY_CEILING, Settings
+from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import TopicContext
@@ -40,7 +41,6 @@ from rmq.sql.outbox.repair import Repair
 from rmq.sql.outbox.tables import CREATE, UNCONFIRMED, stubs
 
 MAX_SENDS = 16
-MAX_BODY = 256 * 1024  # the default of topics
 LOG_FOR_S = 3600.0
 RESEND = Exponential(base=60.0, cap=3600.0, jitter=0.0)
 
@@ -85,7 +85,7 @@ class Outbox(Confirming, Repair):
         *,
         max_sends: int = MAX_SENDS,
         resend: RetryPolicy = RESEND,
-        max_body: int = MAX_BODY,
+        max_body: int = BODY_DEFAULT,
         log_for: Duration = LOG_FOR_S,
     ) -> None:
         self.max_sends = check_int(max_sends, "max_sends", 1, 1000)

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 
 import rmq
 from rmq.errors import DecodeError
-from rmq.kernel.core import codec, compression, settings
+from rmq.kernel.core import body_limits, codec
 
 MIB = 1024 * 1024
 HOWS = ("zlib", "zstd")
@@ -149,7 +149,7 @@ def test_the_bodies_of_a_collecting_message_share_the_limit(
 
 
 def test_the_limit_is_the_ceiling_of_bodies() -> None:
-    assert rmq.Compressed.limit == compression.CEILING == settings.BODY_CEILING
+    assert rmq.Compressed.limit == body_limits.BODY_CEILING
 
 
 # --- damage ------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rmq.errors import EncodeError, InvalidType, InvalidValue, PayloadTooLarge
+from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.codec import BYTES
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.core.settings import CALL_BYTES, Settings
+from rmq.kernel.core.settings import Settings
 from rmq.kernel.producer import batches
 from rmq.kernel.producer.batches import ALIKE_MIN, MERGE_BYTES, MERGE_MAX, SendBatch, make_batches
 from rmq.kernel.topic.context import TopicContext
