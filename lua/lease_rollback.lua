@@ -5,11 +5,11 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000
 Returns   {number given back, 1 if more deliveries have to be given back, else 0}
 Cost      O(k log L), k = limit, L = leases of the slot
-Atomic    Each delivery gets a deadline that has passed. `rollback` then treats it like any expired
-          lease, at the cost of a retry. A lease that is partly given back can no longer be renewed.
-          It is removed with its last delivery, or if it has no delivery. Deliveries whose lease is
-          missing are also given back. `leases_until` of the slot is corrected. The first write
-          needs no memory. A second run continues.
+Atomic    Each delivery gets a deadline that has passed. `rollback_expired_leases` then treats it
+          like any expired lease, at the cost of a retry. A lease that is partly given back can no
+          longer be renewed. It is removed with its last delivery, or if it has no delivery.
+          Deliveries whose lease is missing are also given back. `leases_until` of the slot is
+          corrected. The first write needs no memory. A second run continues.
 ]]
 --- @keys slot prepare leases queries
 --- @include "lib/check"

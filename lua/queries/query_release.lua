@@ -17,7 +17,7 @@ Atomic    If a number after `after` was handed out, nothing is given back. Each 
           `release` would put it, and uses up no retry. The newest messages are given back first, so
           after several calls the oldest message is in front. The messages leave the log. Their
           numbers are used again for the next messages, so no caller may have stored them. A message
-          without a readable record gets a deadline that has passed, for `rollback`. The lease ends
+          without a readable record gets a deadline that has passed, for a rollback. The lease ends
           with the last message of the query. The first write needs no memory. A second run
           continues.
 ]]

@@ -10,10 +10,10 @@ ARGV[5]   details              text of their failure entries if the owner was ex
 Returns   {number of messages given back, 1 if the query has more}
 Cost      O(k log L), k = limit, L = leases of the slot
 Atomic    A message's deadline becomes a deadline that has passed, and in the same step the query
-          has it no longer in flight. `rollback` then handles it as any expired lease. Messages that
-          query_fail took out of a batch are not changed. If the owner was exact, the ids stay in
-          the log for 30 days. The newest number stays, so the query sees that its batch is gone.
-          The first write needs no memory. A second run continues.
+          has it no longer in flight. `rollback_expired_leases` then handles it as any expired
+          lease. Messages that query_fail took out of a batch are not changed. If the owner was
+          exact, the ids stay in the log for 30 days. The newest number stays, so the query sees
+          that its batch is gone. The first write needs no memory. A second run continues.
 ]]
 --- @keys slot prepare failures query querylog queries leases querymarks
 --- @include "lib/check"

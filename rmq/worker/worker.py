@@ -43,7 +43,7 @@ from rmq.worker.watchdog import Health, check_stores, open_topics
 
 log = logging.getLogger("rmq")
 
-SCRIPTS = ("prepare", "next_ready", "ack", "nack", "reject", "release", "rollback")
+SCRIPTS = ("prepare", "next_ready", "ack", "nack", "reject", "release", "rollback_expired_leases")
 FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
 LEAVE_AFTER_S = 5.0  # time from the exit of the main thread to the end of the process
 

@@ -52,7 +52,7 @@ def test_a_lapse_that_costs_no_retry_never_ends_a_poison(
     weaken(
         [
             (
-                "rollback",
+                "rollback_expired_leases",
                 "local left = math.min(max_retries, math.floor(receipt % 1000))",
                 "local left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
             )
@@ -191,7 +191,9 @@ def test_a_rollback_of_all_that_has_ended_fails_for_good_once_there_is_much(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            script_loader, "load", loader([("rollback", "'LIMIT', 0, limit", "'LIMIT', 0, -1")])
+            script_loader,
+            "load",
+            loader([("rollback_expired_leases", "'LIMIT', 0, limit", "'LIMIT', 0, -1")]),
         )
         with pytest.raises(rmq.ScriptFailed, match="too many results to unpack"):
             shop.admin.rollback(name)
@@ -285,5 +287,5 @@ def test_a_rollback_that_leaves_the_lease_gives_it_back_again(
 ) -> None:
     assert given_back(shop, name, clock) == [5, 0, 0]
 
-    weaken([("rollback", "redis.call('ZREM', prepare, unpack(failed.ids))", "")])
+    weaken([("rollback_expired_leases", "redis.call('ZREM', prepare, unpack(failed.ids))", "")])
     assert given_back(shop, f"{name}-broken", clock) == [5, 5, 5]

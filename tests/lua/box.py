@@ -501,7 +501,7 @@ class Box:
         return self.run(self.release_command(leases, self.session(), wait_ms))
 
     def rollback(self, limit: int = 100) -> consumer_scripts.RollbackReply:
-        return self.run(consumer_scripts.rollback(self.handle, self.keys, limit))
+        return self.run(consumer_scripts.rollback_expired_leases(self.handle, self.keys, limit))
 
     def stats(self) -> dict[str, int]:
         return self.run(topic_scripts.stats(self.keys))

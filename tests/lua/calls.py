@@ -156,7 +156,9 @@ CALLS: dict[str, Call] = {
     "reschedule": _call(
         lambda f, b: messages_scripts.reschedule(b.handle, b.keys, b.session(), f.retry, 5000)
     ),
-    "rollback": _call(lambda f, b: consumer_scripts.rollback(b.handle, b.keys)),
+    "rollback_expired_leases": _call(
+        lambda f, b: consumer_scripts.rollback_expired_leases(b.handle, b.keys)
+    ),
     "schedule_delete": _call(lambda f, b: scripts.schedule_delete(b.keys, SCHEDULE)),
     "schedule_due": _call(lambda f, b: scripts.schedule_due(b.keys, b"0")),
     "schedule_pause": _call(lambda f, b: scripts.schedule_pause(b.keys, SCHEDULE)),
@@ -390,7 +392,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
     "renew": {0: "hold_ms"},
     "reschedule": {0: "now_us", 5: "due"},
-    "rollback": {0: "now_us", 3: "limit"},
+    "rollback_expired_leases": {0: "now_us", 3: "limit"},
     "schedule_due": {0: "now_us", 1: "limit"},
     "schedule_resume": {0: "now_us", 4: "next_ms", 5: "due_ms"},
     "schedule_send": {0: "now_us", 7: "next_ms", 8: "due_ms", 9: "time_ms"},

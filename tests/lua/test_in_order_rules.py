@@ -152,7 +152,7 @@ SETTLING = {
     "reject": "slot prepare records dead failures",
     "release": "slot store prepare failures",
     "reschedule": "slot store records",
-    "rollback": "slot store prepare records dead failures",
+    "rollback_expired_leases": "slot store prepare records dead failures",
     "next_ready": "slot store prepare",
 }
 TAKING = {

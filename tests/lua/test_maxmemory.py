@@ -96,7 +96,8 @@ def test_duplicate_is_still_answered(full):
 
 
 @pytest.mark.parametrize(
-    "script", ["ack", "nack", "reject", "release", "extend", "rollback", "cancel", "purge"]
+    "script",
+    ["ack", "nack", "reject", "release", "extend", "rollback_expired_leases", "cancel", "purge"],
 )
 @pytest.mark.fault("F18")
 def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script):
@@ -111,7 +112,7 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
     elif script == "extend":
         assert reply.letters == "1"
         assert box.score(full.leased.id, "prepare") // 1000 == reply.deadline_s
-    elif script == "rollback":
+    elif script == "rollback_expired_leases":
         assert reply == consumer_scripts.RollbackReply(1, 0, False)
         assert full.lapsed.id in box.order()
     else:

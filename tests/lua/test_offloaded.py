@@ -267,7 +267,7 @@ def _nack(f: Furnished) -> Command[Any]:
 def _rollback(f: Furnished) -> Command[Any]:
     _exhausted(f)
     f.box.clock.advance(60)
-    return consumer_scripts.rollback(f.box.handle, f.box.keys)
+    return consumer_scripts.rollback_expired_leases(f.box.handle, f.box.keys)
 
 
 def _query_fail(f: Furnished) -> Command[Any]:
@@ -309,7 +309,7 @@ REMOVALS: dict[str, Way] = {
     "redrive_send": ({}, None, _arriving),
     "redrive_settle": ({}, _held, CALLS["redrive_settle"]),
     "reject": (OLD, _old_letter, CALLS["reject"]),
-    "rollback": (OLD, _old_letter, _rollback),
+    "rollback_expired_leases": (OLD, _old_letter, _rollback),
     "schedule_send": ({}, None, _scheduling),
     "send": ({}, None, _dropping),
     "tidy": (OLD, _old_letter, CALLS["tidy"]),

@@ -74,7 +74,7 @@ def test_a_take_under_a_lease_that_is_gone_opens_another(box, count):
     take(box)
     box.clock.advance(LEASE_MS / 1000)
     assert rollback(box) == (1, False)
-    box.run(scripts.rollback(box.handle, box.keys))
+    box.run(scripts.rollback_expired_leases(box.handle, box.keys))
     box.send(count)
 
     taken = take(box, limit=count, number=number)

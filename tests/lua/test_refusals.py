@@ -67,7 +67,7 @@ PLACES = {
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
     "resize_scan": "slot store prepare records",
-    "rollback": "slot store prepare records dead failures audit bodies",
+    "rollback_expired_leases": "slot store prepare records dead failures audit bodies",
     "schedule_delete": "slot schedules schedule_times",
     "schedule_due": "slot schedules schedule_times",
     "schedule_pause": "slot schedule_times",
@@ -272,8 +272,8 @@ BEYOND: list[tuple[str, int, str, tuple[Any, ...]]] = [
         (script, position, "", ("", "1000000000000000000"))
         for script, position in [
             ("ack", 4), ("extend", 2), ("merge", 5), ("peek", 4), ("prepare", 2), ("prepare", 3),
-            ("purge", 5), ("release", 4), ("rollback", 3), ("send", 5), ("set_priority", 3),
-            ("reschedule", 5),
+            ("purge", 5), ("release", 4), ("rollback_expired_leases", 3), ("send", 5),
+            ("set_priority", 3), ("reschedule", 5),
         ]
     ),
 ]  # fmt: skip

@@ -92,7 +92,7 @@ def test_the_real_scripts_go_where_the_model_goes(
     [
         ("ack", "tonumber(score) == tonumber(receipt)", "true"),
         ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)"),
-        ("rollback", "if left == 0 then", "if left < 0 then"),
+        ("rollback_expired_leases", "if left == 0 then", "if left < 0 then"),
         ("send", "if credit.calls == '' then", "if true then"),
     ],
 )

@@ -87,7 +87,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
-        ("rollback", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")
+        ("rollback_expired_leases", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")
     ],
 }
 
@@ -102,7 +102,11 @@ IN_ORDER: dict[str, list[Change]] = {
         ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', slot, 'order', 1))")
     ],
     "a rollback turns a batch round": [
-        ("rollback", _PLACE, "return ordered_score(place, places.front - 2047 + behind)")
+        (
+            "rollback_expired_leases",
+            _PLACE,
+            "return ordered_score(place, places.front - 2047 + behind)",
+        )
     ],
     "released ones stand where the next batch will": [
         ("prepare", "tonumber(front or 0) - tonumber(span or 0)", "front or 0")

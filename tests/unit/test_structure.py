@@ -31,9 +31,9 @@ FILES = sorted(
 # A folder for deliveries: 3 files, one of them `__init__`, and 15 lines of imports.
 # A cluster loads scripts by EVAL, and tells a refused load from a missing script: 38 lines.
 # Operations, failures, retry deadline and durability of transports: 4 files, and 35 import lines.
-# A file for the limits of bodies: 5 lines.
+# A file for the limits of bodies, and a longer name of a script: 7 lines.
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
-LIMITS = {"lines": 46_551, "files": 413, "private": 75}
+LIMITS = {"lines": 46_553, "files": 413, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -52,7 +52,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
     """Roll back messages of a slot whose lease expired. Return their number."""
     total = 0
     for _ in range(ROLLBACKS_MAX):
-        reply = yield scripts.rollback(context, keys)
+        reply = yield scripts.rollback_expired_leases(context, keys)
         total += reply.retried + reply.dead
         if not reply.more:
             break
@@ -66,7 +66,7 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
     for keys in context.slots:
         yield from rollback_long(keys)
         while True:
-            reply = yield scripts.rollback(context, keys)
+            reply = yield scripts.rollback_expired_leases(context, keys)
             total += reply.retried + reply.dead
             if not reply.more:
                 break

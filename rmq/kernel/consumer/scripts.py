@@ -287,7 +287,7 @@ class HandOver(NamedTuple):
 
 
 class RollbackReply(NamedTuple):
-    """The reply to rollback."""
+    """The reply to rollback_expired_leases."""
 
     retried: int
     dead: int
@@ -433,10 +433,12 @@ def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None
     return HandOver(int(number), index, batch) if is_whole else None
 
 
-def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:
+def rollback_expired_leases(
+    context: TopicContext, keys: SlotKeys, limit: int = 100
+) -> Command[RollbackReply]:
     """Roll back messages of one slot whose lease expired."""
     return Command(
-        script_loader.load("rollback"),
+        script_loader.load("rollback_expired_leases"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies,

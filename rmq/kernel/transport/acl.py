@@ -27,7 +27,7 @@ SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
 W = TypeVar("W", bound=str)
 
 _OPEN = ("topic", "slot")
-_ROLLBACK = ("rollback", "lease_rollback", "queries", "query_rollback")
+_ROLLBACK = ("rollback_expired_leases", "lease_rollback", "queries", "query_rollback")
 _SCHEDULES = ("schedules", "schedule_set")
 _CONSUMER = (
     *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "nack", "reject",

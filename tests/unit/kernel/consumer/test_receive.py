@@ -98,7 +98,7 @@ def test_expired_leases_are_rolled_back_and_taken() -> None:
     steps, batches = run_with_replies(
         receive.receive(receive_state(1), 1, 0), expired, RollbackReply(1, 0, False), FULL
     )
-    assert steps == ["prepare 0", "rollback", "prepare 0"]
+    assert steps == ["prepare 0", "rollback_expired_leases", "prepare 0"]
     assert len(batches) == 1
 
 

@@ -1,6 +1,6 @@
 --[[
-rollback: give back deliveries whose lease has expired. Each costs its message a retry. A message
-goes where `nack` would put it.
+rollback_expired_leases: give back deliveries whose lease has expired. Each costs its message a
+retry. A message goes where `nack` would put it.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen

@@ -1,4 +1,4 @@
-"""rollback.lua on a real server."""
+"""rollback_expired_leases.lua on a real server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rollback_run_again_finds_nothing(box):
     before = box.state()
 
     assert box.twice(
-        lambda: scripts.rollback(box.handle, box.keys)
+        lambda: scripts.rollback_expired_leases(box.handle, box.keys)
     ) == scripts.RollbackReply(0, 0, False)  # fmt: skip
     assert box.state() == before
 
