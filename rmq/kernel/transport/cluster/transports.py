@@ -279,6 +279,6 @@ class ClusterTransport(Transport):
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """As `Transport.is_current`; the masters of its shard channels must not have changed."""
-        return super().is_current(subscribed) and all(
+        return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()
         )

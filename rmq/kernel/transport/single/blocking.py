@@ -213,7 +213,7 @@ class Transport(Driver):
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether no connection has died since a subscription was made."""
-        return subscribed.epoch == self.epoch
+        return subscribed.epoch == self._current_pool().epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread is among the callers, so this call is in a signal handler."""

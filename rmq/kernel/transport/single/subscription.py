@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -113,23 +113,31 @@ class Listener:
 
     def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
         """Read until a signal comes, then read all further signals that are there."""
-
-        def note(reply: Any) -> None:
+        if not self._transport.is_current(subscribed):
+            raise redis.ConnectionError("other connections of this client have died")
+        while True:
+            left_s = 0.0 if signals else max(0.0, until - time.monotonic() - PRECISION_S)
+            reply = subscribed.waiting.read(left_s)
+            if reply is RUNG:
+                return
+            if reply is None:
+                if not left_s:
+                    break
+                subscribed.note_silence()
+                if subscribed.is_to_ping():
+                    subscribed.connection.send_command("PING")
+                continue
             subscribed.note_life()
             if not isinstance(reply, list) or len(reply) != 3:
-                return
+                continue
             if reply[0] in (b"message", b"smessage"):
                 signals.append((reply[1], reply[2]))
             elif reply[0] in (b"subscribe", b"ssubscribe"):
                 self.added.add(reply[1])
             elif reply[0] == b"sunsubscribe":
                 raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
-
-        if not self._transport.is_current(subscribed):
-            raise redis.ConnectionError("other connections of this client have died")
-        self._transport._drive(read_until(subscribed, until, lambda: bool(signals), note))
-        while (reply := subscribed.waiting.read(0)) not in (None, RUNG):
-            note(reply)
+        if not signals:
+            time.sleep(max(0.0, until - time.monotonic()))
 
     def _subscribe(self) -> None:
         try:
@@ -372,29 +380,12 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a signal, a hand-over or the awaited number comes, or the time has passed."""
-
-    def has_come() -> bool:
-        return bool(signals or subscription.payloads) or subscription.is_answered()
-
-    def note(reply: Any) -> None:
-        subscribed.note_reply(reply, signals, subscription)
-
-    return read_until(subscribed, until, has_come, note)
-
-
-def read_until(
-    subscribed: SubscribedConnection,
-    until: float,
-    has_come: Callable[[], bool],
-    note: Callable[[Any], None],
-) -> Operations[None]:
-    """Read replies until `has_come` is true, the time has passed, or the wait is interrupted.
+    """Read until a signal, a hand-over or the awaited number comes, or the time has passed.
 
     Raises:
         redis.ConnectionError: The connection is dead.
     """
-    while not has_come():
+    while not (signals or subscription.payloads or subscription.is_answered()):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
             if left_s > 0:
@@ -408,4 +399,4 @@ def read_until(
         if reply is None:
             subscribed.note_silence()
         else:
-            note(reply)
+            subscribed.note_reply(reply, signals, subscription)
