@@ -46,8 +46,8 @@ class Engine:
         hooks: Hooks of the interceptors.
         loop: Event loop of async handlers.
         heartbeat: Heartbeat of the event loop.
-        concurrency: Largest number of handlers that run at the same time in this process; None:
-            THREADS and TASKS.
+        concurrency: Largest number of handlers that run at the same time in this process. None sets
+            the limits THREADS for threads and TASKS for tasks.
         values: Values of the dependencies and lifespans of this process.
     """
 
@@ -107,7 +107,10 @@ class Engine:
         self.fetcher.stop()
 
     def release_waiting(self, until: float) -> None:
-        """Release the deliveries that have not begun; wait for the fetcher until `until`."""
+        """Release the deliveries whose handlers have not begun.
+
+        Wait for the fetcher until `until`.
+        """
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
             queue.release_waiting()
@@ -115,7 +118,7 @@ class Engine:
             executor.close()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running handlers; return whether all have ended."""
+        """Wait for running handlers, and return whether all have ended."""
         until = time.monotonic() + wait_s
         return all([each.join(seconds_until(until)) for each in self.executors])
 
@@ -124,7 +127,7 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return events that are set when all reported deliveries are settled."""
+        """Return events, each of which is set when all deliveries reported so far are settled."""
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
@@ -175,7 +178,7 @@ def seconds_until(until: float) -> float:
 
 
 def _close(feed: TopicFeed) -> bool:
-    """Close a feed; return whether every delivery is settled or released."""
+    """Close a topic's feed, and return whether each of its deliveries is settled or released."""
     error = feed.close()
     if error is not None:
         log.warning("%s: unsettled deliveries wait until their leases expire: %s",

@@ -1,4 +1,4 @@
-"""A topic of a worker: its handlers, its flows, and its current error."""
+"""A topic of a worker: its handlers, its flows, and the error that blocks it now."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class HandledTopic:
     Attributes:
         flows: Flows that receive and settle deliveries.
         error_state: The error that blocks the topic now.
-        note_settled: Function that any thread calls after deliveries were settled, or an ordered
-            batch has ended.
+        note_settled: Function that is called after deliveries were settled, or after an ordered
+            batch has ended. Any thread may call it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ErrorState:
         self.error: RMQError | None = None
 
     def note(self, error: Exception) -> RMQError:
-        """Store an error, and log it if its type differs from the last error."""
+        """Store an error. Log it if its type differs from the type of the last error."""
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
@@ -76,7 +76,7 @@ class ErrorState:
         return known
 
     def clear(self, error: RMQError | None = None) -> None:
-        """Forget the error. `error`: forget only this error."""
+        """Forget the error that blocks the topic. If `error` is given, forget only that error."""
         if error is None or self.error is error:
             self.error = None
 
@@ -92,7 +92,8 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
 def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
     """Return the function that makes the object that a handler gets for a delivery.
 
-    The verbs of an async delivery run in threads, because the transport is blocking.
+    The transport of a worker is blocking. Verbs that an async handler calls on its delivery
+    therefore run in threads.
     """
     one = DeliveryVerbs(flows)
     if not handler.is_async:
@@ -107,7 +108,7 @@ def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Sh
 
 
 def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
-    """Release unsettled deliveries, and unsubscribe."""
+    """Release the unsettled deliveries of a topic, and unsubscribe from its wake-ups."""
     if flows.is_closed:
         return
     left = flows.unsettled()

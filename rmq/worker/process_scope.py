@@ -24,7 +24,7 @@ CHECK_S = 0.05  # time between two checks for an interrupted start
 
 
 class _Holder:
-    """Keeps nodes open in one thread or task.
+    """Keeps nodes (lifespans and dependencies) open in one thread or task.
 
     Some context managers, for example task groups, must be left in the task that entered them.
 
@@ -49,7 +49,10 @@ class _Holder:
         self.opened.set_exception(failed)
 
     def _failed_to_close(self, error: BaseException) -> None:
-        """Log the error; the other nodes are closed."""
+        """Log the error of a node that could not be closed.
+
+        The other nodes are closed nevertheless.
+        """
         self.has_failed = True
         log.error("a lifespan, or a dependency of the process, raised when it was closed",
                   exc_info=error)  # fmt: skip
@@ -59,7 +62,10 @@ class _Holder:
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Request that the nodes are closed, also during their opening. Returns at once."""
+        """Request that the nodes are closed, even if they are still being opened.
+
+        Returns at once.
+        """
         raise NotImplementedError
 
 
@@ -96,7 +102,7 @@ class _ThreadHolder(_Holder):
         self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Request that the nodes are closed after the current opening."""
+        """Request that the nodes are closed as soon as the current opening has ended."""
         self._ending.set()
 
 
@@ -110,7 +116,7 @@ class TaskHolder(_Holder):
         self._loop = loop
 
     def start(self) -> None:
-        """Begin to open the nodes in a task; callable from any thread."""
+        """Begin to open the nodes in a task. Any thread may call it."""
         self._ending = asyncio.Event()
         self._has_begun = False
         call_in(self._loop, self._begin)
@@ -120,7 +126,7 @@ class TaskHolder(_Holder):
         self._task.add_done_callback(self._end_unbegun)
 
     def _end_unbegun(self, task: asyncio.Task[None]) -> None:
-        """Note the end of a task that was cancelled before its first step."""
+        """Record the end of a task that was cancelled before its first step."""
         if not self._has_begun:
             self.closed.set_result(None)
 
@@ -148,21 +154,22 @@ class TaskHolder(_Holder):
                 self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Close the nodes; an opening is cancelled."""
+        """Close the nodes. If a node is still being opened, cancel that."""
         if self.opened.done():
             call_in(self._loop, self._ending.set)
         else:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the task of the nodes."""
+        """Cancel the task that keeps the nodes open."""
         call_in(self._loop, lambda: self._task.cancel())
 
 
 class ProcessScope:
     """The lifespans of a client, and the dependencies of its handlers with process scope.
 
-    Plain nodes are opened first, in the order of their registration, and closed last.
+    Nodes are the lifespans and dependencies. Plain nodes are opened first, in the order of their
+    registration, and are closed last.
 
     Args:
         lifespans: Registered lifespan functions.
@@ -189,7 +196,7 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether there are async nodes, which need an event loop."""
+        """Whether there are async nodes. They need an event loop."""
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
@@ -206,11 +213,11 @@ class ProcessScope:
         """Open all nodes, and wait until they are open.
 
         Args:
-            loop: Event loop of async nodes; it runs in another thread.
+            loop: Event loop of async nodes, which runs in another thread.
             is_stopping: Function that returns whether to give up.
 
         Returns:
-            False if the opening was given up; `close` must still be called.
+            False if `is_stopping` ended the opening. Even then the caller must call `close`.
 
         Raises:
             LifespanFailed: A node raised an error.
@@ -228,7 +235,7 @@ class ProcessScope:
         return True
 
     def close(self, wait_s: float) -> None:
-        """Close all nodes in reverse order within `wait_s` seconds; log errors."""
+        """Close all nodes in reverse order, for at most `wait_s` seconds. Errors are logged."""
         until = time.monotonic() + wait_s
         while self._holders:
             holder = self._holders.pop()

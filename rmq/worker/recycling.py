@@ -21,7 +21,7 @@ HANDLED = ("ack", "nack", "reject", "own", "lost")  # counts of handled deliveri
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process in bytes; None: the system does not show it."""
+    """Return the resident memory of this process in bytes, or None if it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -41,9 +41,11 @@ class RecyclingLimits:
     and the process exits with STUCK. Only the end of the process frees a hanging thread.
 
     Args:
-        max_messages: Number of handled messages, and up to 10 % more; None: no limit.
-        max_memory: Bytes of resident memory; None: no limit.
-        timeout_kill: Time for which a handler may hang beyond its max_runtime; None: no limit.
+        max_messages: Number of handled messages, or None for no limit. Each process adds a random
+            part of up to 10 %.
+        max_memory: Bytes of resident memory, or None for no limit.
+        timeout_kill: Time for which a handler may hang after its max_runtime is over, or None for
+            no limit.
 
     Attributes:
         poll_s: Time between two calls of `reached`.
@@ -84,7 +86,7 @@ class RecyclingLimits:
         self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return the limit of messages or memory that is reached, as text; "": no limit."""
+        """Return which limit of messages or memory is reached, as text, or "" for none."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:
@@ -97,9 +99,9 @@ class RecyclingLimits:
         return ""
 
     def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
-        """Return the handler that hangs for `timeout_kill` beyond its max_runtime, or "".
+        """Return the name of a handler that hangs for `timeout_kill` beyond its max_runtime, or "".
 
-        Called a few times a second.
+        It is called a few times a second.
         """
         if self.timeout_kill_s is None:
             return ""

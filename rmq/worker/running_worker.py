@@ -52,7 +52,7 @@ def lease_ms(handler: Handler) -> int:
 def chosen_topics(
     client: Client | AsyncClient, topics: Iterable[str] | None
 ) -> list[TopicHandlers]:
-    """Return the handlers of these topics; None: of all topics.
+    """Return the handlers of the named topics, or of all topics if `topics` is None.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -81,7 +81,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
     """Raise if a hook cannot run around a handler.
 
     Raises:
-        InvalidType: A hook cannot run; the text names it.
+        InvalidType: A hook cannot run around a handler. The error names the hook.
     """
     hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
     for handler in handlers:
@@ -93,7 +93,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
-    """Wait until only hanging handlers run, at most until a time of the monotonic clock."""
+    """Wait until only hanging handlers still run, at most until `until` of the monotonic clock."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
@@ -112,14 +112,17 @@ class Options(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Process scope and event loop: opened before the parts of a worker, closed after them."""
+    """The process scope and the event loop of a worker.
+
+    They are opened before the other parts of the worker, and closed after them.
+    """
 
     scope: ProcessScope
     loop: asyncio.AbstractEventLoop | None  # of async handlers
     loop_thread: EventLoopThread | None  # None: the caller runs the loop
 
     def close(self, wait_s: float) -> None:
-        """Close scope and loop within `wait_s` seconds."""
+        """Close the process scope and the event loop within `wait_s` seconds."""
         until = time.monotonic() + wait_s
         self.scope.close(seconds_until(until))
         if self.loop_thread is not None:
@@ -131,13 +134,14 @@ class RunningWorker:
 
     Args:
         client: Client with the handlers.
-        topics: Topics of the handlers. They are open, or opened as soon as Redis can be reached.
+        topics: Topics of the handlers. A topic that is not open is opened as soon as Redis can be
+            reached.
         hooks: Hooks of the interceptors.
         options: Options of the worker.
         transport: Transport to Redis.
         surroundings: Open process scope and event loop.
         stopping: Event that is set when the worker must stop; the watchdog also sets it.
-        signals: Signals to stop; a second signal ends each wait.
+        signals: Signals that stop the worker. A second signal ends each wait.
     """
 
     def __init__(
@@ -199,7 +203,7 @@ class RunningWorker:
         self._status = StatusReporter(self.engine.queues, self.transport, self._parts.prefix)
 
     def stop(self, grace_s: float) -> bool:
-        """Stop fetching, wait for running handlers, release the rest, and close all parts.
+        """Stop fetching, wait for running handlers, release other deliveries, and close all parts.
 
         Returns:
             Whether all deliveries that had begun are finished, and settled in Redis.
@@ -224,9 +228,9 @@ class RunningWorker:
     def finish_others(self) -> None:
         """Release waiting deliveries when a handler is stuck, and wait for the other handlers.
 
-        A hanging delivery is not released. It is rolled back when its lease expires, at the cost
-        of a retry. So a message that hangs every worker becomes a dead letter. After `timeout_kill`
-        the hanging deliveries have failed already, and a stop releases the rest.
+        A delivery whose handler hangs is not released. It is rolled back when its lease expires, at
+        the cost of a retry. So a message that makes every worker hang becomes a dead letter. After
+        `timeout_kill` the hanging deliveries have failed already, and a stop releases the rest.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)
@@ -238,7 +242,10 @@ class RunningWorker:
             self._wait_for_runs(until)
 
     def _wait_for_runs(self, until: float) -> bool:
-        """Wait until all handlers have ended and are settled; return whether they have ended."""
+        """Wait until all handlers have ended and their deliveries are settled.
+
+        Return whether they are.
+        """
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):
                 return not self.engine.is_running()

@@ -53,7 +53,7 @@ class SchedulerThread:
                 wait, last_error, self._poll_at = RETRY_S, str(error), 0.0
 
     def _serve(self) -> float:
-        """Send the messages of due schedules; return the seconds until the next call."""
+        """Send the messages of due schedules, and return the seconds until the next call."""
         now = time.monotonic()
         polls = now >= self._poll_at
         if polls:
@@ -70,22 +70,25 @@ class SchedulerThread:
         return max(0.0, min([self._poll_at, *self._due_at.values()]) - now)
 
     def ask_to_stop(self) -> None:
-        """Request the end of the thread."""
+        """Request that the thread ends. Returns at once."""
         self._stopping.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait at most 2 s for it. Due schedules stay due in Redis."""
+        """Stop the thread, and wait at most 2 s for it.
+
+        Schedules that are due stay due in Redis.
+        """
         self._stopping.set()
         self._thread.join(min(wait_s, STOP_S))
 
 
 class Scheduler:
-    """Sends the messages of schedules, in a process without a worker; for `with`.
+    """Sends the messages of schedules in a process without a worker. Use it in a `with` statement.
 
     Args:
         client: Client with the declared schedules and the address of Redis.
-        topics: Names of topics to serve; "all": every topic in Redis; None: topics for which the
-            client has handlers or schedules.
+        topics: Names of topics to serve, "all" for every topic in Redis, or None for the topics for
+            which the client has handlers or schedules.
 
     Guarantee:
         Each scheduled message is sent once, even if schedulers die. A schedule that another program
@@ -120,17 +123,20 @@ class Scheduler:
         return TopicContext(self._parts.prefix, name, JSON, self._sessions, {})
 
     def run_once(self) -> int:
-        """Write the declared schedules, and send due messages; return their number.
+        """Store the declared schedules in Redis, and send all messages that are due.
+
+        Returns:
+            Number of messages sent.
 
         Raises:
-            StorageError: Redis cannot be reached; due schedules stay due.
+            StorageError: Redis cannot be reached. Due schedules stay due.
         """
         self._dispatch.declare()
         sent, _ = self._dispatch.send_due()
         return sent
 
     def start(self) -> None:
-        """Write the declared schedules, and start a thread that serves all schedules.
+        """Store the declared schedules in Redis, and start a thread that serves all schedules.
 
         Raises:
             ConfigurationError, SettingsMismatch: A schedule or its topic differs in Redis.
@@ -142,7 +148,10 @@ class Scheduler:
         self._thread = SchedulerThread(self._dispatch)
 
     def stop(self) -> None:
-        """Stop the thread, and wait at most 2 s for it. Due schedules stay due in Redis."""
+        """Stop the thread, and wait at most 2 s for it.
+
+        Schedules that are due stay due in Redis.
+        """
         if self._thread is not None:
             self._thread.stop()
             self._thread = None

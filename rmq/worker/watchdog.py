@@ -1,7 +1,7 @@
 """The watchdog: a thread that checks the engine and the heartbeat of a worker.
 
-During an outage of Redis, it logs that Redis cannot be reached. A start opens its topics in another
-thread, so that a stop does not have to wait.
+During an outage of Redis, the watchdog logs that Redis cannot be reached. When a worker starts,
+this module opens its topics in another thread, so that a stop does not have to wait for Redis.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STORES_S = 10.0  # longest wait for databases before a start
 
 
 def ping_error(transport: Transport) -> RMQError | None:
-    """Send a PING to Redis on a new connection; return the error, if there is one."""
+    """Send a PING to Redis on a new connection. Return the error if there is one."""
     try:
         probe = open_transport(transport.address, 0.0, PROBE_S)
         try:
@@ -52,7 +52,7 @@ def ping_error(transport: Transport) -> RMQError | None:
 
 
 class OutageLog:
-    """Logs that Redis cannot be reached, every few seconds, and that it answers again."""
+    """Logs every few seconds that Redis cannot be reached, and later that it answers again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -61,7 +61,7 @@ class OutageLog:
         self._reported_at = float("-inf")
 
     def report(self) -> None:
-        """Check in a thread whether Redis answers, and log the result. Returns at once."""
+        """Check in another thread whether Redis answers, and log the result. Returns at once."""
         if time.monotonic() - self._reported_at >= REPORT_EVERY_S and self._lock.acquire(
             blocking=False
         ):
@@ -86,7 +86,7 @@ class OutageLog:
             self._lock.release()
 
     def clear(self) -> None:
-        """Note that all calls have been answered."""
+        """Record that all calls to Redis have been answered, so no outage is left."""
         if self._away_since:
             self.report()
 
@@ -94,7 +94,7 @@ class OutageLog:
 def open_topics(
     transport: Transport, handlers: Iterable[Handler], is_asked_to_stop: Callable[[], bool]
 ) -> bool:
-    """Open the topics of handlers. During an outage of Redis they are opened later.
+    """Open the topics of handlers, or open them later if Redis cannot be reached now.
 
     Returns:
         False if the worker must stop.
@@ -120,7 +120,9 @@ def check_stores(
     loop: asyncio.AbstractEventLoop | None,
     is_asked_to_stop: Callable[[], bool],
 ) -> bool:
-    """Check the stores of the handlers' middleware, for at most STORES_S.
+    """Check the stores of the handlers' middleware, for example ledger tables.
+
+    The check takes at most STORES_S.
 
     Returns:
         False if the worker must stop.
@@ -150,11 +152,11 @@ def check_stores(
 
 
 class _InThread:
-    """Calls a function in a thread, so that a stop does not have to wait for a server.
+    """Calls a function in a thread, so that a stop of the worker need not wait for a server.
 
     Attributes:
-        ended: Event that is set at the end of the function.
-        error: Error that the function raised, if it did.
+        ended: Event that is set when the function has ended.
+        error: Error that the function raised, if it raised one.
     """
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
@@ -197,7 +199,7 @@ ALIVE_S = 60.0  # after a longer standstill this process will not recover
 
 
 def real_clock() -> float:
-    """Return seconds of a clock that also runs while the machine is suspended."""
+    """Return the seconds of a clock that also runs while the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time()  # the clock of the machine, which may be set
@@ -207,7 +209,7 @@ class Health(NamedTuple):
     """The health of a worker.
 
     Attributes:
-        ok: Whether every handler receives, runs and settles messages.
+        ok: Whether messages of every handler are received, run and settled.
         problems: Problems, one line each.
         alive: False if something in this process has hung for a minute, so that a restart may
             help. An outage of Redis does not count.
@@ -294,10 +296,10 @@ class Watchdog:
                 self._stopping.set()
 
     def _allow_renewals(self, now: float) -> None:
-        """Allow the heartbeat to renew for some time, within the limits of running handlers.
+        """Allow the heartbeat to renew leases for some time, within the limits of running handlers.
 
-        So leases are renewed while a call holds the GIL, but not while the process hangs. The
-        heartbeat kills a process that does not even run this method.
+        So leases are renewed even while a call holds the GIL, but not while the process hangs. The
+        heartbeat kills a process that hangs so much that it does not even run this method.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
@@ -306,7 +308,7 @@ class Watchdog:
             self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """Allow the heartbeat to kill this process from now on, if it does not run any more."""
+        """Allow the heartbeat to kill this process from now on, if the process runs no code."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
@@ -330,7 +332,10 @@ class Watchdog:
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return the last step of the slowest part, and its handler; None: all handlers."""
+        """Return the time of the last step of the slowest part, and the part's handler.
+
+        The handler is None if the part serves all handlers.
+        """
         moves: list[tuple[float, HandlerQueue | None]] = [(self._engine.fetcher.last_step, None)]
         if not self._errors():
             moves += [
@@ -362,14 +367,14 @@ class Watchdog:
         return bool(hang)
 
     def _log_outage(self, now: float) -> None:
-        """Log an outage of Redis if a call waits for an answer."""
+        """Log an outage of Redis if a call has waited long for an answer."""
         if self._errors() or now - self._engine.fetcher.last_step > SILENT_S:
             self._outage_log.report()
         else:
             self._outage_log.clear()
 
     def health(self) -> Health:
-        """Return the health, for a liveness or readiness check."""
+        """Return the health of the worker, for a liveness or readiness check."""
         now, engine = time.monotonic(), self._engine
         errors = self._errors()
         problems = [f"{topic}: {error}" for topic, error in errors.items()]
@@ -402,7 +407,7 @@ class Watchdog:
 
 
 def _log_stacks(reason: str) -> None:
-    """Log the reason for the end of the process, and print all stacks."""
+    """Log why the process ends, and print the stacks of all threads."""
     log.critical("%s; all stacks follow on stderr", reason)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

@@ -1,6 +1,6 @@
 """The worker: it runs the handlers of a client until a stop or a signal.
 
-This module has the exit codes of a worker. It also ends a process in which handlers still run.
+This module also defines the exit codes of a worker, and ends a process in which handlers still run.
 """
 
 from __future__ import annotations
@@ -91,20 +91,22 @@ class Worker:
 
     Args:
         client: Client with the handlers and the address of Redis.
-        topics: Names of topics whose handlers run; None: all topics.
+        topics: Names of topics whose handlers run, or None for all topics.
         interceptors: Interceptors around handlers, inside the interceptors of the client.
         grace: Longest wait of a stop for running handlers, seconds or timedelta.
-        concurrency: Largest number of handlers that run at the same time in this process; None: 64
-            in threads and 1000 in tasks, or the concurrency of a single handler if it is larger.
-        watchdog: Time without progress after which `run` ends with exit code 70; None: no limit.
+        concurrency: Largest number of handlers that run at the same time in this process. None
+            allows 64 in threads and 1000 in tasks, or as many as the `concurrency` of a single
+            handler if that is larger.
+        watchdog: Time without progress after which `run` ends with exit code 70, or None for no
+            limit.
         heartbeat: "process": leases are renewed in a process that handlers cannot block. "thread":
             leases are renewed in a thread.
         schedules: Whether to send the messages of the schedules of its topics (`Topic.every`).
-        max_messages: Number of handled messages, and up to 10 % more, after which `run` stops;
-            None: no limit.
-        max_memory: Bytes of resident memory above which `run` stops; None: no limit.
-        timeout_kill: Time beyond its max_runtime after which a hanging handler ends `run` with exit
-            code 70. All other deliveries are released first. None: no limit.
+        max_messages: Number of handled messages after which `run` stops, or None for no limit. Up
+            to 10 % is added at random, so that processes do not stop together.
+        max_memory: Bytes of resident memory above which `run` stops, or None for no limit.
+        timeout_kill: Time after which a handler that hangs beyond its max_runtime ends `run` with
+            exit code 70, or None for no limit. All other deliveries are released first.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -159,7 +161,7 @@ class Worker:
         return f"<Worker of {', '.join(each.context.name for each in self._topics)}>"
 
     def check(self) -> dict[str, bool]:
-        """Compare the settings of each topic with Redis, and look for tables of the ledger.
+        """Compare the settings of each topic with Redis, and check that the ledger's tables exist.
 
         The check writes nothing, and opens no lifespan.
 
@@ -192,10 +194,10 @@ class Worker:
         return exists
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to receive messages in threads; returns at once.
+        """Begin to receive messages in threads, and return at once.
 
         Args:
-            loop: Event loop of async handlers; None: a new loop in its own thread.
+            loop: Event loop of async handlers, or None for a new loop in its own thread.
 
         Raises:
             SettingsMismatch, ConfigurationError: A topic has other settings in Redis.
@@ -250,10 +252,11 @@ class Worker:
             transport.close()
 
     def stop(self, grace: Duration | None = None) -> bool:
-        """Stop fetching, wait for running handlers up to `grace`, release the rest.
+        """Stop fetching, wait up to `grace` for running handlers, and release the other deliveries.
 
-        It takes at most `grace` and 2 s, even during an outage of Redis. Any thread may call it,
-        also during `run`. It waits for a thread that is starting or stopping the worker.
+        The call takes at most `grace` plus 2 s, even during an outage of Redis. Any thread may call
+        it, also during `run`. If another thread is starting or stopping the worker, the call waits
+        for that thread.
 
         Returns:
             Whether all deliveries that had begun are finished, and settled in Redis.
@@ -272,7 +275,7 @@ class Worker:
             return self._finished
 
     def ask_to_stop(self) -> None:
-        """Ask `run` to end, with its grace time. A second call changes nothing."""
+        """Ask `run` to stop the worker with its grace time. Further calls change nothing."""
         self._signals.wake()
         self._stopping.set()
 
@@ -346,7 +349,7 @@ class Worker:
         self.stop()
 
     async def __aenter__(self) -> Worker:
-        """Start, with async handlers in this loop."""
+        """Start the worker. Its async handlers run in the caller's event loop."""
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self.start, loop)
         return self
@@ -370,10 +373,10 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by topic: deliveries received ("taken"), in flight ("held"), and settled.
+        """Return counts of deliveries by topic: received ("taken"), in flight ("held"), settled.
 
-        After a stop these are the last counts. For a handler with middleware, "duplicate" counts
-        acked deliveries whose work was done before, and "claim_lost" acked deliveries whose claims
-        were lost.
+        After a stop these are the last counts. For a handler with middleware, "duplicate" is the
+        number of acked deliveries whose work was done before, and "claim_lost" is the number of
+        acked deliveries whose claims were lost.
         """
         return self._counts if self._running is None else self._running.engine.counts()

@@ -1,8 +1,8 @@
 """The shared leases of a worker, their deliveries, and which deliveries have begun.
 
-The consumer of a topic receives under the leases of a tracker, and reports to it the deliveries
-that were received and settled. The heartbeat reads these data in the shared memory. It writes there
-the time until which each lease is surely valid.
+The consumer of a topic receives under the leases of a `LeaseTracker`, and reports to the tracker
+which deliveries were received and which were settled. The heartbeat reads these data in the shared
+memory. For each lease, the heartbeat writes there the time until which the lease is surely valid.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FOREVER = float("inf")
 
 
 class WorkerMemory:
-    """The worker's side of the shared memory.
+    """The worker's view of the memory that it shares with its heartbeat.
 
     Args:
-        leases_ms: Lease of each topic; a guess until the topic is open.
+        leases_ms: Lease of each topic in ms. It is a guess until the topic is open.
         begun: Largest number of deliveries that have begun at the same time.
         claims: Largest number of deliveries in flight whose handlers have claims.
     """
@@ -57,24 +57,33 @@ class WorkerMemory:
             os.close(self.fd)
 
     def expect(self, topic: int, lease_ms: int) -> None:
-        """Set the lease of a topic; the shortest lease determines the rounds of the heartbeat."""
+        """Set the lease of a topic.
+
+        The shortest lease of all topics sets how often the heartbeat renews.
+        """
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
     def renew_until(self, until: float) -> None:
-        """Allow the heartbeat to renew leases until this time of the monotonic clock."""
+        """Allow the heartbeat to renew leases until `until`, a time of the monotonic clock."""
         self.shared.times[1] = until
 
     def note_step(self, kill_s: float) -> None:
-        """Show the heartbeat that the worker runs; without a step for `kill_s`, it is killed."""
+        """Show the heartbeat that the worker still runs.
+
+        The heartbeat kills the worker if the next call does not follow within `kill_s` seconds.
+        """
         self.shared.times[5] = kill_s
         self.shared.times[4] = time.monotonic()
 
     def last_round(self) -> float:
-        """Return the start of the heartbeat's last round; 0: there was no round."""
+        """Return when the heartbeat last began to renew leases, or 0 if it has not begun yet."""
         return self.shared.times[0]
 
     def add_begun(self, lease_index: int, id: bytes) -> int:
-        """Note that a handler begins a delivery; return its row."""
+        """Record in the shared memory that a handler begins a delivery.
+
+        Return the row of the entry.
+        """
         try:
             row = self._free_begun.pop()
         except IndexError:
@@ -86,12 +95,15 @@ class WorkerMemory:
         return row
 
     def remove_begun(self, row: int) -> None:
-        """Free the row of a delivery."""
+        """Remove the entry of a delivery that has begun. Another delivery can then use its row."""
         self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
         self._free_begun.append(row)
 
     def add_claim(self, lease_index: int, name: bytes, owner: bytes) -> tuple[int, int]:
-        """Renew a claim from now on; return its row and serial."""
+        """Let the heartbeat renew a claim from now on.
+
+        Return the row and the serial number of its entry.
+        """
         text, words = name + owner, self.shared.words
         with self._lock:
             if not self._free_claims or len(text) > CLAIM_TEXT:
@@ -106,21 +118,21 @@ class WorkerMemory:
         return row, serial
 
     def begin_claim(self, row: int, serial: int) -> None:
-        """Note that the delivery of a claim has begun."""
+        """Record that the handler of the delivery with this claim has begun."""
         self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
 
     def is_claim_lost(self, row: int, serial: int) -> bool:
-        """Return whether the heartbeat found that a claim is lost."""
+        """Return whether the heartbeat found that the delivery no longer has its claim."""
         return self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
 
     def remove_claim(self, row: int) -> None:
-        """Stop renewing a claim."""
+        """Stop the heartbeat's renewals of a claim."""
         self.shared.words[self.shared.claims_at + row * CLAIM_WORDS] = 0
         self._free_claims.append(row)
 
 
 class WorkerLease:
-    """A shared lease that this worker has, or had."""
+    """A shared lease of a slot under which this worker receives, or has received."""
 
     __slots__ = ("_is_lost", "_shared", "_until", "in_flight", "lease_index", "number")
 
@@ -133,7 +145,7 @@ class WorkerLease:
         self._is_lost = False
 
     def safe_until(self) -> float:
-        """Return the time until which it is surely valid, by the monotonic clock; 0: it is lost."""
+        """Return until when the lease is surely valid (monotonic clock), or 0 if it is lost."""
         if self._is_lost or self._shared.lost(self.lease_index) == self.number:
             self._is_lost = True
             return 0.0
@@ -146,11 +158,11 @@ class WorkerLease:
         return time.monotonic() >= self.safe_until()
 
     def note_received(self, since: float, lease_ms: int) -> None:
-        """Note a receive that began at `since`: at least half of the lease was left then."""
+        """Record a receive that began at time `since`. At least half of the lease was left then."""
         self._until = max(self._until, since + lease_ms / 2000)
 
     def mark_lost(self) -> None:
-        """Note that Redis does not have this lease any more."""
+        """Record that the lease no longer exists in Redis."""
         self._is_lost = True
 
 
@@ -175,12 +187,16 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next receive; 0: open a lease."""
+        """Return the number of the lease for the next receive, or 0 if none is open."""
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
-        """Register the lease of a batch that was received by a call that began at `since`."""
+        """Register the shared lease of a batch of deliveries.
+
+        `since` is the time at which the receiving call began. The lease is valid from that time at
+        least.
+        """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
             lease.note_received(since, lease_ms)
@@ -200,20 +216,26 @@ class LeaseTracker:
         return lease
 
     def handed_over(self, slot: int, number: int) -> WorkerLease:
-        """Return the lease of a handed-over batch, even if the lease is not used any more."""
+        """Return the lease of a batch that was handed over.
+
+        It may be a lease that new receives no longer use.
+        """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
             return lease
         return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries; their leases are renewed from now on."""
+        """Add deliveries. The heartbeat renews their leases from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
             self._count(deliveries, 1)
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Remove deliveries that are settled or lost; unknown deliveries are ignored."""
+        """Remove deliveries that are settled or lost.
+
+        Deliveries that the tracker does not have are ignored.
+        """
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]
             self._in_flight.difference_update(mine)
@@ -226,7 +248,10 @@ class LeaseTracker:
                     self._memory.remove_claim(row)
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot, because a delivery cannot be settled."""
+        """Stop renewing the lease of a slot because one of its deliveries cannot be settled.
+
+        The delivery then returns to the queue when the lease expires.
+        """
         lease = self._leases.get(slot)
         if lease is not None:
             self._retire(lease)
@@ -255,7 +280,7 @@ class LeaseTracker:
         self._write(changed)
 
     def _write(self, lease: WorkerLease | None) -> None:
-        """Write the number of a lease's deliveries for the heartbeat, if the lease is renewed."""
+        """Write a lease's number of deliveries for the heartbeat, if the lease is still renewed."""
         if lease is not None and self._leases.get(lease.lease_index % SLOTS_MAX) is lease:
             word = lease.number << NUMBER_SHIFT | lease.in_flight
             self._shared.words[self._shared.leases_at + lease.lease_index * 3] = word
@@ -263,7 +288,7 @@ class LeaseTracker:
     # --- for the worker --------------------------------------------------------------------------
 
     def begin(self, delivery: InnerDelivery) -> None:
-        """Note that a handler begins a delivery."""
+        """Record that a handler begins a delivery."""
         lease: Any = delivery.origin.lease
         self._begun[delivery] = self._memory.add_begun(lease.lease_index, delivery.raw_id)
         claim = self._claims.get(delivery)
@@ -271,24 +296,27 @@ class LeaseTracker:
             self._memory.begin_claim(*claim)
 
     def cancel_begin(self, delivery: InnerDelivery) -> None:
-        """Note that a delivery does not count as begun."""
+        """Record that a delivery that was about to begin has not begun."""
         row = self._begun.pop(delivery, -1)
         if row >= 0:
             self._memory.remove_begun(row)
 
     def numbers(self) -> dict[int, int]:
-        """Return the numbers of the valid leases, by slot."""
+        """Return the number of the valid lease of each slot that has one."""
         return {
             slot: each.number for slot, each in list(self._leases.items()) if not each.is_lost()
         }
 
     def retire_all(self) -> None:
-        """Stop renewing all leases, so that other workers get the deliveries."""
+        """Stop renewing all leases. Other workers receive the deliveries when the leases expire."""
         for slot in list(self._leases):
             self.retire(slot)
 
     def add_claims(self, deliveries: Iterable[InnerDelivery], slot_of: Any) -> None:
-        """Renew the claims of deliveries. `slot_of`: returns the slot of a claim's name."""
+        """Let the heartbeat renew the claims of deliveries.
+
+        `slot_of` returns the slot of a claim's name.
+        """
         for delivery in deliveries:
             claim = delivery.claim
             if claim is not None and claim.state == FIRST:
@@ -304,7 +332,10 @@ class LeaseTracker:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an unnamed file for a child process; -1: no processes here."""
+    """Return the descriptor of an unnamed file for a child process.
+
+    It is -1 if this system cannot start such processes.
+    """
     if not process.FORKS:
         return -1
     if hasattr(os, "memfd_create"):

@@ -13,15 +13,17 @@ CLAIM_TEXT = (CLAIM_WORDS - 5) * 8  # bytes of name and owner of a claim
 
 
 class SharedMemory:
-    """Words of 8 bytes. Each word is written by one side: the worker, or (h) the heartbeat.
+    """The words of 8 bytes that worker and heartbeat share.
 
-    header   0 (h) time of the last round
+    Only one side writes each word: the heartbeat if the word is marked (h), otherwise the worker.
+
+    header   0 (h) time of the last round of renewals
              1 `renew_until` of the worker
              2 1 if a delivery without a row has begun
              3 base of the times of leases
              4 time of the worker's last step
-             5 seconds without a step after which the worker is killed; 0: never
-    topics   0 number of slots; 0: not open yet
+             5 seconds without a step after which the worker is killed, or 0 for never
+    topics   0 number of slots, or 0 while the topic is not open
              1 lease in ms
     leases   of each topic and slot:
              0 number of the lease, and its number of deliveries
@@ -30,15 +32,15 @@ class SharedMemory:
     begun    deliveries that have begun:
              0 lease_index + 1
              1, 2 message id
-    claims   0 serial, never used twice
-             1 (h) serial of the lost claim
+    claims   0 serial number, never used twice
+             1 (h) serial number of the lost claim
              2 lease_index
              3 sizes of name and owner
-             4 serial that has begun
+             4 serial number of a claim whose handler has begun
              5... name and owner
 
     A lease_index is topic * SLOTS_MAX + slot. A word about a lease contains the lease's number, so
-    each word can be read alone.
+    a reader needs no other word to know which lease is meant.
     """
 
     def __init__(self, fd: int, topics: int, begun: int, claims: int) -> None:
@@ -59,7 +61,7 @@ class SharedMemory:
         self.times = memory.cast("d")
 
     def detach(self) -> None:
-        """Continue with a copy, and close the shared memory."""
+        """Continue with a private copy of the memory, and close the shared memory."""
         views = self.words, self.times, self.bytes
         self._view(memoryview(bytearray(self.bytes)))
         for view in views:
@@ -67,7 +69,7 @@ class SharedMemory:
         self._map.close()
 
     def slots(self, topic: int) -> int:
-        """Return the number of slots of a topic; 0: it is not open yet."""
+        """Return the number of slots of a topic, or 0 if it is not open yet."""
         return self.words[self.topics_at + topic * 2]
 
     def lease_s(self, topic: int) -> float:
@@ -75,7 +77,7 @@ class SharedMemory:
         return self.words[self.topics_at + topic * 2 + 1] / 1000
 
     def safe_until(self, lease_index: int, number: int) -> float:
-        """Return the time until which a lease is valid by the heartbeat's entry; 0: no entry."""
+        """Return until when a lease is valid, or 0 if the heartbeat has not written it yet."""
         word = self.words[self.leases_at + lease_index * 3 + 1]
         if word >> SAFE_SHIFT != number:
             return 0.0
@@ -87,15 +89,15 @@ class SharedMemory:
         self.words[self.leases_at + lease_index * 3 + 1] = number << SAFE_SHIFT | hundredths
 
     def lost(self, lease_index: int) -> int:
-        """Return the number of the lost lease of a slot."""
+        """Return the number of the lease that a slot has lost."""
         return self.words[self.leases_at + lease_index * 3 + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:
-        """Note that a lease is lost."""
+        """Record that a lease is lost."""
         self.words[self.leases_at + lease_index * 3 + 2] = number
 
     def leases(self, topic: int) -> list[tuple[int, int, int]]:
-        """Return index, number and deliveries in flight of each valid lease of a topic."""
+        """Return index, number, and count of deliveries in flight of a topic's valid leases."""
         first, found = topic * SLOTS_MAX, []
         for lease_index in range(first, first + self.slots(topic)):
             word = self.words[self.leases_at + lease_index * 3]
@@ -104,7 +106,7 @@ class SharedMemory:
         return found
 
     def begun(self) -> dict[int, list[bytes]]:
-        """Return the ids of deliveries that have begun, by lease_index."""
+        """Return the message ids of deliveries that have begun, by lease_index."""
         found: dict[int, list[bytes]] = {}
         for row in range(self.sizes[1]):
             at = self.begun_at + row * BEGUN_WORDS
@@ -114,7 +116,7 @@ class SharedMemory:
         return found
 
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:
-        """Return row, serial, lease_index, name, owner and "has begun" of all claims."""
+        """Return row, serial number, lease_index, name, owner and "has begun" of each claim."""
         found, words = [], self.words
         for row in range(self.sizes[2]):
             at = self.claims_at + row * CLAIM_WORDS
@@ -133,5 +135,5 @@ class SharedMemory:
         return found
 
     def set_claim_lost(self, row: int, serial: int) -> None:
-        """Note that a claim is lost."""
+        """Record that a claim is lost."""
         self.words[self.claims_at + row * CLAIM_WORDS + 1] = serial

@@ -4,11 +4,11 @@ The heartbeat has its own process, so that a handler cannot stop it by blocking 
 holding the GIL in a C function. The process loads RMQ's transport, its scripts and this package,
 but no module of the worker.
 
-- It does not renew while the worker is stopped (SIGSTOP, a debugger), or after `renew_until`.
+- It renews nothing while the worker is stopped (SIGSTOP, a debugger), or after `renew_until`.
 - It kills a worker that cannot run, because a handler holds the GIL forever.
-- When the worker dies, it releases the deliveries that had not begun, and ends.
+- When the worker dies, the heartbeat releases the deliveries that had not begun, and ends.
 
-`rmq.worker.heartbeat.start` starts it, in a thread if a process cannot be started.
+`rmq.worker.heartbeat.start` starts the heartbeat, in a thread if it cannot start a process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ANSWER_S = 2.0  # longest wait for one server, because leases on other servers w
 
 
 class Topic(NamedTuple):
-    """A topic whose leases are renewed."""
+    """A topic whose leases the heartbeat renews."""
 
     prefix: str
     name: str
@@ -58,7 +58,10 @@ class Topic(NamedTuple):
 
 
 def connect(url: str, timeout_s: float) -> Transport:
-    """Return a transport that repeats no command: the next round does that."""
+    """Return a transport that does not repeat failed commands.
+
+    The next round of renewals does that.
+    """
     return open_transport(urls.parse(url), 0.0, min(timeout_s, ANSWER_S))
 
 
@@ -94,7 +97,10 @@ class Heartbeat:
         self._last_step = self._checked_at = self._quiet_s = 0.0
 
     def beat(self) -> float:
-        """Renew leases and claims that are due; return the seconds until the next round."""
+        """Renew all leases and claims that are due.
+
+        Return the seconds until the next round of renewals.
+        """
         memory, now = self.memory, time.monotonic()
         memory.times[0] = now
         leases: list[tuple[int, int]] = []
@@ -126,9 +132,10 @@ class Heartbeat:
         return pause if answered else min(pause, RETRY_S)
 
     def is_hung(self, now: float) -> bool:
-        """Return whether the worker has made no step for too long; called once a round.
+        """Return whether the worker has made no step for too long. It is called once in each round.
 
-        Only time in which this process ran counts, because the machine may have been suspended.
+        Only time in which the heartbeat itself ran counts, because the machine may have been
+        suspended.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
         self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)
@@ -176,7 +183,11 @@ class Heartbeat:
     def _call_for_claims(
         self, claims: list[Any], are_renewed: bool
     ) -> list[tuple[list[Any], int, Any]]:
-        """Renew or give up the claims of each slot; return claims, topic and value of each call."""
+        """Renew the claims of each slot, or give them up.
+
+        Returns:
+            Claims, topic, and reply or error of each call.
+        """
         by_lease: dict[int, list[Any]] = {}
         for claim in claims:
             by_lease.setdefault(claim[2], []).append(claim)
@@ -198,7 +209,7 @@ class Heartbeat:
         return [(*page, value) for page, value in zip(pages, values, strict=True)]
 
     def _call(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """Return the value or the error of each command.
+        """Run commands. Return the value or the error of each command.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -211,7 +222,8 @@ class Heartbeat:
     def release_until_expired(self, pause_s: float = RETRY_S) -> None:
         """Release the deliveries that have not begun, as soon as Redis answers.
 
-        After the end of their lease it is too late: they are rolled back at the cost of a retry.
+        Give up when their leases have expired. The deliveries are then rolled back at the cost of a
+        retry.
         """
         until = self._leases_until()
         while not self._is_released():
@@ -220,7 +232,7 @@ class Heartbeat:
             time.sleep(pause_s)
 
     def _leases_until(self) -> float:
-        """Return the end of the last lease with deliveries, by the monotonic clock."""
+        """Return when the last lease with deliveries expires, by the monotonic clock."""
         memory = self.memory
         return max(
             (
@@ -243,7 +255,7 @@ class Heartbeat:
         """Release the deliveries that have not begun, so that they lose no retry.
 
         Returns:
-            Whether all were released; otherwise this may be repeated.
+            Whether all were released. If not, the call may be repeated.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -277,7 +289,7 @@ class Heartbeat:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, traced or a zombie."""
+    """Return whether a process is stopped, traced by a debugger, or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             stat = file.read()
@@ -291,7 +303,11 @@ def is_stopped(pid: int) -> bool:
 
 
 def _wait(parent: int, seconds: float) -> str:
-    """Wait; return "stop" after a normal end of the worker, "died" after its death, else ""."""
+    """Wait for some seconds, or until the worker ends.
+
+    Returns:
+        "stop" if the worker has ended normally, "died" if it has died, "" if it still runs.
+    """
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())
@@ -316,7 +332,7 @@ def _say(text: str) -> None:
 
 
 def main(fd: int) -> None:
-    """Renew the leases of the parent process. `fd`: descriptor of the shared memory."""
+    """Renew the leases of the parent process. `fd` is the descriptor of the shared memory."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)

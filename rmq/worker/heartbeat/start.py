@@ -64,13 +64,13 @@ class HeartbeatThread:
         self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
-        """Connect again if an embedded server has moved; a thread cannot die alone."""
+        """Connect again if an embedded server has a new address. The thread itself cannot die."""
         if self._transport.url != self._url:
             self._url = self._transport.url
             self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the heartbeat; wait for a running renewal."""
+        """Stop the heartbeat, and wait for a renewal that is running."""
         self._stop.set()
         self._thread.join(wait_s)
 
@@ -110,7 +110,7 @@ class HeartbeatProcess:
         return process
 
     def ensure_running(self) -> None:
-        """Start another process if this process has died, or an embedded server has moved."""
+        """Start a new process if the old one has died, or an embedded server has moved."""
         if self._thread is not None:
             self._thread.ensure_running()
             return
@@ -127,7 +127,7 @@ class HeartbeatProcess:
             self._thread = HeartbeatThread(self._memory, self._transport, self._contexts)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the process; kill it if its call takes longer than `wait_s`."""
+        """Stop the process. Kill it if its current call takes longer than `wait_s` seconds."""
         if self._thread is not None:
             self._thread.stop(wait_s)
         self._end(wait_s)
@@ -145,10 +145,10 @@ class HeartbeatProcess:
 
 
 def runs_python(executable: str | None) -> bool:
-    """Return whether a program is a Python interpreter, by its name.
+    """Return whether the name of a program is the name of a Python interpreter.
 
     In a frozen application or an embedded interpreter (PyInstaller, uWSGI) `sys.executable` is the
-    application, which would be started a second time.
+    application. To start it would run the application a second time.
     """
     name = Path(executable or "").name.lower()
     return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
@@ -157,7 +157,10 @@ def runs_python(executable: str | None) -> bool:
 def start(
     kind: Kind, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
 ) -> HeartbeatThread | HeartbeatProcess:
-    """Start a heartbeat, and wait until it runs. The worker must not receive earlier."""
+    """Start a heartbeat, and wait until it runs.
+
+    The worker must not receive messages before the heartbeat runs.
+    """
     if kind == "thread" or not process.FORKS:
         return HeartbeatThread(memory, transport, contexts)
     if not runs_python(sys.executable):

@@ -1,4 +1,4 @@
-"""Collect deliveries until a batch is full, or until the `linger` of their handler ends."""
+"""Collect deliveries until a batch is full, or until the `linger` time of their handler is over."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
 
 class PartialBatch:
-    """The deliveries of a handler that wait for a full batch.
+    """Deliveries that wait until there are enough of them for a full batch.
 
     Args:
         size: Number of deliveries in a full batch.
-        linger_s: Longest wait of the first delivery, seconds.
+        linger_s: Longest time that the first delivery waits for others, seconds.
     """
 
     def __init__(self, size: int, linger_s: float) -> None:
@@ -22,11 +22,11 @@ class PartialBatch:
         self._since = 0.0
 
     def linger_until(self) -> float:
-        """Return when the wait for more deliveries ends; infinity: no delivery waits."""
+        """Return when the first delivery has waited long enough, or infinity if there is none."""
         return self._since + self._linger_s if self._waiting else float("inf")
 
     def add(self, deliveries: list[InnerDelivery]) -> list[list[InnerDelivery]]:
-        """Add deliveries; return the batches that are full or have waited long enough."""
+        """Add deliveries, and return the batches that are full or have waited long enough."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting += deliveries

@@ -1,4 +1,4 @@
-"""The limit of a handler's deliveries in flight: how many messages a worker prefetches."""
+"""Limit how many deliveries of a handler are in flight, and so how many a worker prefetches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STALLED_S = 1.0  # time without a begin or an end of a run, after which waiting 
 
 
 def most_in_flight(handler: Handler) -> int:
-    """Return the largest number of deliveries in flight for a handler."""
+    """Return the largest number of deliveries of a handler that may be in flight."""
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
 
 
@@ -19,13 +19,13 @@ def most_begun(handler: Handler) -> int:
     """Return the largest number of deliveries that have begun and are not settled yet.
 
     The settler may be slower than the handler, so all deliveries in flight may have begun. The
-    fetcher adds a delivery while it prepares a claim.
+    fetcher can have one delivery more, for which it prepares a claim.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
 
 
 class PrefetchLimit:
-    """The limit of one handler's deliveries in flight, which follows its run times.
+    """The limit for the deliveries in flight of one handler, which follows its run times.
 
     A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
     prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
@@ -42,11 +42,11 @@ class PrefetchLimit:
         self._times = times
 
     def in_flight_limit(self, hung: int = 0) -> int:
-        """Return how many deliveries may be in flight now, running deliveries included.
+        """Return how many deliveries may be in flight now. Running deliveries count.
 
         Args:
-            hung: Number of runs beyond their limit. They use a thread or task, but their
-                deliveries are settled.
+            hung: Number of runs that hang beyond their `max_runtime`. They use a thread or task,
+                but their deliveries are already settled.
         """
         handler, mean = self._handler, self._times.mean
         concurrency, batch = handler.concurrency - hung, max(1, handler.batch)

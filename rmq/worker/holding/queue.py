@@ -1,6 +1,7 @@
-"""The deliveries of one handler in a worker, and the limit of their number.
+"""The deliveries that one handler has in a worker, and the limit of their number.
 
-They go to the handler's work queue in an executor, which runs them by `HandlerWork`.
+The queue gives deliveries to the handler's work queue in an executor. The executor runs them with
+`HandlerWork`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class HandlerQueue:
 
     Attributes:
         received: Number of received deliveries.
-        all_hung_since: Time since which all threads or tasks exceed their max_runtime; 0: some do
-            not.
+        all_hung_since: Time since which all threads or tasks exceed their max_runtime, or 0 if at
+            least one does not.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class HandlerQueue:
         return self.received - self.settler.finished
 
     def counts(self) -> dict[str, int]:
-        """Return counts of deliveries: received, in flight, and settled by each verb."""
+        """Return the number of deliveries received, in flight, and settled by each verb."""
         return {
             "taken": self.received, "held": self.in_flight,
             **self.settler.tally, **self.settler.claim_counts,
@@ -108,7 +109,8 @@ class HandlerQueue:
     def hung_runs(self) -> list[InnerDelivery]:
         """Return the first delivery of each run that exceeds its max_runtime.
 
-        Its thread hangs, or its task ignores the cancellation. The delivery is settled already.
+        The thread of such a run hangs, or its task ignores the cancellation. The delivery is
+        already settled.
         """
         overrun = self.settler.overrun
         return [run for run in list(self.work.times.running) if run in overrun] if overrun else []
@@ -122,12 +124,15 @@ class HandlerQueue:
         return 0.0 if self._heartbeat is None else self._heartbeat.lag()
 
     def _can_begin(self) -> bool:
-        """Return whether the event loop runs, or a thread can be started."""
+        """Return whether a delivery can begin: the event loop runs, or a thread can be started."""
         is_starved = self._executor.error and not self.work.times.running
         return not is_starved and self.lag() <= BLOCKED_S
 
     def room(self) -> int:
-        """Return how many deliveries to receive now; 0 while waiting for more room is better."""
+        """Return how many deliveries to receive now.
+
+        Return 0 if it is better to wait for more room.
+        """
         handler = self.handler
         if self.suspects.running and self.suspects.must_wait():
             return 0
@@ -142,11 +147,17 @@ class HandlerQueue:
         return min(room, BATCH_MAX) if room >= enough else 0
 
     def excess(self) -> int:
-        """Return how many deliveries are in flight beyond the limit, since types are mixed."""
+        """Return by how many the deliveries in flight exceed the limit.
+
+        A receive takes messages of all types, so one handler can get more than its limit.
+        """
         return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
     def _in_flight_limit(self, hung: int) -> int:
-        """Return the limit of deliveries in flight; while a suspect runs, no delivery may wait."""
+        """Return the limit of deliveries in flight.
+
+        While a suspect runs, no other delivery may wait.
+        """
         if not self._can_begin():
             return 0
         limit = self._prefetch.in_flight_limit(hung)
@@ -157,7 +168,7 @@ class HandlerQueue:
     # --- dispatch --------------------------------------------------------------------------------
 
     def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
-        """Give received deliveries to the executor, and start suspects that may run."""
+        """Give received deliveries to the executor, and start the suspects that may run now."""
         self.begin_last_suspect()  # it may have waited for a minute
         if self.suspects.running and self.suspects.must_wait():
             self._starter.put_off(deliveries)
@@ -175,16 +186,16 @@ class HandlerQueue:
             self._start(deliveries)
 
     def linger_until(self) -> float:
-        """Return when the wait for a full batch ends; infinity: no delivery waits."""
+        """Return when the wait for a full batch ends, or infinity if no delivery waits for one."""
         return self._partial.linger_until() if self.handler.batch else float("inf")
 
     def end_linger(self) -> None:
-        """Start a batch that has waited long enough for more deliveries."""
+        """Start a batch that is not full if its first delivery has waited for the `linger` time."""
         if self.linger_until() <= time.monotonic():
             self._start(self._partial.add([]))
 
     def begin_last_suspect(self) -> None:
-        """Begin the suspect without a retry left once nothing else runs in this process."""
+        """Begin the suspect without a retry left, as soon as nothing else runs in this process."""
         if self._starter.last is not None:
             self._starter.begin_last()
 
@@ -196,7 +207,10 @@ class HandlerQueue:
             self._executor.put(self.work_queue, works)
 
     def check_limits(self) -> None:
-        """Settle runs that exceeded their max_runtime; called a few times a second."""
+        """Settle runs that exceeded their max_runtime.
+
+        The watchdog calls this a few times a second.
+        """
         if self._executor.error:
             self._executor.put(self.work_queue, ())  # tries to start threads again
         self.work.report_overruns()
@@ -212,7 +226,10 @@ class HandlerQueue:
                 self.work.end_in_order()
 
     def release_waiting(self) -> None:
-        """Release the deliveries that have not begun; the fetcher must have ended."""
+        """Release the deliveries that have not begun.
+
+        The fetcher's thread must have ended before.
+        """
         self._release_waiting_work()
         self.work.release(self._partial.remove_all())
         self._starter.release_last()

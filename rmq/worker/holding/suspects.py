@@ -1,8 +1,9 @@
-"""Start the suspects of one handler: messages that may kill their process.
+"""Start the suspects of one handler.
 
-`running/poison` decides which suspects of a process may run at the same time. This module protects
-the other deliveries of the handler. Before a suspect begins, finished deliveries are settled, and
-deliveries that would wait for the suspect are released.
+A suspect is a message that may have killed its worker process before. `running/poison` decides
+which suspects of a process may run at the same time. This module protects the other deliveries of
+the handler. Before a suspect begins, finished deliveries are settled, and deliveries that would
+have to wait for the suspect are released.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class SuspectStarter:
         suspects: Suspects of this process.
         work: Work of the handler.
         settler: Settler of the handler.
-        partial: Deliveries that wait for a full batch.
+        partial: Deliveries of the handler that wait for a full batch.
         start: Function that gives work items to the executor.
         release_waiting: Function that releases the work items that have not begun.
 
     Attributes:
-        last: Suspect without a retry left that waits until nothing else runs.
+        last: Suspect that has no retry left and waits until nothing else runs.
     """
 
     def __init__(
@@ -86,7 +87,11 @@ class SuspectStarter:
         return others
 
     def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the suspects that begin now; release the rest, or keep one for `begin_last`."""
+        """Return the suspects that begin now.
+
+        The other suspects are released, except a suspect without a retry left. It is kept for
+        `begin_last`.
+        """
         begun: list[InnerDelivery] = []
         for delivery in suspected:
             is_last = _is_last(delivery)
@@ -101,7 +106,10 @@ class SuspectStarter:
         return begun
 
     def _keep_runnable(self, others: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the deliveries that can begin at once with a suspect; release the rest."""
+        """Return the deliveries that can begin at once next to a suspect.
+
+        Release the other deliveries.
+        """
         if self._handler.batch:  # they would have to wait for a full batch
             free = 0
         self._work.release([*self._partial.remove_all(), *others[free:]])
@@ -112,7 +120,10 @@ class SuspectStarter:
     def split_ordered(
         self, batch: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Return the part of an ordered batch before its first suspect, or that suspect alone."""
+        """Return the part of an ordered batch before its first suspect.
+
+        If the batch begins with a suspect, return that suspect alone.
+        """
         position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
         if position:
             self._settler.put(Report(None, rest=batch[position:]))
@@ -133,7 +144,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[InnerDelivery]) -> None:
-        """Release deliveries until a suspect has ended."""
+        """Release deliveries, to be delivered again when a suspect has ended."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
@@ -141,7 +152,7 @@ class SuspectStarter:
             self._work.release(deliveries, wait)
 
     def begin_last(self) -> None:
-        """Begin the suspect without a retry left once nothing else runs in this process."""
+        """Begin the suspect without a retry left, as soon as nothing else runs in this process."""
         delivery = self.last
         if delivery is None or not self._suspects.is_quiet():
             return

@@ -1,4 +1,4 @@
-"""Claim the keys of deliveries before their handlers run."""
+"""Claim the business keys of received deliveries before their handlers run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def claim_keys(
     transport: Transport,
     tracker: LeaseTracker | None = None,
 ) -> None:
-    """Claim the keys of deliveries whose handlers have claims, in one call.
+    """Claim the business keys of deliveries whose handlers use claims, in one call to Redis.
 
-    If Redis does not answer for a claim, its delivery is released later.
+    If Redis does not answer for a claim, the delivery of that claim is released later.
     """
     for delivery in deliveries:
         handler = handlers.route(delivery.type)

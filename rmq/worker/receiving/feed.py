@@ -40,7 +40,7 @@ NEVER = float("inf")
 
 
 def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
-    """Run a flow, and call `note` before each step."""
+    """Run a flow, and call `note` before each of its steps."""
     try:
         step = next(flow)
         while True:
@@ -67,14 +67,14 @@ class TopicFeed:
     Attributes:
         topic: Data that the feed shares with queues and settlers.
         flows: Flows that receive and settle deliveries.
-        state: State of the slots, with the time at which each slot has work.
+        state: State of the slots, with the time at which each slot next has work.
         queues: Queue of each handler.
         is_full: Whether there was no room at the last check.
         next_at: Time of the next visit, by the monotonic clock.
-        own_channel: Channel of the hand-overs; b"": no channel.
+        own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
         subscription: Messages on `own_channel`, which the fetcher reads for all topics.
-        on_freed: Function that is called, by any thread, after deliveries of a full feed were
-            settled.
+        on_freed: Function that is called when settled deliveries have made room in a full feed. Any
+            thread may call it.
         on_step: Function that the fetcher's thread calls before each step of a flow.
     """
 
@@ -106,22 +106,25 @@ class TopicFeed:
 
     @property
     def ready_at(self) -> list[float]:
-        """The time at which each slot has work; empty until the topic is open."""
+        """The time at which each slot next has work. It is empty until the topic is open."""
         return self.state.ready_at
 
     @property
     def first_queue(self) -> HandlerQueue:
-        """The queue of the first handler, which gets all messages of an ordered topic."""
+        """The queue of the first handler. It gets all messages of an ordered topic."""
         return next(iter(self.queues.values()))
 
     def begin_unchecked(self) -> None:
-        """Begin with slots that must be checked before they are visited; the topic must be open."""
+        """Mark all slots as not checked yet, so that they are checked before they are visited.
+
+        The topic must be open.
+        """
         self.state.ready_at = [NEVER] * len(self.context.slots)
 
     def follow_slots(self) -> bool:
-        """Use the current slots if their number has changed; return whether it has.
+        """Use the topic's current slots if their number has changed. Return whether it has changed.
 
-        A send of this program may have opened the topic after it was created again.
+        Another send of this program may have opened the topic after the topic was created again.
         """
         known = self.state.ready_at
         if known:
@@ -140,19 +143,19 @@ class TopicFeed:
         return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
-        """Return when to receive, or to start a batch that is not full."""
+        """Return when to receive next, or when to start a batch that is not full."""
         work_at = NEVER if self.is_full else self._work_at()
         return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
 
     def _work_at(self) -> float:
-        """Return when a slot has work, or messages must be handed back."""
+        """Return when a slot next has work, or when deliveries must be handed back."""
         slots_at = min(self.ready_at, default=0.0)
         return max(0.0 if self.state.must_hand_back else slots_at, self._not_before)
 
     # --- receiving, and giving deliveries to queues -----------------------------------------------
 
     def receive(self) -> bool:
-        """Receive as many messages as there is room for; return whether there was a message.
+        """Receive as many messages as there is room for. Return whether at least one was received.
 
         Raises:
             RMQError: Redis cannot be reached, or refused the call.
@@ -173,7 +176,7 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries and give them to the queues; return their number."""
+        """Receive deliveries with `get`, and give them to the queues. Return their number."""
         deliveries = self._run(self.flows.receive_by(limit, get))
         if deliveries:
             if self.handlers.has_claims:
@@ -183,11 +186,14 @@ class TopicFeed:
         return len(deliveries)
 
     def _run(self, flow: Flow[T]) -> T:
-        """Run a flow of the fetcher; each step shows the watchdog that the fetcher runs."""
+        """Run a flow in the fetcher's thread. Each step shows the watchdog that the thread runs."""
         return self.transport.run(noted(flow, self.on_step))
 
     def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
-        """Give deliveries to the queues of their handlers; settle deliveries without a handler."""
+        """Give deliveries to the queues of their handlers.
+
+        Settle deliveries that have no handler.
+        """
         if self._is_single or self.handlers.ordered:
             self._put(self.first_queue, deliveries)
             return
@@ -220,9 +226,9 @@ class TopicFeed:
             raise
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries whose last delivery ended with an expired lease.
+        """Return the deliveries whose previous delivery ended because its lease expired.
 
-        If Redis does not answer, all of them are returned: a poison message must not run with the
+        If Redis does not answer, return all deliveries: a poison message must not run together with
         others.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
@@ -239,9 +245,9 @@ class TopicFeed:
     def release_orphans(self) -> None:
         """Release messages that are in flight for this worker, although it does not have them.
 
-        Redis has lost their acks, by a failover or a restart. They would never come back, because
-        the worker renews their leases for its other messages. Only the thread that receives calls
-        this, so no receive is running.
+        Redis has lost their acks, by a failover or a restart. Without this call they would never
+        return to the queue, because the worker renews their shared lease for its other messages.
+        Only the thread that receives calls this, so no receive is running.
         """
         leases = self.tracker.numbers()
         if not leases:
@@ -258,7 +264,7 @@ class TopicFeed:
             )  # fmt: skip
 
     def close(self) -> RMQError | None:
-        """Release all deliveries and receive no more; return an error, if there was one."""
+        """Release all deliveries, and receive no more. Return the error if there was one."""
         try:
             close_flows(self.flows, self.transport)
         except RMQError as error:
@@ -270,24 +276,27 @@ class TopicFeed:
     # --- errors and reports -----------------------------------------------------------------------
 
     def _note_settled(self) -> None:
-        """Note that deliveries were settled, or an ordered batch has ended; from any thread."""
+        """Record that deliveries were settled, or that an ordered batch has ended.
+
+        Any thread may call it.
+        """
         if self.is_full:
             self.on_freed(self)
 
     def note_error(self, error: Exception) -> None:
-        """Note that receiving failed; the topic is tried again after a pause."""
+        """Record that receiving failed. The fetcher tries the topic again after a pause."""
         self.error_state.note(error)
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
 
     def note_success(self) -> None:
-        """Note that Redis has answered for this topic."""
+        """Record that Redis has answered for this topic."""
         if self.error_state.error is not None:
             self.error_state.clear()
         self._pause_s = PAUSE_S
 
     def report_lateness(self, is_last: bool = False) -> None:
-        """Report how late messages were received, if it is time or the last report."""
+        """Report to metrics how late messages were received, if a report is due or the last."""
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self._run(state.report(self.state))
@@ -296,11 +305,17 @@ class TopicFeed:
 
     @property
     def has_credit(self) -> bool:
-        """Whether the slot of this topic may have a credit."""
+        """Whether the slot of this topic may have a credit in Redis.
+
+        A sender can hand over a message to it.
+        """
         return bool(self.state.credits.standing)
 
     def accepts_hand_overs(self) -> bool:
-        """Whether this topic leaves credits: it has one slot, no order, and recent messages."""
+        """Whether this topic leaves credits in Redis, so that a send can hand over its message.
+
+        It does if it has one slot, is not ordered, and has received messages recently.
+        """
         return (
             len(self.ready_at) == 1
             and self.subscription.accepts_hand_overs
@@ -308,7 +323,7 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on a channel of the fetcher's connection; b"": the channel is gone."""
+        """Receive hand-overs on `own_channel` of the fetcher's connection, or none if it is b""."""
         if self.has_credit:
             self.state.credits.in_doubt = True
             self.ready_at[0] = 0.0
@@ -317,19 +332,25 @@ class TopicFeed:
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
-        """Receive the hand-overs for the credit; return whether the credit is used up."""
+        """Receive the messages that were handed over.
+
+        Return whether the credit in Redis is used up.
+        """
         get = partial(receive.receive_handed_over, self.state)
         return bool(self._receive_by(BATCH_MAX, get)) and not self.has_credit
 
     def renew_credit(self) -> None:
-        """Renew the credit by the next visit, or withdraw it if it was not used for CREDIT_S."""
+        """Renew the credit by visiting the slot.
+
+        Withdraw it if no send has used it for CREDIT_S.
+        """
         if time.monotonic() < self.state.until:
             self.ready_at[0] = 0.0
         else:
             self._withdraw_credit()
 
     def end_credit(self) -> None:
-        """Withdraw the credit, and receive no more hand-overs."""
+        """Withdraw the credit from Redis, and receive no more hand-overs."""
         try:
             self.state.until = 0.0
             if self.has_credit:
@@ -339,21 +360,25 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit of a visit; messages that were handed over for it are released."""
+        """Withdraw the credit of a visit from Redis.
+
+        Release the messages that were handed over for it.
+        """
         self._run(receive.withdraw_credits(self.state))
 
 
 class TrickleDetector:
-    """Detects many messages that arrive a few at a time, so that a short pause can gather them.
+    """Detects messages that arrive a few at a time, so that a short pause can collect more.
 
-    A receive or an ack of several messages needs less CPU time. A single message never waits.
+    One receive or ack for several messages needs less CPU time than one for each. A single message
+    never waits.
     """
 
     def __init__(self) -> None:
         self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether the `count` messages just received are part of a trickle."""
+        """Return whether the `count` messages just received belong to such a stream of messages."""
         now = time.monotonic()
         gap = now - self._received_at
         if count:

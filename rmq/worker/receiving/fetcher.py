@@ -1,11 +1,12 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-The fetcher keeps the time at which each slot next has work. The sources are the last receive,
-wake-ups, and `next_ready`, which checks the slots of all topics in one command. The fetcher checks
-slots before it sleeps, so that Redis sends wake-ups. It also checks slots once in POLL_S, because a
-wake-up can get lost: all slots, or LOOKS slots in turn if it is subscribed and there are more.
+The fetcher keeps the time at which each slot next has work. It learns that time from the last
+receive, from wake-ups, and from `next_ready`, which checks the slots of all topics in one command.
+The fetcher checks slots before it sleeps, so that Redis sends wake-ups for them. Because a wake-up
+can get lost, the fetcher also checks slots once in POLL_S. It then checks all slots, or LOOKS slots
+in turn if it is subscribed to wake-ups and there are more slots than that.
 
-The topic that has been due for the longest time is visited next.
+The fetcher visits the topic that has been due for the longest time next.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TIDY_S = 60.0  # time in which each slot is tidied once; with many slots, one sl
 class DueFeeds:
     """The feeds of a fetcher, sorted by the time at which they are due.
 
-    A feed that is scheduled again keeps its old entry in the heap. The entry with the time of
+    A feed that is scheduled again keeps its old entry in the heap. Only the entry whose time equals
     `TopicFeed.next_at` is valid.
     """
 
@@ -49,7 +50,7 @@ class DueFeeds:
         self._serial = count()
 
     def schedule(self, feed: TopicFeed) -> None:
-        """Enter a feed with the time at which it is due."""
+        """Add a feed at the time at which it is due."""
         feed.next_at = feed.due_at()
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
@@ -66,7 +67,7 @@ class DueFeeds:
         return None
 
     def next_at(self) -> float:
-        """Return the earliest time at which a feed may be due; infinity: no feed is scheduled."""
+        """Return the earliest time at which a feed may be due, or infinity if none is scheduled."""
         return self._heap[0][0] if self._heap else NEVER
 
 
@@ -78,7 +79,7 @@ class Fetcher:
         feeds: Feeds of all topics.
 
     Attributes:
-        last_step: Time of the last step, by which the watchdog sees that the thread runs.
+        last_step: Time of the last step. It shows the watchdog that the thread runs.
     """
 
     def __init__(self, transport: Transport, feeds: Sequence[TopicFeed]) -> None:
@@ -115,7 +116,7 @@ class Fetcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Receive no more. Returns at once."""
+        """Request that the thread receives no more. Returns at once."""
         self._stopping.set()
         for feed in self._feeds:
             feed.state.interrupted = True
@@ -129,13 +130,13 @@ class Fetcher:
             self._listener.close_connection()
 
     def _note_freed(self, feed: TopicFeed) -> None:
-        """Note that a full feed may have room; called by any thread."""
+        """Record that a full feed may have room again. Any thread calls it."""
         self._freed.append(feed)
         if self._is_waiting:
             self._listener.wake()
 
     def _note_step(self) -> None:
-        """Show the watchdog that this thread runs, also during many calls to a slow Redis."""
+        """Show the watchdog that this thread runs, even if a slow Redis makes each call long."""
         self.last_step = time.monotonic()
 
     def _run(self) -> None:
@@ -162,7 +163,7 @@ class Fetcher:
                 feed.report_lateness(is_last=True)
 
     def _do_next(self) -> None:
-        """Do the next task that is due, or wait for it."""
+        """Do the task that is due next, or wait until one is due."""
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()
@@ -186,10 +187,10 @@ class Fetcher:
         self._receive(feed, feed.receive)
 
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
-        """Receive from a topic. Its errors do not delay the other topics.
+        """Call `receive` for a topic. An error of one topic does not delay the other topics.
 
-        `receive` returns whether the slots must be checked again. Slots that gave messages send no
-        wake-ups until then.
+        `receive` returns whether the slots of the topic must be checked again. A slot that gave
+        messages sends no wake-up until it is checked.
         """
         try:
             if receive():
@@ -211,7 +212,10 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots without work, visit full topics again, and tidy; once in POLL_S."""
+        """Check slots without work, visit full topics again, and tidy slots.
+
+        Do so once in POLL_S.
+        """
         self._poll_at = now + POLL_S
         self._listen(0.0)
         for feed in list(self._by_own_channel.values()):
@@ -254,7 +258,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_again(self) -> None:
-        """Check the slots of topics that gave messages, so that Redis sends wake-ups again."""
+        """Check the slots of topics that gave messages, so that they can send wake-ups again."""
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()
@@ -267,7 +271,10 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Check when slots have work; from then on Redis sends wake-ups for them."""
+        """Check when the slots of feeds have work.
+
+        From then on Redis sends wake-ups for these slots.
+        """
         now = self._checked_at = time.monotonic()
         places = [
             (feed, index)
@@ -283,7 +290,10 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
-        """Check slots in one command. If Redis refuses a topic, check the others without it."""
+        """Check slots in one command.
+
+        If Redis refuses a topic, check the slots of the other topics again.
+        """
         slots = [feed.context.slots[index] for feed, index in places]
         try:
             reply = self._transport.run(_next_ready(slots))
@@ -323,7 +333,10 @@ class Fetcher:
                 self._receive(feed, feed.receive_handed_over)
 
     def _read(self, seconds: float) -> None:
-        """Wait for published messages and note them; also while a feed withdraws its credit."""
+        """Wait for published messages, and record them.
+
+        A feed also calls this to withdraw its credit.
+        """
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
             if channel in self._by_own_channel:
@@ -359,7 +372,10 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot; slots take turns, and a slot is repeated until it is tidy."""
+        """Tidy one slot of all topics; the next call tidies the next slot.
+
+        A slot that is not tidy afterwards is tidied again.
+        """
         slots = [keys for feed in self._feeds if feed.ready_at for keys in feed.context.slots]
         if not slots:
             return

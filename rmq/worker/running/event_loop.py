@@ -1,4 +1,4 @@
-"""The event loop of async handlers: its thread, its tasks, and the time that it is blocked."""
+"""The event loop of async handlers: its thread, its tasks, and how long handlers blocked it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ current_work: contextvars.ContextVar[Any] = contextvars.ContextVar("rmq_work", d
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call a function in an event loop, from any thread. A closed loop ignores it."""
+    """Call a function in an event loop, from any thread. If the loop is closed, do nothing."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *args)
 
 
 class EventLoopThread:
-    """An event loop in its own thread. Its end cancels the tasks, as `asyncio.run` does.
+    """An event loop in its own thread. When it ends, it cancels its tasks as `asyncio.run` does.
 
-    Only `stop` ends it. `sys.exit()` in a task or a callback, and `loop.stop()`, would end another
-    loop. This loop continues, and its other tasks are not interrupted.
+    Only `stop` ends this loop. With other loops, `sys.exit()` in a task or a callback, or a call of
+    `loop.stop()`, ends the loop. Here the loop continues, and its other tasks are not interrupted.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,14 @@ class EventLoopThread:
 
 
 class GuardedTask(asyncio.Task[None]):
-    """A task of the worker. While it is idle, code of handlers cannot cancel it.
+    """A task of the worker. While the task is idle, the code of handlers cannot cancel it.
 
     All handlers share a loop, so a handler could cancel the tasks of others. Tasks and callbacks
-    that a handler starts have its context. This shows a guarded task which work cancels it.
+    that a handler starts inherit its context. The context shows a guarded task whose code cancels
+    it.
 
     Attributes:
-        work: Work that the task runs; None: it is idle.
+        work: Work that the task runs, or None if it is idle.
         is_interrupted: Whether code of other work has cancelled the task.
     """
 
@@ -76,7 +77,7 @@ class GuardedTask(asyncio.Task[None]):
     is_interrupted = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the task if the caller may; return whether it is cancelled."""
+        """Cancel the task if the caller may cancel it. Return whether it is cancelled."""
         by = current_work.get()
         if by is not None and by is not self.work:
             if self.work is None:

@@ -40,7 +40,7 @@ class WorkQueue:
 
     Attributes:
         ready: Work items that have not begun.
-        permits: Number of threads or tasks that serve this queue, or are going to.
+        permits: Number of threads or tasks that serve this queue, or will serve it.
     """
 
     def __init__(
@@ -67,7 +67,10 @@ class WorkQueue:
                 return works
 
     def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised an error; an error of the report itself is logged."""
+        """Report work that raised an error.
+
+        If the report raises an error too, that error is logged.
+        """
         try:
             self.on_error(work, error)
         except Exception:
@@ -81,7 +84,7 @@ class ThreadExecutor:
         limit: Largest number of threads.
 
     Attributes:
-        error: Reason why no more threads can be started at present; "": no reason.
+        error: Reason why no more threads can be started at present, or "" if they can.
     """
 
     def __init__(self, limit: int) -> None:
@@ -107,7 +110,10 @@ class ThreadExecutor:
                 self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start threads, as many as the system permits; the next `put` tries again."""
+        """Start threads, as many as the system permits.
+
+        The next `put` tries again to start the others.
+        """
         try:
             for _ in range(count):
                 name = f"rmq-run-{len(self._threads)}"
@@ -155,18 +161,18 @@ class ThreadExecutor:
             self._assigned.put(None)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running work; return whether all work has ended."""
+        """Wait for running work, and return whether all work has ended."""
         until = time.monotonic() + wait_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def cancel(self, wait_s: float) -> None:
-        """Do nothing: a thread cannot be cancelled. Daemon threads end with the process."""
+        """Do nothing, because a thread cannot be cancelled. Daemon threads end with the process."""
 
 
 class TaskExecutor:
-    """Runs the work of async handlers in tasks of one event loop, which runs in any thread.
+    """Runs the work of async handlers in tasks of one event loop. The loop may run in any thread.
 
     Args:
         limit: Largest number of tasks.
@@ -186,7 +192,7 @@ class TaskExecutor:
         self._empty.set()
 
     def put(self, work_queue: WorkQueue, works: Sequence[Work]) -> None:
-        """Add work items to a work queue, from another thread."""
+        """Add work items to a work queue. It is called from a thread other than the loop's."""
         work_queue.ready.extend(works)
         call_in(self._loop, self._assign, work_queue, len(works))
 
@@ -235,8 +241,8 @@ class TaskExecutor:
         """Run the work of a queue until it is empty, or another queue waits for a task.
 
         Returns:
-            False if the task must be replaced: a handler has set a context variable, or it was
-            cancelled.
+            False if the task must be replaced, because a handler has set a context variable or has
+            cancelled the task.
         """
         task: Any = asyncio.current_task()
         ready, left, done = work_queue.ready, work_queue.weight, 0
@@ -273,7 +279,7 @@ class TaskExecutor:
         call_in(self._loop, self._close)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running work; return whether all work has ended."""
+        """Wait for running work, and return whether all work has ended."""
         # The event is also set while a task is replaced, so the work queues must be empty as well.
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
@@ -295,7 +301,7 @@ Executor = ThreadExecutor | TaskExecutor
 
 
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
-    """Return whether every context variable has the same object as before.
+    """Return whether every context variable still has the same object as before.
 
     The objects are compared by `is`, because == of arrays and SQL expressions returns no bool.
     """

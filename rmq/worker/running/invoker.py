@@ -1,7 +1,7 @@
 """Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
-The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is made from
-`AsyncInvoker`; `invoker_bases` has the code that differs.
+The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is generated from
+`AsyncInvoker`. `invoker_bases` has the code that differs between them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class AsyncInvoker(AsyncInvokerBase):
         return disposition
 
     async def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies; decide by its error."""
+        """Run the handler inside hooks, middleware and dependencies.
+
+        Decide by the error that it raised.
+        """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
@@ -82,7 +85,7 @@ class AsyncInvoker(AsyncInvokerBase):
         return DONE_BEFORE
 
     async def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        """Run the handler for a list of deliveries."""
+        """Run the handler once for a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
             settled = await self._run_batch(batch)
@@ -115,7 +118,7 @@ class TopicInvokers:
         handlers: Handlers of the topic.
 
     Attributes:
-        unhandled: Decides about deliveries without a handler.
+        unhandled: Decides how to settle deliveries without a handler.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -128,7 +131,7 @@ class TopicInvokers:
         self._by_handler[invoker.handler] = invoker
 
     def invoker_for(self, delivery: InnerDelivery) -> AnyInvoker | None:
-        """Return the invoker for a delivery; None if the delivery has no handler."""
+        """Return the invoker for a delivery, or None if the delivery has no handler."""
         handler = self._handlers.route(delivery.type)
         return None if handler is None else self._by_handler[handler]
 

@@ -41,8 +41,8 @@ class _InvokerBase:
         show: Makes the object that the handler gets for a delivery.
         hooks: Hooks of the interceptors.
         claims: Claims of the handler, if it has claims.
-        process_values: Values of the dependencies and lifespans of this process. They are added
-            before the first call.
+        process_values: Values of the dependencies and lifespans of this process. They are filled in
+            before the first call of the handler.
         is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
     """
 
@@ -72,7 +72,7 @@ class _InvokerBase:
         raise NotImplementedError
 
     def _end_fork(self) -> None:
-        """End a process that the handler has forked; it would continue as a copy of this worker."""
+        """End a process that the handler has forked. It would continue as a copy of this worker."""
         log.error(
             "handler %s: a process that it forked came back from it, and is ended; end it by "
             "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
@@ -81,7 +81,10 @@ class _InvokerBase:
 
     @contextmanager
     def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
-        """Keep claims up to date during a call; the caller adds finished deliveries to the set."""
+        """Keep claims up to date during a call.
+
+        Yields a set. The caller adds to it each delivery whose work is done.
+        """
         done: set[InnerDelivery] = set()
         if self.claims is None:
             yield done
@@ -110,7 +113,10 @@ class PlainInvokerBase(_InvokerBase):
     def _raised_by(
         self, call: PlainCall, deliveries: Iterable[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Return the error that a call raised; the watchdog checks its `max_runtime`."""
+        """Return the error that a call raised.
+
+        The watchdog checks the `max_runtime` of the call.
+        """
         try:
             call()
         except BaseException as error:  # sys.exit() in a handler is a failure
@@ -119,7 +125,10 @@ class PlainInvokerBase(_InvokerBase):
 
 
 class AsyncInvokerBase(_InvokerBase):
-    """Calls an async handler in the event loop of the caller; cancels it at its `max_runtime`."""
+    """Calls an async handler in the event loop of the caller.
+
+    Cancels the call at its `max_runtime`.
+    """
 
     async def _call(self, *arguments: Any, **filled: Any) -> None:
         try:
@@ -133,7 +142,10 @@ class AsyncInvokerBase(_InvokerBase):
     async def _raised_by(
         self, call: AsyncCall, deliveries: Iterable[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Await a call within the shortest limit of the deliveries; return its error."""
+        """Await a call for at most the shortest `max_runtime` of the deliveries.
+
+        Return its error.
+        """
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
         try:
@@ -146,7 +158,7 @@ class AsyncInvokerBase(_InvokerBase):
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
-    """Await a call; return an error if it took too long, regardless of its result."""
+    """Await a call. If it took too long, return an error even if it has returned a result."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

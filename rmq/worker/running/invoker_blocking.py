@@ -40,7 +40,10 @@ class PlainInvoker(PlainInvokerBase):
         return disposition
 
     def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies; decide by its error."""
+        """Run the handler inside hooks, middleware and dependencies.
+
+        Decide by the error that it raised.
+        """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             call_hooks(self.hooks.before_handle, shown)
@@ -76,7 +79,7 @@ class PlainInvoker(PlainInvokerBase):
         return DONE_BEFORE
 
     def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        """Run the handler for a list of deliveries."""
+        """Run the handler once for a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
             settled = self._run_batch(batch)

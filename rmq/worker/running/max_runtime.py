@@ -11,12 +11,12 @@ from rmq.worker.settling.disposition import Report
 
 
 class RuntimeLimit(NamedTuple):
-    """The limit of one running delivery.
+    """The time limit of one running delivery.
 
     Attributes:
-        until: End of its time, by the monotonic clock.
-        max_runtime_s: Its `max_runtime`.
-        rest: Deliveries that wait behind it in an ordered batch.
+        until: Time at which the delivery exceeds its limit, by the monotonic clock.
+        max_runtime_s: `max_runtime` of the delivery, seconds.
+        rest: Deliveries that wait behind this delivery in an ordered batch.
     """
 
     until: float
@@ -25,7 +25,7 @@ class RuntimeLimit(NamedTuple):
 
 
 class RuntimeLimits:
-    """The limits of the running deliveries of one handler.
+    """The time limits of the running deliveries of one handler.
 
     Args:
         overrun: Set to which deliveries beyond their limit are added.
@@ -37,12 +37,12 @@ class RuntimeLimits:
         self._lock = threading.Lock()  # a delivery ends in time or too late, never both
 
     def end(self, delivery: InnerDelivery) -> None:
-        """Forget a delivery whose handler has ended."""
+        """Forget the limit of a delivery whose handler has ended."""
         with self._lock:
             self.running.pop(delivery, None)
 
     def next_limit(self) -> float:
-        """Return when the first delivery exceeds its limit; infinity if no delivery has a limit."""
+        """Return when the next delivery exceeds its limit, or infinity if none has a limit."""
         return min((limit.until for limit in list(self.running.values())), default=float("inf"))
 
     def find_overruns(self, now: float) -> Iterator[Report]:

@@ -17,20 +17,22 @@ class PoisonSuspects:
     A suspect is a message whose last deliveries ended with an expired lease. It may have killed its
     worker process. If all suspects ran at the same time, a single poison message would cost each of
     them a delivery. If they ran one by one, hundreds of harmless suspects would take minutes, for
-    example after a machine has failed twice. So one suspect runs at first, and each suspect that
-    ends well allows more at the same time. A message that came back more often needs more of these.
+    example after a machine has failed twice. So one suspect runs at first. Each suspect that ends
+    without killing the process allows more suspects at the same time. The more often a suspect has
+    come back, the more of the others must have ended before it runs with others.
 
     A suspect without a retry left would become a dead letter if another message killed the process.
     So it runs alone in the process.
 
     Guarantee:
-        A message that kills its process within ALONE_S becomes a dead letter after its deliveries.
-        It makes no other message a dead letter. A harmless message loses two deliveries to it
-        before it is a suspect. It loses one more only after 2, then 4, then 8 suspects have ended
-        well in one process: at most log2(n) for n suspects.
+        A message that kills its process within ALONE_S becomes a dead letter when its retries are
+        used up. No other message becomes a dead letter because of it. A harmless message can lose
+        two deliveries to it before the harmless message is a suspect. It can lose a third only
+        after 2 suspects have ended in one process without killing it, a fourth only after 4, a
+        fifth only after 8. So it loses at most log2(n) more for n suspects.
 
     Attributes:
-        running: Suspects that run, or are about to: the attempt and the start of each.
+        running: Suspects that run or are about to run, each with its attempt and its start.
     """
 
     def __init__(self) -> None:
@@ -41,14 +43,14 @@ class PoisonSuspects:
         self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 
     def watch(self, running: dict[Any, float]) -> None:
-        """Add the runs of a handler of this process, with their starts."""
+        """Add the runs of one handler of this process, with the time at which each began."""
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Reserve a place for a suspect; return False if it must wait for others.
+        """Reserve a place for a suspect. Return False if the suspect must wait for others.
 
-        `is_last`: whether the suspect has no retry left. Then no other delivery may begin from now
-        on. The caller waits until `is_quiet`, and calls `begin_alone`.
+        `is_last` says whether the suspect has no retry left. No other delivery may begin from then
+        on. The caller waits until `is_quiet` returns True, and then calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -64,7 +66,7 @@ class PoisonSuspects:
         return True
 
     def begin_alone(self, delivery: Any) -> None:
-        """Note that the suspect without a retry left begins to run."""
+        """Record that the suspect without a retry left begins to run."""
         with self._lock:
             self.running[delivery] = self.running[delivery][0], time.monotonic()
 
@@ -81,9 +83,9 @@ class PoisonSuspects:
     def is_quiet(self) -> bool:
         """Return whether the suspect without a retry left may begin.
 
-        Everything else has ended, or has run for ALONE_S without killing the process. A suspect
-        that has waited for ALONE_S begins in any case. Otherwise a long ordered batch, or a handler
-        that ignores its cancellation, could delay it forever.
+        It may begin when everything else has ended, or has run for ALONE_S without killing the
+        process. A suspect that has waited for ALONE_S begins in any case. Otherwise a long ordered
+        batch, or a handler that ignores its cancellation, could delay the suspect forever.
         """
         now = time.monotonic()
         if self._alone is not None and not self.must_wait():
@@ -95,9 +97,10 @@ class PoisonSuspects:
         )
 
     def end(self, delivery: Any, is_harmless: bool = True) -> None:
-        """Note that a suspect has ended.
+        """Record that a suspect has ended.
 
-        `is_harmless`: whether it has run; only then more suspects may run at the same time.
+        `is_harmless` says whether the suspect has run without killing the process. Only then may
+        more suspects run at the same time.
         """
         with self._lock:
             if self.running.pop(delivery, None) is not None:
@@ -106,7 +109,7 @@ class PoisonSuspects:
                     self._alone = None
 
     def wait_s(self) -> float:
-        """Return the wait before a retry of a suspect: the age of the oldest running suspect."""
+        """Return the wait before a suspect's retry: as long as the oldest suspect has run."""
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]
         return min(max(max(ages, default=0.0), WAIT_LEAST_S), WAIT_MOST_S)

@@ -40,9 +40,10 @@ class RunTimes:
         concurrency: Largest number of runs at the same time.
 
     Attributes:
-        running: Start of each run; a run is named by its first delivery.
-        mean: Mean run time, seconds; negative: no run has ended.
-        busy_s: Sum of all run times; if two threads end at the same time, one time may be missing.
+        running: Start of each run, by the first delivery of the run.
+        mean: Mean run time in seconds. It is negative if no run has ended.
+        busy_s: Sum of all run times in seconds. If two threads end at the same time, one of their
+            times may be missing.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -53,11 +54,11 @@ class RunTimes:
         self._changed_at = time.monotonic()  # last begin or end of a run
 
     def begin(self, run: Any) -> None:
-        """Note that a run begins."""
+        """Record that a run begins."""
         self._changed_at = self.running[run] = time.monotonic()
 
     def end(self, run: Any) -> bool:
-        """Note that a run has ended; return False if it had never begun."""
+        """Record that a run has ended. Return False if the run had never begun."""
         began = self.running.pop(run, None)
         if began is None:
             return False
@@ -68,7 +69,7 @@ class RunTimes:
         return True
 
     def saturated_s(self) -> float:
-        """Return how long all threads or tasks have been busy without a change, seconds."""
+        """Return for how many seconds all threads or tasks have been busy with the same runs."""
         if len(self.running) < self._concurrency:
             return 0.0
         return max(0.0, time.monotonic() - self._changed_at)
@@ -146,7 +147,7 @@ class HandlerWork:
             return invoker.dispositions.by_error(delivery, raised)
 
     def _may_run(self, delivery: InnerDelivery) -> bool:
-        """Return whether a delivery may begin; otherwise report it."""
+        """Return whether a delivery may begin. If it may not, report how to settle it."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
             self._tracker.stop_renewing([delivery])
@@ -163,7 +164,7 @@ class HandlerWork:
     def _begin_run(
         self, batch: list[InnerDelivery], margin_s: float = 0.0, rest: Sequence[InnerDelivery] = ()
     ) -> None:
-        """Note that the handler begins.
+        """Record that a run of the handler begins.
 
         Args:
             batch: Deliveries of this run of the handler; the first delivery identifies it.
@@ -189,7 +190,7 @@ class HandlerWork:
         self.settler.put(Report(delivery, disposition))
 
     def _end_run(self, delivery: InnerDelivery) -> None:
-        """Note that the handler has ended for a delivery, or has never begun."""
+        """Record that the handler has ended for a delivery, or has never begun."""
         if self._runtime_limits.running:
             self._runtime_limits.end(delivery)
         began = self.times.end(delivery)
@@ -247,7 +248,10 @@ class HandlerWork:
     def _steps_in_order(
         self, run: list[InnerDelivery], margin_s: float = 0.0
     ) -> Generator[InnerDelivery, Disposition, None]:
-        """Yield the deliveries of an ordered batch to be run; the caller sends each disposition."""
+        """Yield the deliveries of an ordered batch one after another, to be run.
+
+        The caller sends back the disposition of each delivery.
+        """
         try:
             for place, delivery in enumerate(run):
                 if self._is_stopping() or self.suspects.must_wait(delivery):
@@ -266,7 +270,7 @@ class HandlerWork:
     def _report_in_order(
         self, run: list[InnerDelivery], place: int, disposition: Disposition
     ) -> bool:
-        """Report a delivery of an ordered batch; return whether the batch has to stop here."""
+        """Report a delivery of an ordered batch. Return whether the batch has to stop after it."""
         delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
         self._end_run(delivery)
         if delivery in self._overrun:  # it was settled at its max_runtime, with the rest
@@ -280,7 +284,7 @@ class HandlerWork:
         return True
 
     def end_in_order(self) -> None:
-        """Note the end of an ordered batch, so that the next batch can begin."""
+        """Record the end of an ordered batch, so that the next batch can begin."""
         with self._lock:
             self.ordered_ended += 1
         self._topic.note_settled()
@@ -288,7 +292,7 @@ class HandlerWork:
     # --- work that does not begin, or does not end ------------------------------------------------
 
     def on_error(self, work: Work, error: BaseException) -> None:
-        """Report the deliveries of work in which RMQ itself raised an error."""
+        """Report the deliveries of a work item in which RMQ itself raised an error."""
         log.error("%s: unexpected", self.handler, exc_info=error)
         for delivery in work if isinstance(work, list) else [work]:
             self._report(delivery, Disposition("nack", None, error))
@@ -299,7 +303,7 @@ class HandlerWork:
             self._report(delivery, disposition)
 
     def report_overruns(self) -> None:
-        """Report deliveries whose handler exceeded its max_runtime as failed."""
+        """Report each delivery whose handler exceeded its max_runtime as failed."""
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()
@@ -314,12 +318,12 @@ class HandlerWork:
                 call_hook(hook, self.invoker.show(delivery))
 
     def next_limit(self) -> float:
-        """Return when the next delivery exceeds its max_runtime; infinity: there is no limit."""
+        """Return when the next delivery exceeds its max_runtime, or infinity if none has one."""
         return self._runtime_limits.next_limit()
 
 
 def _rendered(disposition: Disposition) -> Disposition:
-    """Read the text of an error while its run is watched: the error's own code may hang."""
+    """Read the text of an error while the run is still watched: the error's code may hang."""
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))
     return disposition
@@ -328,7 +332,10 @@ def _rendered(disposition: Disposition) -> Disposition:
 def _resume(
     steps: Generator[InnerDelivery, Disposition, None], disposition: Disposition
 ) -> InnerDelivery | None:
-    """Send a disposition to an ordered batch; return its next delivery, or None at its end."""
+    """Send a disposition to an ordered batch.
+
+    Return its next delivery, or None at the end of the batch.
+    """
     try:
         return steps.send(disposition)
     except StopIteration:

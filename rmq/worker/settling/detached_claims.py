@@ -22,7 +22,7 @@ AGAIN_S = 0.5  # pause after a call that failed
 
 
 class DetachedClaims:
-    """The claims of the deliveries that one handler runs for.
+    """Keeps the claims of a handler's deliveries until the handler has ended.
 
     A claim must not end before its handler; otherwise the same work could begin a second time. A
     handler runs longer than its delivery if it exceeds `max_runtime`, if the lease is lost, or if
@@ -30,7 +30,7 @@ class DetachedClaims:
     When the handler ends, the thread marks the claim as done or removes it. If the process ends
     first, the claim expires, as after a crash.
 
-    Its methods may be called from any thread.
+    Any thread may call the methods.
     """
 
     def __init__(self, transport: Transport, handler: Handler) -> None:
@@ -43,12 +43,12 @@ class DetachedClaims:
         self._thread: threading.Thread | None = None
 
     def begin(self, delivery: InnerDelivery) -> None:
-        """Note that the handler begins to run for a delivery."""
+        """Record that the handler begins to run for a delivery."""
         if delivery.claim is not None and delivery.claim.state == FIRST:
             self._running.add(delivery)
 
     def end(self, delivery: InnerDelivery, done: bool) -> None:
-        """Note that the handler has ended. `done`: the work must not be repeated."""
+        """Record that the handler has ended. `done` says whether its work must not be repeated."""
         if delivery in self._running:
             assert delivery.claim is not None
             with self._lock:
@@ -56,9 +56,9 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of deliveries whose handler runs; None: all of them.
+        """Keep the claims of these deliveries (None: of all) if their handlers still run.
 
-        Called before the deliveries are released, because that removes all other claims.
+        It is called before the deliveries are released, because a release removes all other claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
@@ -74,7 +74,10 @@ class DetachedClaims:
                     self._thread = thread
 
     def keep_lost(self) -> None:
-        """Keep the claims of deliveries whose leases are lost; called a few times a second."""
+        """Keep the claims of running deliveries whose leases are lost.
+
+        It is called a few times a second.
+        """
         if self._running:
             self.keep([delivery for delivery in list(self._running) if delivery.lost])
 
@@ -137,7 +140,7 @@ class DetachedClaims:
         return True
 
     def _drop_expired(self, ended: list[InnerDelivery], error: Exception) -> None:
-        """Forget claims of ended handlers that have expired while Redis did not answer."""
+        """Forget the claims of ended handlers that expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
                 self._forget(delivery)

@@ -33,9 +33,11 @@ class Disposition(NamedTuple):
 
     Attributes:
         verb: Verb that settles it.
-        wait_s: Wait before its next delivery, seconds; None: the topic's policy.
+        wait_s: Wait before the next delivery of the message in seconds, or None to use the topic's
+            retry policy.
         error: Error that is stored with the message.
-        kind: Reason of a rejection: r by the handler, u the body does not fit, n no handler.
+        kind: Reason of a rejection: "r" the handler rejected the message, "u" the body does not fit
+            the handler, "n" the message has no handler.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
@@ -66,10 +68,12 @@ class Report:
     """How a delivery is to be settled, reported at the end of its handler.
 
     Attributes:
-        delivery: Delivery to settle; None: only `rest` is released.
-        disposition: How to settle the delivery; the settler decides about an overrun.
-        rest: Deliveries behind it in an ordered batch that stops; they are released first.
-        overrun_s: The `max_runtime` that the handler exceeded; 0: the handler has ended.
+        delivery: Delivery to settle, or None to release only `rest`.
+        disposition: How to settle the delivery. If the handler exceeded its `max_runtime`, the
+            settler decides.
+        rest: Deliveries behind `delivery` in an ordered batch that stops. They are released first.
+        overrun_s: The `max_runtime` that the handler exceeded in seconds, or 0 if the handler has
+            ended.
     """
 
     delivery: InnerDelivery | None
@@ -94,12 +98,12 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
 
 
 def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
-    """Return the deliveries that are acked."""
+    """Return those of the settled deliveries whose verb was `ack`."""
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 
 def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
-    """Return the error by which an async handler is judged, from the error that it raised.
+    """Return the error that decides about an async handler, given the error that it raised.
 
     If the worker or another handler cancelled the task, the message keeps its retries, whatever
     the handler raised then. If the handler cancelled itself, it has failed: it may do so each time.
@@ -144,7 +148,10 @@ def undecodable(error: DecodeError) -> Disposition:
 
 
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
-    """Return the reason of a dead letter, with the rejected error as its cause."""
+    """Return the reason text of a dead letter.
+
+    The error that rejected the message is named as cause.
+    """
     reason = failure.text_of(rule)
     if rule is error:
         return reason or "rejected"
@@ -162,7 +169,7 @@ def _seconds(delay: Any) -> float:
 def outcome_of(
     delivery: InnerDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
-    """Return the outcome of a handler for its hooks."""
+    """Return the outcome of a handler's run, as it is passed to hooks."""
     error = None if isinstance(raised, Snooze) else raised
     if delivery.lost:
         return Outcome("lost", seconds, error)
@@ -170,7 +177,7 @@ def outcome_of(
 
 
 def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[InnerDelivery, Outcome]]:
-    """Yield the deliveries of a batch with their outcomes for the hooks.
+    """Yield each delivery of a batch with its outcome, as it is passed to hooks.
 
     Args:
         results: Results of the batch.
@@ -200,7 +207,10 @@ class HandlerDispositions:
     # --- before the handler runs -----------------------------------------------------------------
 
     def by_claim(self, delivery: InnerDelivery) -> Disposition | None:
-        """Decide by the state of the claim; None: run the handler."""
+        """Decide by the state of the claim how to settle a delivery.
+
+        Return None to run the handler.
+        """
         claim = delivery.claim
         if claim is None or claim.state == FIRST:
             return None
@@ -231,7 +241,7 @@ class HandlerDispositions:
         return ready, decided
 
     def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
-        """Split a batch by whether the bodies fit the handler; the rest has its results."""
+        """Split a batch into deliveries whose body fits the handler, and results of the others."""
         if self._handler.body_converter is None:
             return batch, []
         ready: list[InnerDelivery] = []
@@ -247,7 +257,10 @@ class HandlerDispositions:
     # --- after the handler -----------------------------------------------------------------------
 
     def check_returned(self, returned: object) -> None:
-        """Raise if a handler returned unfinished work, or a list of it, which would be acked."""
+        """Raise an error if a handler returned an awaitable or a generator, or a list of them.
+
+        The work of that object has not been done, so the message must not be acked.
+        """
         for value in returned[:CHECKED_MAX] if isinstance(returned, list | tuple) else (returned,):
             if isinstance(value, UNDONE):
                 with contextlib.suppress(AttributeError):  # it will never be awaited
@@ -259,13 +272,13 @@ class HandlerDispositions:
                 )
 
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
-        """Decide by the error that the handler raised."""
+        """Decide how to settle a delivery by the error that its handler raised."""
         return disposition_for(self._handler, self._show(delivery), error)
 
     def of_wrapped(
         self, run: WrappedRun, delivery: InnerDelivery, raised: BaseException | None
     ) -> Disposition:
-        """Decide about a handler that ran inside middleware and dependencies."""
+        """Decide how to settle a delivery whose handler ran inside middleware and dependencies."""
         if raised is None:
             return DONE_BEFORE if run.was_done else ACK
         if run.misfit is not None and raised is run.misfit:
@@ -285,11 +298,11 @@ class HandlerDispositions:
             )  # fmt: skip
 
     def of_batch(self, batch: list[InnerDelivery], raised: BaseException | None) -> list[Result]:
-        """Decide about all deliveries of a batch by the error of its single call."""
+        """Decide how to settle all deliveries of a batch by the error of their common call."""
         if raised is None:
             return [(delivery, ACK, None) for delivery in batch]
         return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]
 
     def of_overrun(self, delivery: InnerDelivery, max_runtime_s: float) -> Disposition:
-        """Decide about a delivery whose handler has exceeded its max_runtime."""
+        """Decide how to settle a delivery whose handler has exceeded its max_runtime."""
         return self.by_error(delivery, runtime_exceeded(max_runtime_s))

@@ -1,8 +1,9 @@
 """The settler of a handler: it settles deliveries after the handler has run for them.
 
-Threads of handlers report how each delivery is to be settled. A few threads settle what was
-reported, with one call per handler and verb. New reports collect during a call, so calls grow with
-the load.
+Threads of handlers report how each delivery is to be settled. A few other threads settle the
+reported deliveries, with one call per handler and verb. Reports that arrive during a call are
+settled together by the next call. So the calls become larger, not more frequent, when the load
+grows.
 
 When Redis cannot be reached, the settler repeats its call until Redis answers or the worker ends.
 """
@@ -79,7 +80,10 @@ class Settler:
 
     @property
     def claim_counts(self) -> dict[str, int]:
-        """More counts of deliveries; empty if the handler has no middleware."""
+        """Counts of deliveries by the state of their claims.
+
+        Empty if the handler has no middleware.
+        """
         if not self._handler.middleware:
             return {}
         detached = 0 if self._detached_claims is None else self._detached_claims.lost
@@ -103,12 +107,12 @@ class Settler:
         self.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
-        """Count deliveries that were released after the end of this settler."""
+        """Count deliveries that were released after this settler had ended."""
         self.tally["release"] += count
         self.finished += count
 
     def settle_queued(self) -> None:
-        """Settle up to a batch of queued reports."""
+        """Settle queued reports, up to one batch."""
         self._is_queued = False  # first, so that the next report queues this settler again
         reports: list[Report] = []
         flushed: list[threading.Event] = []
@@ -138,7 +142,10 @@ class Settler:
             self._topic.note_settled()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
-        """Carry out the rest of these reports. If a report fails again, its leases expire."""
+        """Settle the rest of these reports one by one.
+
+        If one fails again, its lease is left to expire.
+        """
         for report in reports:
             counted = self._counted_deliveries()
             left = [delivery for delivery in report.deliveries() if delivery not in counted]
@@ -221,7 +228,7 @@ class Settler:
             self._settle("release", deliveries, partial(self._flows.release, delay=delay))
 
     def _log_failure(self, delivery: InnerDelivery, what: str, error: failure.Error) -> None:
-        """Log a failure in one line; at level DEBUG, with the traceback."""
+        """Log a failure to settle in one line. At log level DEBUG, also log the traceback."""
         text, trace = failure.render(error)
         log.warning(
             "%s: %s, attempt %d, %s: %s%s", self._handler.name, delivery.id, delivery.attempt, what,
@@ -233,10 +240,10 @@ class Settler:
     def _settle(
         self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
-        """Settle deliveries, repeating the call until Redis answers.
+        """Settle deliveries by `verb`, and repeat the call until Redis answers.
 
-        Give up only deliveries that Redis refuses. If the master of some deliveries is away, they
-        wait in another thread, so that the other deliveries do not have to wait.
+        Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
+        reached, they wait in another thread, so that the other deliveries do not have to wait.
         """
         call = _SettleCall(verb, deliveries, flow, is_aside)
         while not self._is_done(call):
@@ -244,7 +251,7 @@ class Settler:
         self._count(call)
 
     def _is_done(self, call: _SettleCall) -> bool:
-        """Try to settle the rest of a call; return whether no further try is needed."""
+        """Try to settle the rest of a call. Return whether no further try is needed."""
         call.drop_settled()
         try:
             call.lost = self._run(call.flow(call.left)) if call.left else []
@@ -272,7 +279,7 @@ class Settler:
         return True
 
     def _put_aside(self, call: _SettleCall) -> None:
-        """Move deliveries that are still open to a thread that waits for their master."""
+        """Move the open deliveries of a call to a thread that waits for their master node."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)
@@ -288,7 +295,10 @@ class Settler:
         self._topic.note_settled()
 
     def _is_retried(self, call: _SettleCall, error: RMQError) -> bool:
-        """Pause before the next try; return False if the worker ends and gives up the rest."""
+        """Pause before the next try.
+
+        Return False if the worker ends and gives up the rest of the call.
+        """
         call.outage = self._error_state.note(error)
         if self.thread.is_abandoned:
             self.unsettled += len(call.left)
@@ -318,9 +328,9 @@ class _SortedReports:
     handler's end is dropped.
 
     Attributes:
-        acks: Deliveries to ack.
-        duplicates: How many deliveries of `acks` are duplicates of work that was done before.
-        others: Deliveries to settle by other verbs.
+        acks: Deliveries to be acked.
+        duplicates: Number of deliveries in `acks` whose work was done before.
+        others: Deliveries to be settled by other verbs.
         stopped: Reports of ordered batches that cannot continue.
         overrun: Deliveries whose handlers still run.
     """
@@ -366,10 +376,10 @@ class _SettleCall:
         is_aside: Whether the call waits in its own thread for the master of its slots.
 
     Attributes:
-        left: Deliveries that may still need the verb.
+        left: Deliveries that may not be settled yet.
         lost: Deliveries whose leases were lost when the verb reached Redis.
-        is_answered: Whether Redis has answered for all deliveries of `left`.
-        outage: The last error of an outage of Redis; None: no outage.
+        is_answered: Whether Redis has answered the call for all deliveries in `left`.
+        outage: The last error of an outage of Redis, or None for no outage.
     """
 
     def __init__(
@@ -386,14 +396,15 @@ class _SettleCall:
         self._pause_s = PAUSE_S
 
     def drop_settled(self) -> None:
-        """Keep the deliveries that still need the verb.
+        """Keep only the deliveries that may still have to be settled.
 
-        An unconfirmed delivery stays, although a late reply has shown that it is settled.
+        A delivery whose ack is unconfirmed stays, even if a late reply has shown that it is
+        settled.
         """
         self.left = [each for each in self.left if each.state == OPEN or each.unconfirmed]
 
     def split_off_open(self) -> list[InnerDelivery]:
-        """Remove and return the open deliveries; the verb has settled the others."""
+        """Remove and return the deliveries that are still open. The others have been settled."""
         is_open = {each for each in self.left if each.state == OPEN or each.unconfirmed}
         split_off = [each for each in self.left if each in is_open]
         self.deliveries = [each for each in self.deliveries if each not in is_open]
@@ -402,7 +413,10 @@ class _SettleCall:
         return split_off
 
     def next_pause_s(self) -> float:
-        """Return the pause before the next try; each is twice as long as the last."""
+        """Return the pause before the next try in seconds.
+
+        Each pause is twice as long as the one before.
+        """
         pause_s = self._pause_s
         self._pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
         return pause_s

@@ -1,4 +1,4 @@
-"""Threads in which settlers work; one thread serves several settlers."""
+"""Threads in which settlers work. Several settlers share one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SettlerThread:
         abandoned: Event that ends all pauses and repetitions of calls.
 
     Attributes:
-        call_began: Start of the present call to Redis, by the monotonic clock; 0: no call.
+        call_began: Start of the current call to Redis by the monotonic clock, or 0 during no call.
     """
 
     def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
@@ -30,7 +30,7 @@ class SettlerThread:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether calls are not repeated any more while Redis cannot be reached."""
+        """Whether calls to Redis are no longer repeated while Redis cannot be reached."""
         return self._abandoned.is_set()
 
     def start(self) -> None:
@@ -38,11 +38,11 @@ class SettlerThread:
         self._thread.start()
 
     def put(self, settle_queued: Callable[[], None]) -> None:
-        """Queue the function with which a settler settles its reports."""
+        """Queue a settler's function, which settles the settler's queued reports."""
         self._waiting.put(settle_queued)
 
     def put_aside(self, settle: Callable[[], None]) -> None:
-        """Run a function in a second thread, because it waits for a master of a cluster."""
+        """Run a function in a second thread, because it waits for a master node of a cluster."""
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
@@ -50,18 +50,18 @@ class SettlerThread:
         self._aside.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function after all functions that the second thread has been given so far."""
+        """Call a function when all functions given to the second thread so far have ended."""
         if self._aside is None:
             call()
         else:
             self._aside.put(call)
 
     def pause(self, seconds: float) -> None:
-        """Wait before a call is repeated."""
+        """Wait before a call is repeated, or until the worker ends."""
         self._abandoned.wait(seconds)
 
     def abandon(self) -> None:
-        """Settle the queued reports without repeating calls during an outage, and end."""
+        """Settle the queued reports, and end. During an outage of Redis, calls are not repeated."""
         self._abandoned.set()
         self.end()
 
@@ -70,7 +70,7 @@ class SettlerThread:
         self._waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
+        """Wait for the end of the thread, and return whether it has ended."""
         if self._thread.ident is not None:
             self._thread.join(wait_s)
         return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))

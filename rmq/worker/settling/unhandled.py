@@ -20,10 +20,11 @@ TYPES_MAX = 1000  # types that a process remembers
 class Unhandled:
     """Decides about the messages of one topic whose type has no handler in this worker.
 
-    Another worker may have the handler, so they are released at no cost of a retry. Their wait
-    doubles from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they become dead letters,
-    but not before this process has known their type for KNOWN_MS. So after a long stop of all
-    workers, the worker with the handler has time to start.
+    Another worker may have a handler for the type, so these messages are released at no cost of a
+    retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. After the time
+    that the topic's setting `unhandled` names, they become dead letters, but not before this
+    process has known their type for KNOWN_MS. So after a long stop of all workers, the worker with
+    the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -45,7 +46,10 @@ class Unhandled:
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
     def _meet(self, message_type: str | None, now_ms: int) -> int:
-        """Log a new type without a handler; return the time."""
+        """Log a message type without a handler when it is first seen.
+
+        Return the time at which that was.
+        """
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]
         self._met_ms[message_type] = now_ms
@@ -77,7 +81,7 @@ def _described(message_type: str | None) -> str:
 
 
 def _age_ms(delivery: InnerDelivery, now_ms: int, known_ms: int) -> int:
-    """Return the time since a message was due, by this machine's clock.
+    """Return the time since a message was due in ms, by this machine's clock.
 
     An id that was derived from a dedup key contains no time. Under a test's clock no id contains
     a time. The age is then the time for which this process has known the type.

@@ -1,9 +1,8 @@
 """Probes: a small HTTP endpoint for monitoring a worker.
 
 /readyz   200 while messages are received and settled, else 503
-/livez    503 if something hangs in the process, so that a restart may help; an outage of Redis does
-          not count
-/metrics  metrics of prometheus_client in this process; 404 if it is not installed
+/livez    503 if something hangs in the process, so that a restart may help (an outage of Redis does
+not count) /metrics  metrics of prometheus_client in this process, or 404 if it is not installed
 
 The endpoint runs in a daemon thread, uses the standard library only, and shows no data of messages.
 """
@@ -30,10 +29,10 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Probes:
-    """The endpoint. It serves from its creation to the end of the process.
+    """The HTTP endpoint of the probes. It serves from its creation to the end of the process.
 
     Args:
-        host, port: Address; port 0 is any free port.
+        host, port: Address to listen on. Port 0 chooses any free port.
         health: Function that returns the health of the worker.
 
     Raises:
@@ -52,7 +51,7 @@ class Probes:
         threading.Thread(target=self._server.serve_forever, name="rmq-probes", daemon=True).start()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Return status, content type and body for a path."""
+        """Return status, content type and body of the response for a path."""
         if path == "/metrics" and self._metrics is not None:
             return 200, self._metrics.content_type, self._metrics.text()
         health = self._health()
@@ -101,7 +100,7 @@ def _json(value: object) -> bytes:
 
 
 class Metrics:
-    """The metrics of prometheus_client, of this process or of all that share a directory."""
+    """The metrics of prometheus_client: of this process, or of all that share a directory."""
 
     def __init__(self) -> None:
         self._library = _prometheus("prometheus_client")
@@ -131,12 +130,12 @@ class SharedMetrics:
             os.environ[MULTIPROCESS] = self._made  # for this process and its child processes
 
     def forget(self, pid: int) -> None:
-        """Remove the gauges of a process that has ended; its counters stay."""
+        """Remove the gauges of a process that has ended. Its counters stay."""
         if has_prometheus():
             _prometheus("prometheus_client.multiprocess").mark_process_dead(pid)
 
     def close(self) -> None:
-        """Remove the directory if this object has made it."""
+        """Remove the directory if this object has created it."""
         if self._made:
             os.environ.pop(MULTIPROCESS, None)
             shutil.rmtree(self._made, ignore_errors=True)

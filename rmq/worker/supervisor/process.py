@@ -1,9 +1,9 @@
-"""A process of a supervisor: its start, its messages, its health.
+"""A worker process of a supervisor: its start, its control channel, its health.
 
-Supervisor and worker have a control channel, a socket pair. The worker sends one JSON object per
-line: when it is ready, its health and counts every second, and its last counts at the end. The
-supervisor sends single bytes: STOP, or the number of a second signal. The end of the channel also
-means STOP, so the workers of a killed supervisor stop.
+Supervisor and worker have a control channel, which is a socket pair. The worker sends one JSON
+object per line: when it is ready, its health and counts every second, and its last counts at the
+end. The supervisor sends single bytes: STOP, or the number of a second signal. The end of the
+channel also means STOP, so the workers of a killed supervisor stop.
 
 STOP is not a signal, because systemd sends SIGTERM to every process of a service. A second SIGTERM
 would end a worker at once.
@@ -34,7 +34,10 @@ SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 
 
 class ControlChannel:
-    """The worker's end of the channel. Until `set_worker`, a STOP ends the process at once."""
+    """The worker's end of the control channel.
+
+    Before `set_worker` is called, a STOP ends the process at once.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)  # child processes of handlers must not keep it open
@@ -45,12 +48,12 @@ class ControlChannel:
         threading.Thread(target=self._receive, name="rmq-control", daemon=True).start()
 
     def send(self, **facts: Any) -> None:
-        """Send facts to the supervisor, if it still runs."""
+        """Send facts about the worker to the supervisor, if the supervisor still runs."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(facts).encode() + b"\n")
 
     def set_worker(self, worker: Worker) -> None:
-        """Set the worker for STOP."""
+        """Set the worker that a STOP ends."""
         with self._lock:
             self._worker = worker
 
@@ -99,7 +102,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class WorkerProcess:
-    """A worker process, and after its end the process that replaces it."""
+    """A worker process. If the process ends, this object starts and describes the next one."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -178,6 +181,6 @@ class WorkerProcess:
         return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
-        """Return whether the process does not hang."""
+        """Return whether the process is responsive, that is, does not hang."""
         quiet = self.popen is not None and now - self.last_message > ALIVE_S
         return not quiet and (self.popen is None or self.health.alive)

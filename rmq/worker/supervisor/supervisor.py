@@ -3,8 +3,8 @@
 Each process is a separate program that imports the handlers itself; nothing is forked or pickled. A
 handler that kills its process interrupts only the work in that process.
 
-The first process starts alone. The others start when it is ready, so a module that cannot be
-imported fails once, and its exit code ends the supervisor.
+The first process starts alone. The other processes start when it is ready. So a module that cannot
+be imported fails only once, and the exit code of the first process ends the supervisor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSE_S, PAUSE_MOST_S = 0.5, 30.0
 
 
 def exit_code(code: int) -> int:
-    """Return a process's exit code as a shell does: 128 + n if signal n ended it."""
+    """Return a process's exit code as a shell shows it: 128 + n if signal n ended the process."""
     return 128 - code if code < 0 else code
 
 
@@ -46,7 +46,10 @@ def _describe_exit(code: int) -> str:
 
 
 def add_counts(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool = True) -> None:
-    """Add counts to `total`. `held`: whether to add the number of deliveries in flight."""
+    """Add the counts `more` to `total`.
+
+    `held` says whether to add the number of deliveries in flight.
+    """
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
         for name, value in counts.items():
@@ -59,8 +62,9 @@ class Supervisor:
     Args:
         command: Command of one process; `--control-fd FD` is appended.
         count: Number of processes.
-        env: Environment of the processes; None: the environment of this process.
-        is_watched: Whether `changed` will be called; then a process that cannot start waits for it.
+        env: Environment of the processes, or None for the environment of this process.
+        is_watched: Whether `changed` will be called when code changes. A process that cannot start
+            then waits for that call.
         on_ready: Function that is called with the facts of the first ready process, after each
             change.
         on_end: Function that is called with the pid of a process that has ended.
@@ -97,7 +101,7 @@ class Supervisor:
     # --- for the program -------------------------------------------------------------------------
 
     def changed(self, what: str) -> None:
-        """Restart all processes, because the code has changed; from any thread."""
+        """Restart all processes, because the code has changed. Any thread may call it."""
         self._changes.append(what)
         with contextlib.suppress(OSError):
             self._wakeup_write.send(b"\0")
@@ -111,7 +115,7 @@ class Supervisor:
         )
 
     def counts(self) -> Counts:
-        """Return the counts of all processes, including ended processes."""
+        """Return the sum of the counts of all processes, including processes that have ended."""
         total: Counts = {}
         for counts in [self._ended_counts, *(process.counts for process in self.processes)]:
             add_counts(total, counts)
@@ -120,7 +124,7 @@ class Supervisor:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run the processes until a signal; return their largest exit code."""
+        """Run the processes until a signal arrives. Return the largest of their exit codes."""
         with handling(STOPPING, self._on_signal):
             wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
             try:
@@ -172,7 +176,7 @@ class Supervisor:
             process.counts = facts["counts"]
 
     def _handle_requests(self) -> None:
-        """Carry out signals and changes."""
+        """Act on signals that have arrived, and on reported changes of code."""
         while self._signals:
             self._stop_requests += 1
             number, first = self._signals.pop(0), not self._stopping
@@ -196,7 +200,7 @@ class Supervisor:
                 process.stop()
 
     def _process_ended(self, process: WorkerProcess, code: int) -> None:
-        """Handle the end of a process: restart it, or stop."""
+        """Act on the end of a process: restart it, or stop the supervisor."""
         assert process.popen is not None
         lived_s = time.monotonic() - process.started
         name, was_ready = str(process), process.is_ready
