@@ -26,16 +26,15 @@ Atomic    Only dead letters move, each to the end of its priority. A letter with
 --- @include "lib/records/record_bytes"
 --- @include "lib/records/envelope"
 --- @include "lib/wake/wake"
---- @include "lib/settle/given_back"
 --- @include "lib/replay"
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
   return earlier_answer
 end
-local created, order, waiting, holds, max_retries, grouped, default, delivered =
+local created, order, waiting, holds, max_retries, grouped, default =
   unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries', 'groups',
-    'timed_priority', 'delivered'))
+    'timed_priority'))
 if not created then
   fail('GONE', slot)
 end
@@ -137,7 +136,6 @@ end
 note_failures(ids, lefts, retries, 'd', false, now)
 redis.call('HSET', slot, 'order', order)
 redis.call('HINCRBY', slot, 'redriven', #ids)
-note_given_back(delivered)
 if is_awaited(waiting, now) then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[3], ARGV[4], now)

@@ -209,7 +209,6 @@ def test_nack_puts_a_failed_one_at_the_front_and_holds_the_slot(slow):
         ("slot", "ordered"): str(hold),
         ("slot", "holder"): given[0],
         ("slot", "span"): "1",
-        ("slot", "given_back"): "1",
         ("prepare", given[0]): GONE,
         ("store", given[0]): ordered(50, 0),
         ("failures", given[0]): slow.failure(16, 1, "f", b"why"),
@@ -383,7 +382,6 @@ def test_snooze_keeps_the_place_and_the_retries_and_holds_the_slot(box):
         ("slot", "ordered"): str(box.clock.now_ms + 7000),
         ("slot", "holder"): given[0],
         ("slot", "span"): "1",
-        ("slot", "given_back"): "1",
         ("prepare", given[0]): GONE,
         ("store", given[0]): ordered(100, 0),
     }
@@ -416,7 +414,6 @@ def test_rollback_of_a_slot_in_order(slow):
         ("slot", "ordered"): hold,
         ("slot", "holder"): given[0],
         ("slot", "span"): "2",
-        ("slot", "given_back"): "2",
         ("slot", "rolled_back"): "2",
         ("prepare", given[0]): GONE,
         ("prepare", given[1]): GONE,

@@ -25,7 +25,6 @@ def test_nack_gives_back_as_a_retry_and_keeps_the_record(box):
 
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
-        ("slot", "given_back"): "1",
         ("prepare", id): GONE,
         ("store", id): ordered(16, 1),
         ("failures", id): box.failure(16, 1, "f", b"boom"),
@@ -194,7 +193,6 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
 
     assert box.changed(before) == {
         ("slot", "returned"): "2",
-        ("slot", "given_back"): "3",
         ("prepare", a.id): GONE,
         ("prepare", c.id): GONE,
         ("store", a.id): ordered(16, 1),

@@ -80,7 +80,6 @@ def test_a_message_given_back_waits_for_its_retry_and_nothing_else_changes(box):
         ("prepare", first): None,
         ("store", first): timed(box.clock.now_ms + 5000, ask=True),
         ("failures", first): box.failure(16, 1, "f", b"why"),
-        ("slot", "given_back"): "2",
         (MARKS, mark(1, b"r", receipt(1))): 1,
     }
     before = box.state()

@@ -31,7 +31,6 @@ def test_what_is_given_back_is_as_if_it_had_not_been_taken(box):
         (f"querylog:{RUN}",): [first],
         (f"query:{RUN}", b"tail"): b"1",
         ("slot", "front"): "-2",
-        ("slot", "given_back"): "3",
     }
     after = box.state()
     assert give_back(box, after=1) == QueryLog(0, 1)

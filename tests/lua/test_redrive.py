@@ -26,7 +26,6 @@ def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
     assert box.changed(before) == {
         ("slot", "order"): "3",
         ("slot", "redriven"): "1",
-        ("slot", "given_back"): "1",
         ("dead", id): GONE,
         ("failures", id): box.failure(17, 0, "d", b"why", carried=True, attempts=1, items=[death]),
         ("store", id): ordered(50, 3),

@@ -18,7 +18,6 @@ def test_release_puts_a_message_at_the_front_of_its_line(box):
 
     assert box.changed(before, replay=True) == {
         ("slot", "front"): "-1",
-        ("slot", "given_back"): "1",
         ("prepare", lease.id): GONE,
         ("store", lease.id): ordered(50, 0),
         (f"replay:{session.name[1:].decode()}",): b"1:1",
@@ -104,7 +103,6 @@ def test_released_timed_message_goes_in_front_of_all_that_is_due(box):
 
     assert box.changed(before) == {
         ("slot", "front"): "-1",
-        ("slot", "given_back"): "1",
         ("prepare", first): GONE,
         ("store", first): handed_back(0),
     }
@@ -163,7 +161,6 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
 
     assert box.changed(before) == {
         ("slot", "front"): "-2",
-        ("slot", "given_back"): "3",
         ("prepare", a.id): GONE,
         ("prepare", c.id): GONE,
         ("store", a.id): ordered(100, -1),

@@ -26,7 +26,6 @@ def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
         ("slot", "rolled_back"): "1",
-        ("slot", "given_back"): "2",
         ("prepare", lapses): GONE,
         ("store", lapses): ordered(16, 1),
         ("failures", lapses): box.failure(16, 1, "l"),

@@ -2,7 +2,7 @@
 --- @needs prepare failures
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/settle/attempts"
---- @include "lib/settle/given_back"
+--- @include "lib/settle/signal_given_back"
 --- @include "lib/settle/retry"
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
@@ -119,11 +119,8 @@ local function fail_deliveries(failed, fields, now, now_us)
     write_places(places)
   end
   local any_out = let_next_out and let_next_out()
-  if dead_count == #failed.ids and not any_out then
-    return letters, dead_count
-  end
-  note_given_back(fields[DELIVERED])
-  if hold and tonumber(fields[GROUPS_PAUSED] or 0) > 0 then
+  local any_waits = dead_count < #failed.ids or any_out
+  if hold and any_waits and tonumber(fields[GROUPS_PAUSED] or 0) > 0 then
     hold(failed.ids)
   end
   return letters, dead_count

@@ -2,7 +2,7 @@
 --- @needs slot store prepare records failures
 --- @include "lib/scores/score"
 --- @include "lib/scores/timed_score"
---- @include "lib/settle/given_back"
+--- @include "lib/settle/signal_given_back"
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
 
@@ -61,7 +61,6 @@ local function release_deliveries(released, fields, wait, now)
   else
     redis.call('HSET', slot, 'front', first)
   end
-  note_given_back(fields[DELIVERED])
   if hold and tonumber(fields[GROUPS_PAUSED] or 0) > 0 then
     hold(ids)
   end

@@ -1,14 +1,6 @@
--- Deliveries that have gone back to the StoreQueue.
---- @needs slot
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
 --- @include "lib/wake/wake"
-
--- Note that messages may be received a second time from now on. `delivered`: the field of the slot.
---- @inline
-local function note_given_back(delivered)
-  redis.call('HSET', slot, 'given_back', delivered or 0)
-end
 
 -- Wake the consumers that wait for deliveries which are given back, or hand the deliveries over.
 -- `fields`: from read_return_fields; `later`: true if no delivery may be received now.
