@@ -14,7 +14,8 @@ Returns   a letter for each: 1 settled, 0 the receipt is no longer valid
 Cost      O(n log L), L = leases of the slot. In an audited slot the records are also read, if the
           numbers are not passed
 Atomic    Only a member whose score equals the receipt is removed, so a stale ack changes nothing.
-          The first write frees memory. A call that is sent twice gets the first answer again. In a
+          An ack also settles a delivery whose cancellation was requested. The first write frees
+          memory. A call that is sent twice gets the first answer again. In a
           slot in order, the last ack of a batch wakes the consumers that wait for the end of the
           batch. In other slots, each ack wakes the consumers that wait for room.
 ]]
@@ -25,9 +26,9 @@ local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, last_call,
-  large, grouped, offloaded = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
+  large, grouped, offloaded, cancelling = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
     'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large',
-    'groups', 'offloaded'))
+    'groups', 'offloaded', 'cancelling'))
 --- @include "alone/ack"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -183,6 +184,10 @@ if grouped then
   let_next_out = leaving_groups(valid_ids)
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
+if cancelling then
+  --- @include "lib/settle/cancel_requests"
+  forget_requests(valid_ids, cancelling)
+end
 if kept then
   remember_settled(window, last_turn, now, kept)
 end

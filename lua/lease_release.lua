@@ -9,7 +9,7 @@ ARGV[3]   index                the slot's index, sent to the consumers that are 
 ARGV[4]   number               number of the lease
 ARGV[5]   limit                1 to 1000
 ARGV[6..] members              started deliveries, at most 1000, 13 bytes each; they stay until the
-          lease ends
+          lease ends, as do deliveries whose cancellation was requested
 Returns   the number given back; a number below the limit is the end
 Cost      O((n + s) log L), n = limit, s = started deliveries, L = members of the slot. The records
           of the deliveries are read.
@@ -48,12 +48,13 @@ redis.call('HLEN', failures)
 redis.call('HLEN', records)
 local low, high = range_of(number)
 local page = redis.call('ZREVRANGEBYSCORE', prepare, high, low, 'WITHSCORES', 'LIMIT', 0,
-  limit + #ARGV - 5)
+  limit + #ARGV - 5 + math.min(tonumber(fields[CANCELLING] or 0), MOST))
 local last_delivery = tonumber(fields[DELIVERED] or 0)
 local deliveries = {}
 for i = 1, #page, 2 do
   local id, receipt = page[i], tonumber(page[i + 1])
-  local record = not started[id] and #deliveries < limit and redis.call('HGET', records, id)
+  local stays = started[id] or fields[CANCELLING] and redis.call('HEXISTS', slot, '~' .. id) == 1
+  local record = not stays and #deliveries < limit and redis.call('HGET', records, id)
   local place = place_in_record(record)
   if place then -- without a place, a message waits for the end of the lease
     local behind = (last_delivery - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE

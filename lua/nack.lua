@@ -9,7 +9,8 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   wait_ms        ''    until the retry, 0 at once, at most 10 years; '': the topic's policy
 ARGV[6..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
           most 64 KiB)
-Returns   a letter for each: r goes back for a retry, d dead, 0 the receipt is no longer valid
+Returns   a letter for each: r goes back for a retry, d dead, c its cancellation was requested, so
+          it is deleted; 0 the receipt is no longer valid
 Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order, the records
           are also read.
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
@@ -17,7 +18,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           order, each message goes back to its old place, and no message is taken before the
           longest wait is over.
 ]]
---- @keys slot store prepare records dead failures audit bodies
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -55,14 +56,22 @@ if #ids < n then
   end
 end
 --- @include "lib/settle/fail_deliveries"
-local failed = { ids = ids, receipts = receipts, details = details, reason = 'f', wait = wait }
-local letters = fail_deliveries(failed, fields, now, now_us)
+if fields[CANCELLING] then
+  --- @include "lib/settle/end_cancelled"
+  local valid = { ids = ids, receipts = receipts, more = { details, positions } }
+  validity = end_cancelled(validity, 5, valid, now)
+end
+local letters = {}
+if #ids > 0 then
+  local failed = { ids = ids, receipts = receipts, details = details, reason = 'f', wait = wait }
+  letters = fail_deliveries(failed, fields, now, now_us)
+end
 signal_given_back(fields, false, ARGV[3], ARGV[4], now)
 local answer = table.concat(letters)
 if #ids < n then
   local letters_of_all = {}
   for i = 1, n do
-    letters_of_all[i] = '0'
+    letters_of_all[i] = string.sub(validity, i, i)
   end
   for m = 1, #ids do
     letters_of_all[positions[m]] = letters[m]

@@ -9,19 +9,20 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
 ARGV[6..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
           most 64 KiB)
-Returns   a letter for each: d dead, 0 the receipt is no longer valid
+Returns   a letter for each: d dead, c its cancellation was requested, so it is deleted; 0 the
+          receipt is no longer valid
 Cost      O(n log L), L = members of the slot; n is at most 1000
 Atomic    Like nack. In a slot in order, the last reject of a batch wakes the consumers that wait
           for the end of the batch.
 ]]
---- @keys slot prepare records dead failures audit bodies store
+--- @keys slot prepare records dead failures audit bodies store settled0 settled1
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/wake/wake"
 --- @include "lib/take/in_order"
---- @include "lib/groups/leave_groups"
+--- @include "lib/groups/given_back_functions"
 --- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
@@ -31,8 +32,9 @@ end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')
 end
-local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot,
-  'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited'))
+local created, max_retries, dead_retention_ms, blocked, audited, grouped, cancelling = unpack(
+  redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited',
+    'groups', 'cancelling'))
 if not created then
   fail('GONE', slot)
 end
@@ -48,20 +50,34 @@ end
 if #valid_ids == 0 then
   return letters
 end
-local let_next_out = leaving_groups(valid_ids, true)
-redis.call('ZREM', prepare, unpack(valid_ids))
+local receipts = {}
+for m = 1, #valid_ids do
+  receipts[m] = scores[positions[m]]
+end
+if cancelling then
+  --- @include "lib/settle/end_cancelled"
+  local valid = { ids = valid_ids, receipts = receipts, more = { positions } }
+  letters = end_cancelled(letters, 5, valid, now)
+end
+local let_next_out
+if grouped then
+  local leave = given_back_functions()
+  let_next_out = leave(valid_ids, true)
+end
 local delivery_counts, details = {}, {}
 for m = 1, #valid_ids do
-  local i = positions[m]
-  local left = math.floor(tonumber(scores[i]) % 1000)
+  local left = math.floor(tonumber(receipts[m]) % 1000)
   delivery_counts[m] = math.max(1, tonumber(max_retries) - left + 1)
-  details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
+  details[m] = string.sub(ARGV[5 + 2 * n + positions[m]], 1, DETAILS_BYTES)
 end
-local died = {
-  ids = valid_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
-}
-add_dead(died, audited, tonumber(dead_retention_ms), now)
-local moved = let_next_out and let_next_out()
+if #valid_ids > 0 then
+  redis.call('ZREM', prepare, unpack(valid_ids))
+  local died = {
+    ids = valid_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
+  }
+  add_dead(died, audited, tonumber(dead_retention_ms), now)
+end
+local moved = let_next_out and let_next_out() or string.find(letters, 'c', 1, true)
 if unblock(blocked, now) then
   wake(ARGV[3], ARGV[4])
 elseif moved then

@@ -10,13 +10,14 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
 ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts,
           and for each member its priority, or when it was due (epoch ms) if it has no priority
-Returns   a letter for each: 1 released, 0 the receipt is no longer valid
+Returns   a letter for each: 1 released, c its cancellation was requested, so it is deleted; 0 the
+          receipt is no longer valid
 Cost      O(n log L), L = members of the slot; n is at most 1000
 Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
           that is sent twice gets the first answer again. In a slot in order, each message goes back
           to its old place, and no message is taken before the wait is over.
 ]]
---- @keys slot store prepare failures records
+--- @keys slot store prepare failures records audit bodies settled0 settled1
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -53,8 +54,17 @@ for m = 1, #valid_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
 --- @include "lib/settle/release_deliveries"
-local released = { ids = valid_ids, receipts = receipts, places = places }
-release_deliveries(released, fields, wait, now)
-signal_given_back(fields, wait > 0, ARGV[3], ARGV[4], now)
+local later = wait > 0
+if fields[CANCELLING] then
+  --- @include "lib/settle/end_cancelled"
+  local valid = { ids = valid_ids, receipts = receipts, more = { places } }
+  letters = end_cancelled(letters, 5, valid, now)
+  later = later and not string.find(letters, 'c', 1, true)
+end
+if #valid_ids > 0 then
+  local released = { ids = valid_ids, receipts = receipts, places = places }
+  release_deliveries(released, fields, wait, now)
+end
+signal_given_back(fields, later, ARGV[3], ARGV[4], now)
 remember(ARGV[2], now, letters)
 return letters

@@ -1,6 +1,7 @@
 --[[
 rollback_expired_leases: give back deliveries whose lease has expired. Each costs its message a
-retry. A message goes where `nack` would put it.
+retry. A message goes where `nack` would put it. A message whose cancellation was requested is
+deleted instead.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -12,7 +13,7 @@ Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in 
 Atomic    A lease is given back once, however many callers find it. The first write frees memory. A
           second run gives back the leases that the first run left.
 ]]
---- @keys slot store prepare records dead failures audit bodies
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/slot_fields"
@@ -41,10 +42,19 @@ for i = 1, #expired, 2 do
   ids[#ids + 1] = expired[i]
   receipts[#ids] = expired[i + 1]
 end
+local more = #ids == limit and 1 or 0
 --- @include "lib/settle/fail_deliveries"
--- Without details, an entry keeps the details of the previous attempt.
-local failed = { ids = ids, receipts = receipts, details = {}, reason = 'l' }
-local _, dead_count = fail_deliveries(failed, fields, now, now_us)
+if fields[CANCELLING] then
+  --- @include "lib/settle/end_cancelled"
+  end_cancelled('', 0, { ids = ids, receipts = receipts, more = {} }, now)
+end
+local dead_count = 0
+if #ids > 0 then
+  -- Without details, an entry keeps the details of the previous attempt.
+  local failed = { ids = ids, receipts = receipts, details = {}, reason = 'l' }
+  local _, died = fail_deliveries(failed, fields, now, now_us)
+  dead_count = died
+  redis.call('HINCRBY', slot, 'rolled_back', #ids)
+end
 signal_given_back(fields, false, ARGV[2], ARGV[3], now)
-redis.call('HINCRBY', slot, 'rolled_back', #ids)
-return { #ids - dead_count, dead_count, #ids == limit and 1 or 0 }
+return { #ids - dead_count, dead_count, more }

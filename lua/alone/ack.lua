@@ -1,11 +1,11 @@
 --[[
 Short form of ack: settle one delivery, in a session that the slot knows. The slot is not in order
-and not audited, and has no failed messages. Most acks are of that kind. The short form creates no
-function, and reads only what this kind of delivery needs. If a guard fails, ack.lua continues with
-the long form, which does the same for every delivery.
+and not audited, and has neither failed messages nor requests to cancel. Most acks are of that kind.
+The short form creates no function, and reads only what this kind of delivery needs. If a guard
+fails, ack.lua continues with the long form, which does the same for every delivery.
 
-Reads: RUNS_FROM audited blocked call call_number created grouped large last_call offloaded session
-  settled
+Reads: RUNS_FROM audited blocked call call_number cancelling created grouped large last_call
+  offloaded session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -17,7 +17,7 @@ repeat
   if not last_call or not created or #ARGV ~= RUNS_FROM + 3 then
     break -- a new session removes unused sessions; several deliveries share their work
   end
-  if blocked or audited or large or offloaded then
+  if blocked or audited or large or offloaded or cancelling then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]

@@ -229,9 +229,9 @@ class Box:
                 if short == "slot":
                     found |= _answers(value)
                     holds = {
-                        ">" + part[1:].hex(): value.pop(part)
+                        part[:1].decode() + part[1:].hex(): value.pop(part)
                         for part in list(value)
-                        if part.startswith(b">")
+                        if part.startswith((b">", b"~"))
                     }
                     value = {
                         part.decode(): inside

@@ -27,7 +27,7 @@ def take(box: Box, limit: int = 10, number: int = 0, **options: Any) -> list[Lea
 
 
 def renew(box: Box, number: int, lease_ms: int = LEASE_MS) -> int:
-    left: int = box.run(scripts.lease_renew(box.keys, number, lease_ms))
+    left: int = box.run(scripts.lease_renew(box.keys, number, lease_ms)).left_ms
     return left
 
 

@@ -6,6 +6,7 @@
 --- @include "lib/settle/retry"
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
+--- @include "lib/groups/given_back_functions"
 local SEED_MOST = 2147483647 -- 2^31 - 1: the largest seed of random numbers
 
 -- Return the set of some ids.
@@ -106,9 +107,7 @@ local function fail_deliveries(failed, fields, now, now_us)
   local dead_count = died and #died.ids or 0
   local leave, hold
   if fields[GROUPS] then
-    --- @include "lib/groups/group_stops"
-    --- @include "lib/groups/leave_groups"
-    leave, hold = leaving_groups, hold_given_back
+    leave, hold = given_back_functions()
   end
   local let_next_out = leave and leave(leaving, died and set_of(died.ids), later)
   if died then

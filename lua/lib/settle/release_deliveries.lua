@@ -5,6 +5,7 @@
 --- @include "lib/settle/signal_given_back"
 --- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
+--- @include "lib/groups/given_back_functions"
 
 -- Move deliveries to the front of their priority, or of the due messages if they have none, or
 -- delay them. It uses up no retry. The first write frees memory.
@@ -46,9 +47,7 @@ local function release_deliveries(released, fields, wait, now)
   end
   local leave, hold
   if fields[GROUPS] then
-    --- @include "lib/groups/group_stops"
-    --- @include "lib/groups/leave_groups"
-    leave, hold = leaving_groups, hold_given_back
+    leave, hold = given_back_functions()
   end
   local let_next_out = leave and wait > 0 and leave(ids, nil, later)
   redis.call('ZREM', prepare, unpack(ids))

@@ -12,16 +12,27 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def cancel(
-    context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    id: bytes,
+    running: bool = False,
+    receipt: float | None = None,
 ) -> Command[str]:
-    """Cancel a waiting message; return "cancelled", or its state: "in_flight", "dead", "gone"."""
+    """Cancel a waiting message, or request the cancellation of a delivery; return the status.
+
+    `running`: whether it may be in flight. `receipt`: score of the only delivery to cancel.
+    """
     return Command(
         script_loader.load("cancel"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, keys.audit, keys.bodies,
         ),
-        [clock.now_us, session.call, member_of(id), context.channel, keys.index],
+        [
+            clock.now_us, session.call, member_of(id), context.channel, keys.index,
+            b"1" if running else b"0", b"" if receipt is None else repr(receipt),
+        ],
         bytes.decode,
     )  # fmt: skip
 

@@ -110,13 +110,20 @@ def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> 
     return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
-def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
-    """Renew a shared lease. Return the ms left, or 0 if the lease no longer exists."""
+class Renewal(NamedTuple):
+    """The reply to lease_renew."""
+
+    left_ms: int  # until the lease ends; 0: it no longer exists
+    cancelling: int  # deliveries of the slot whose cancellation was requested
+
+
+def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
+    """Renew a shared lease."""
     return Command(
         script_loader.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
         [clock.now_us, number, lease_ms],
-        int,
+        lambda reply: Renewal(*reply),
     )
 
 
@@ -441,7 +448,7 @@ def rollback_expired_leases(
         script_loader.load("rollback_expired_leases"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
-            keys.bodies,
+            keys.bodies, keys.settled0, keys.settled1,
         ),
         [clock.now_us, context.channel, keys.index, limit],
         lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
@@ -452,7 +459,7 @@ class ExtendReply(NamedTuple):
     """The reply to extend."""
 
     deadline_s: int
-    letters: str  # a letter for each delivery: 1 extended, 0 lost
+    letters: str  # a letter for each: 1 extended, c also cancelled, 0 lost
 
 
 def ack(
@@ -492,12 +499,12 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
 ) -> Command[str]:
-    """Give failed deliveries back. A letter for each: r retry, d dead, 0 lost."""
+    """Give failed deliveries back. A letter for each: r retry, d dead, c cancelled, 0 lost."""
     return Command(
         script_loader.load("nack"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit, keys.bodies,
+            keys.audit, keys.bodies, keys.settled0, keys.settled1,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
@@ -516,12 +523,12 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
 ) -> Command[str]:
-    """Make deliveries dead letters. A letter for each: d dead, 0 lost."""
+    """Make deliveries dead letters. A letter for each: d dead, c cancelled, 0 lost."""
     return Command(
         script_loader.load("reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit, keys.bodies, keys.store,
+            keys.audit, keys.bodies, keys.store, keys.settled0, keys.settled1,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, reason,
@@ -540,15 +547,15 @@ def release(
     places: Sequence[int],
     wait_ms: int,
 ) -> Command[str]:
-    """Give deliveries back without a failure. A letter for each: 1 released, 0 lost.
+    """Give deliveries back without a failure. A letter for each: 1 released, c cancelled, 0 lost.
 
     `places`: priority or due time of each message.
     """
     return Command(
         script_loader.load("release"),
         (
-            keys.slot, keys.store, keys.prepare, keys.failures,
-            keys.records,
+            keys.slot, keys.store, keys.prepare, keys.failures, keys.records, keys.audit,
+            keys.bodies, keys.settled0, keys.settled1,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, wait_ms,

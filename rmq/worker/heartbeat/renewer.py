@@ -158,12 +158,12 @@ class Heartbeat:
             keys = self._topics[index].keys(slot)
             commands.append(scripts.lease_renew(keys, number, lease_ms))
         started, answered = time.monotonic(), True
-        for (lease_index, number), left_ms in zip(leases, self._call(commands), strict=True):
-            if isinstance(left_ms, RMQError):
+        for (lease_index, number), renewal in zip(leases, self._call(commands), strict=True):
+            if isinstance(renewal, RMQError):
                 answered = False
-                self._warn(f"a lease is not renewed: {left_ms}")
-            elif left_ms > 0:
-                self.memory.set_safe(lease_index, number, started + left_ms / 1000)
+                self._warn(f"a lease is not renewed: {renewal}")
+            elif renewal.left_ms > 0:
+                self.memory.set_safe(lease_index, number, started + renewal.left_ms / 1000)
             else:
                 self.memory.set_lost(lease_index, number)
         return answered

@@ -67,7 +67,8 @@ class Scene:
         return place
 
     def beat(self, *replies: Any) -> float:
-        self.answers.replies = list(replies)
+        # A number is the reply of lease_renew in a slot without requests to cancel.
+        self.answers.replies = [[r, 0] if isinstance(r, int) else r for r in replies]
         self.answers.calls.clear()
         pause = self.heartbeat.beat()
         assert not self.answers.replies
