@@ -33,7 +33,8 @@ FILES = sorted(
 # Operations, failures, retry deadline and durability of transports: 4 files, and 35 import lines.
 # A file for the limits of bodies, and a longer name of a script: 7 lines.
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
-LIMITS = {"lines": 46_553, "files": 413, "private": 75}
+# Cancelling running messages: 350 lines and 2 files.
+LIMITS = {"lines": 46_903, "files": 415, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
