@@ -8,19 +8,20 @@ Returns   {1 deleted | 0 not deleted: it has more messages, or the call only cou
           deleted: it has a newer stamp | -2 not deleted: bodies in an object store belong to it;
           number of messages waiting, in flight, dead}
 Cost      O(1): Redis frees large keys in another thread.
-Atomic    The slot is deleted as a whole or not changed. Letters in its trash are not counted. Types
-          are checked first. A slot that has had offloaded bodies is deleted only when it has no
-          messages, also none in the trash, and no tombstones (lib/records/large_bodies). Otherwise
-          their objects would stay in the store. Works while Redis is at maxmemory. A second run
-          finds nothing.
+Atomic    The slot is deleted as a whole or not changed. Letters in its trash are not counted. Its
+          pending entries count as waiting messages. Types are checked first. A slot that has had
+          offloaded bodies is deleted only when it has no messages, also none in the trash, and no
+          tombstones (lib/records/large_bodies). Otherwise their objects would stay in the store.
+          Works while Redis is at maxmemory. A second run finds nothing.
 ]]
---- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals
+--- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals pending targets
 --- @include "lib/check"
 local created = whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, EXACT_MOST, 'most')
 local stamp, offloaded, released =
   unpack(redis.call('HMGET', slot, 'created', 'offloaded', 'released'))
-local waiting, in_flight = redis.call('ZCARD', store), redis.call('ZCARD', prepare)
+local waiting = redis.call('ZCARD', store) + redis.call('ZCARD', pending)
+local in_flight = redis.call('ZCARD', prepare)
 local dead_letters = redis.call('ZCARD', dead)
 local stored = redis.call('HLEN', records)
 redis.call('HLEN', failures)
@@ -35,6 +36,7 @@ redis.call('ZCARD', rates)
 redis.call('ZCARD', trash)
 redis.call('HLEN', deaths)
 redis.call('ZCARD', arrivals)
+redis.call('ZCARD', targets)
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead_letters }
 end
@@ -45,5 +47,5 @@ if not most or waiting + in_flight + dead_letters > most then
   return { 0, waiting, in_flight, dead_letters }
 end
 redis.call('UNLINK', slot, store, prepare, records, dead, failures, merge, audit, settled0,
-  settled1, queries, bodies, leases, rates, trash, deaths, arrivals)
+  settled1, queries, bodies, leases, rates, trash, deaths, arrivals, pending, targets)
 return { 1, waiting, in_flight, dead_letters }

@@ -20,13 +20,16 @@ from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids
 from rmq.kernel.core.ids import member_of
+from rmq.kernel.follow_ups import scripts as follow_ups_scripts
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
 from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
+from tests.lua.following import TARGET, ack_then_command, entry, follow_up, own
 from tests.lua.furnished import (
     CLAIM,
+    FOLLOW_UP,
     JOB,
     NEW_JOB,
     OWNER,
@@ -36,6 +39,7 @@ from tests.lua.furnished import (
     QUERY,
     RUN,
     SCHEDULE,
+    SENT_BY,
     SINK,
     STAGE,
     TOKEN,
@@ -67,6 +71,20 @@ def arrive(box: Box, **options: Any) -> Command[Any]:
     return dead_letters_scripts.redrive_send(box.handle, box.keys, [arrival])
 
 
+def follow(box: Box, **options: Any) -> Command[Any]:
+    """Store a pending entry of another slot."""
+    return follow_ups_scripts.pending_send(
+        box.handle, box.keys, "source:0", [entry(box, 7, **options)]
+    )
+
+
+def settle_and_follow(f: Furnished, **options: Any) -> Command[Any]:
+    """Settle a message with a follow-up in its slot, and one in another."""
+    box = f.box
+    follow_ups = [follow_up(box, 1, target=own(box), **options), follow_up(box, 2)]
+    return ack_then_command(box, [f.leased, f.failed], *follow_ups)
+
+
 def fail_queried(f: Furnished) -> Command[Any]:
     """Give back what a query holds and has handed out."""
     f.box.run(queries_scripts.query_read(f.box.keys, RUN, 0, 1, 1))
@@ -86,6 +104,7 @@ CALLS: dict[str, Call] = {
         lambda f, b: producer_scripts.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])
     ),
     "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.session())),
+    "ack_then": _call(lambda f, b: settle_and_follow(f)),
     "audit_open": _call(lambda f, b: audit_scripts.audit_open(b.keys, every_ms=1000)),
     "cancel": _call(lambda f, b: messages_scripts.cancel(b.handle, b.keys, b.session(), f.window)),
     "audit_scan": _call(lambda f, b: audit_scripts.audit_scan(b.keys, b"0", 100)),
@@ -103,6 +122,17 @@ CALLS: dict[str, Call] = {
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.session())),
     "next_ready": _call(lambda f, b: consumer_scripts.next_ready([b.keys], True)),
+    "pending_send": _call(lambda f, b: follow(b)),
+    "pending_settle": _call(
+        lambda f, b: follow_ups_scripts.pending_settle(
+            b.keys,
+            TARGET,
+            0,
+            SENT_BY,
+            10,
+            refused=follow_ups_scripts.Refused(FOLLOW_UP, member_of(b.ids()[0]), *b.part(), b"why"),
+        )
+    ),
     "peek": _call(lambda f, b: topic_scripts.peek(b.keys, "store")),
     "prepare": _call(lambda f, b: consumer_scripts.prepare(b.keys, b.session(), 10, 30_000, True)),
     "publish": _call(lambda f, b: queries_scripts.publish(b.handle, b.keys, b.session(), STAGE)),
@@ -280,6 +310,18 @@ def _arriving(f: Furnished) -> Command[Any]:
     return arrive(f.box, priority=900)
 
 
+def _following(f: Furnished) -> Command[Any]:
+    """A pending entry of another slot for which another message must go."""
+    _dropping(f)
+    return follow(f.box, priority=900)
+
+
+def _settling_and_following(f: Furnished) -> Command[Any]:
+    """A follow-up for which another message must go."""
+    _dropping(f)
+    return settle_and_follow(f, priority=900)
+
+
 def _merging(f: Furnished) -> Command[Any]:
     """A merge that opens a window, for which another message must go."""
     _dropping(f)
@@ -327,6 +369,8 @@ REACHING |= {
     **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
     ("schedule_send", "bodies"): _scheduling,
     **{("redrive_send", place): _arriving for place in ("failures", "merge", "audit", "bodies")},
+    **{("pending_send", place): _following for place in ("failures", "merge", "audit", "bodies")},
+    ("ack_then", "merge"): _settling_and_following,
     ("send", "failures"): _dropping,
     ("send", "merge"): _dropping,
     ("send", "audit"): _dropping,
@@ -341,6 +385,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
     "lateness_report": {0: "now_us", 2: "deliveries", 4: "deliveries"},
+    "ack_then": {0: "now_us", 5: "count", 10: "delivery"},
     "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
     "audit_scan": {1: "limit"},
@@ -354,6 +399,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     "merge": {0: "now_us"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
+    "pending_send": {0: "now_us", 5: "number"},
+    "pending_settle": {0: "now_us", 2: "upto", 4: "limit", 5: "wait_ms", 6: "refused"},
     "peek": {3: "offset", 4: "limit", 5: "records"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
     "publish": {0: "now_us"},

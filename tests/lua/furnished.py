@@ -17,6 +17,7 @@ from rmq.kernel.core.keys import job_key, job_log_key, sink_key
 from rmq.kernel.core.score import shared_lease
 from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua.box import Box, Lease, State
+from tests.lua.following import TARGET, follow_up, text_of
 
 RUN = "0123456789abcdef" * 2
 PRODUCER = "0123456789"  # who numbers messages here
@@ -28,6 +29,7 @@ SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000||
 JOB, PAUSED_JOB, NEW_JOB = "t.00000001", "t.00000002", "t.00000003"
 TRASHED = b"in the trash!"  # a member
 TOKEN = b"8 random"  # of a redrive to another topic
+FOLLOW_UP, SENT_BY = 7, b"9000000000000"  # number of a pending entry, and the claim on its target
 
 
 class Furnished(NamedTuple):
@@ -187,6 +189,8 @@ def _furnish(box: Box) -> Furnished:
     box.redis.hset(box.keys.deaths, TRASHED, now)
     box.redis.zadd(box.keys.arrivals, {TRASHED + TOKEN: now})
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
+    box.redis.zadd(box.keys.pending, {text_of(TARGET, FOLLOW_UP, follow_up(box)): 0})
+    box.redis.zadd(box.keys.targets, {TARGET: SENT_BY})
     # Of a message that has left the log.
     box.redis.zadd(box.keys.querymarks_stem + RUN.encode(), {"0d4000000001001.5": 0})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:

@@ -9,7 +9,10 @@ from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
 
 # What routes messages to slots, or takes them from there, by what a client has read of the topic.
-ROUTED = ("merge", "next_ready", "prepare", "publish", "query_take", "redrive_send", "send")
+ROUTED = (
+    "merge", "next_ready", "pending_send", "prepare", "publish", "query_take", "redrive_send",
+    "send",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("script", ROUTED)

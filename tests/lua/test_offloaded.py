@@ -20,7 +20,15 @@ from rmq.kernel.topic.scripts import slot_delete
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.lua.box import GONE, Box, Lease, ordered, stored
-from tests.lua.calls import CALLS, _arriving, _dropping, _merging, _publishing, _scheduling
+from tests.lua.calls import (
+    CALLS,
+    REACHING,
+    _arriving,
+    _dropping,
+    _merging,
+    _publishing,
+    _scheduling,
+)
 from tests.lua.crediting import break_script
 from tests.lua.furnished import QUERY, RUN, TOKEN, Furnished, furnish
 from tests.lua.test_maxmemory import REFUSED_AT_MAXMEMORY
@@ -295,10 +303,13 @@ Way = tuple[dict[str, Any], Callable[[Furnished], None] | None, Callable[[Furnis
 # For each script that removes records: settings of the topic, what is in the slot, the call.
 REMOVALS: dict[str, Way] = {
     "ack": ({}, None, CALLS["ack"]),
+    "ack_then": ({}, None, CALLS["ack_then"]),
     "cancel": ({}, None, _cancel),
     "drop_expired": (DROP, _expired_timed, CALLS["drop_expired"]),
     "merge": ({}, None, _merging),
     "nack": (OLD, _old_letter, _nack),
+    "pending_send": ({}, None, REACHING["pending_send", "bodies"]),
+    "pending_settle": (OLD, _old_letter, CALLS["pending_settle"]),
     "prepare": (DROP, _expired, CALLS["prepare"]),
     "publish": ({}, None, _publishing),
     "purge": ({}, None, CALLS["purge"]),

@@ -19,6 +19,10 @@ from tests.lua.furnished import furnish
 PLACES = {
     "audit_report": "slot audit",
     "ack": "slot prepare records failures settled0 settled1 audit dead bodies store",
+    "ack_then": (
+        "slot store prepare records dead failures merge audit bodies settled0 settled1 pending "
+        "targets"
+    ),
     "audit_open": "slot audit",
     "cancel": "slot store prepare records dead failures merge settled0 settled1 audit bodies",
     "audit_scan": "slot store prepare dead records trash",
@@ -35,6 +39,8 @@ PLACES = {
     "nack": "slot store prepare records dead failures audit bodies",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
+    "pending_send": "slot store records settled0 settled1 failures merge audit bodies prepare",
+    "pending_settle": "slot records dead failures audit bodies pending targets",
     "prepare": "slot store prepare records dead failures merge audit bodies leases rates",
     "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
     "purge": "slot store records failures merge audit bodies",
@@ -85,7 +91,7 @@ PLACES = {
     "slot": "slot records rates settled0 settled1",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases rates trash deaths arrivals"
+        "leases rates trash deaths arrivals pending targets"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
@@ -128,7 +134,15 @@ BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
 )  # fmt: skip
-WITH_CREDITS = ("next_ready", "publish", "redrive", "redrive_send", "schedule_send", "send")
+WITH_CREDITS = (
+    "next_ready",
+    "pending_send",
+    "publish",
+    "redrive",
+    "redrive_send",
+    "schedule_send",
+    "send",
+)
 # Where nothing waits, or a consumer has left a credit: test_next_ready, test_hand_over.
 SELDOM = [(script, "prepare") for script in WITH_CREDITS]
 # Only in a slot with groups: test_groups.

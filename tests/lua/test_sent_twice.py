@@ -189,8 +189,7 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
         if "answer_in(" in transport_scripts.load(name).text
     }
     assert in_sessions == {
-        "ack", "cancel", "extend", "lateness_report", "merge", "nack", "prepare", "publish",
-        "purge", "redrive", "redrive_settle", "reject", "release", "reschedule", "restore", "send",
-        "set_priority",
-        "trash",
+        "ack", "ack_then", "cancel", "extend", "lateness_report", "merge", "nack", "prepare",
+        "publish", "purge", "redrive", "redrive_settle", "reject", "release", "reschedule",
+        "restore", "send", "set_priority", "trash",
     }  # fmt: skip

@@ -19,7 +19,9 @@ BY_NAME = (
 
 
 def held(box):
-    return [box.redis.zcard(key) for key in (box.keys.store, box.keys.prepare, box.keys.dead)]
+    counts = [box.redis.zcard(key) for key in (box.keys.store, box.keys.prepare, box.keys.dead)]
+    counts[0] += box.redis.zcard(box.keys.pending)  # they wait for another slot
+    return counts
 
 
 def test_slot_goes_with_all_its_messages_and_every_key_but_those_found_by_name(box):

@@ -53,7 +53,7 @@ PLAIN_ENGLISH = {
     "export", "import", "restore",
     "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
     "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
-    "next", "sweep", "tidy", "begin", "end", "push", "keep", "again", "finish", "drop",
+    "next", "sweep", "then", "tidy", "begin", "end", "push", "keep", "again", "finish", "drop",
     "unclaim", "inspect", "locate", "count", "counts",
     # the doctor
     "doctor", "finding", "config",

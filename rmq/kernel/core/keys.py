@@ -30,6 +30,8 @@ TYPES = {
     "bodies": "hash",
     "settled0": "set",
     "settled1": "set",
+    "pending": "zset",
+    "targets": "zset",
     "claim": "string",
     "query": "hash",
     "querylog": "list",
@@ -80,9 +82,9 @@ class SlotKeys:
 
     __slots__ = (
         "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
-        "index", "leases", "merge", "middle",
+        "index", "leases", "merge", "middle", "pending",
         "prepare", "queries", "query_stem", "querylog_stem", "querymarks_stem", "rates", "records",
-        "settled0", "settled1", "slot", "stage_stem", "store", "topic", "trash",
+        "settled0", "settled1", "slot", "stage_stem", "store", "targets", "topic", "trash",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -106,6 +108,8 @@ class SlotKeys:
         self.merge = stem + b"merge"
         self.settled0 = stem + b"settled0"
         self.settled1 = stem + b"settled1"
+        self.pending = stem + b"pending"
+        self.targets = stem + b"targets"
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"

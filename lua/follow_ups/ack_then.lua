@@ -1,0 +1,201 @@
+--[[
+ack_then: settle deliveries for good, and store the messages that follow from them (follow-ups) in
+the same step. A follow-up for this slot is stored at once. A follow-up for another slot becomes a
+pending entry (lib/follow_ups/pending), which pending_send stores there. `dead` is only counted.
+`merge` is for messages that drop_lowest drops.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
+ARGV[5]   place                name of this slot: `<topic>:<index>`
+ARGV[6]   count                n, the number of deliveries, 1 to 1000
+ARGV[7..] n members (13 bytes each), their n receipts. Then five arguments for each follow-up, at
+          most 1000: position of its delivery, `<topic>:<index>` of its target, its member, head,
+          and the rest of its record, as for send. Follow-ups have no merge key, and no large body
+          apart from their record
+Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 settled, 0 the
+          receipt is no longer valid. The number of the first pending entry; the next entries have
+          the next numbers, in the order of the arguments; 0 if there are none. The claim of the
+          caller (pending_settle). For each target that got entries, `<target>=` and a letter: n the
+          caller sends the entries, which are the only entries of this target; o the caller reads
+          and sends the entries, some are older; w another process sends them
+Cost      O((n + f) log L), f = follow-ups, L = leases, messages or pending entries of the slot
+Atomic    Follow-ups of a delivery are stored if its receipt is valid, else dropped. If sends to
+          this slot are paused, or it is full, or it has older pending entries for itself, its
+          follow-ups become pending entries as well. Works while Redis is at maxmemory. A call that
+          is sent twice gets the first answer again. In other respects like ack.
+]]
+--- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets
+--- @include "lib/audit"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/follow_ups/pending"
+--- @include "lib/groups/groups"
+--- @include "lib/groups/leave_groups"
+--- @include "lib/leases/verify_receipts"
+--- @include "lib/member"
+--- @include "lib/records/envelope"
+--- @include "lib/records/large_bodies"
+--- @include "lib/records/record_bytes"
+--- @include "lib/replay"
+--- @include "lib/send/store_messages"
+--- @include "lib/settle/count_failed"
+--- @include "lib/send/dedup_window"
+--- @include "lib/settle/remove_deliveries"
+--- @include "lib/slot_fields"
+--- @include "lib/take/in_order"
+--- @include "lib/wake/wake"
+--- @include "lib/writes"
+local FIRST, EACH = 7, 5 -- first argument of the deliveries, and arguments of a follow-up
+local now, now_us = clock(ARGV[1])
+local call, place = ARGV[2], ARGV[5]
+local earlier_answer = replayed(call)
+if earlier_answer then
+  return earlier_answer
+end
+local fields = read_store_fields('')
+local blocked, audited, chunk, settled, large, offloaded, last_number, cancelling =
+  unpack(redis.call('HMGET', slot, 'blocked', 'audited', 'chunk', 'settled', 'large', 'offloaded',
+    'follow_ups', 'cancelling'))
+if not fields[CREATED] then
+  fail('GONE', slot)
+end
+check_place(place)
+local n = whole_number(ARGV[6], 1, MOST, 'count')
+local from = FIRST + 2 * n -- first argument of the follow-ups
+local follow_ups = (#ARGV - from + 1) / EACH
+if follow_ups < 0 or follow_ups > MOST or follow_ups % 1 > 0 then
+  fail('ARG', 'follow-ups')
+end
+local valid_ids, letters = verify_receipts(FIRST, n)
+
+-- Stop the script if a follow-up cannot be stored, because later checks come after writes.
+local function check_follow_up(id, head)
+  if #id ~= MEMBER then
+    fail('ARG', 'id')
+  end
+  if #head ~= HEAD then
+    fail('ARG', 'head')
+  end
+  local first_byte, priority = split_head(head)
+  local flags = first_byte % CODEC_STEP
+  local has_priority = priority >= PRIORITY_MIN and priority < PRIORITY_END
+  if flags % HEADERS >= MERGES then
+    fail('ARG', 'flags') -- it merges, or has a large body
+  end
+  if not has_priority and (priority > 0 or flags % 2 == 0) then
+    fail('ARG', 'priority')
+  end
+end
+
+-- Split the follow-ups of valid deliveries. Return two lists of the position of their first
+-- argument: of follow-ups for this slot, and of all others.
+local function split_follow_ups()
+  local here, away = {}, {}
+  for at = from, #ARGV, EACH do
+    local delivery = whole_number(ARGV[at], 1, n, 'delivery')
+    check_place(ARGV[at + 1])
+    check_follow_up(ARGV[at + 2], ARGV[at + 3])
+    if string.byte(letters, delivery) == 49 then -- 1
+      local list = ARGV[at + 1] == place and here or away
+      list[#list + 1] = at
+    end
+  end
+  return here, away
+end
+
+-- Store the follow-ups for this slot. Return whether they are stored, and whether sleeping
+-- consumers must be served.
+local function store_here(here)
+  local given, count = {}, #here
+  for i = 1, count do
+    local at = here[i]
+    given[i] = ARGV[at + 2]
+    given[count + 2 * i - 1], given[count + 2 * i] = ARGV[at + 3], ARGV[at + 4]
+  end
+  local batch = { given = given, at = 0, count = count, large = false }
+  local reply, serves_sleepers = store_messages(batch, fields, now)
+  return reply[2] ~= 'F', serves_sleepers
+end
+
+-- Store follow-ups as pending entries. Return the part of the reply about them.
+local function add_pending(away)
+  local first = math.max(tonumber(last_number or 0) + 1, now_us)
+  local claim_until = string.format('%.0f', now + CLAIM_MS)
+  local entries, names, texts = {}, {}, { number_text(first), claim_until }
+  for i = 1, #away do
+    local at = away[i]
+    local target, number = ARGV[at + 1], first + i - 1
+    entries[2 * i - 1], entries[2 * i] = 0, target .. ':' .. number_text(number) .. ':'
+      .. ARGV[at + 2] .. ARGV[at + 3] .. ARGV[at + 4]
+    if not names[target] then
+      names[target] = true
+      local score = redis.call('ZSCORE', targets, target)
+      local is_claimed = score and tonumber(score) > now
+      texts[#texts + 1] = target .. '=' .. (is_claimed and 'w' or score and 'o' or 'n')
+      if not is_claimed then
+        redis.call('ZADD', targets, claim_until, target)
+      end
+    end
+  end
+  redis.call('ZADD', pending, unpack(entries))
+  redis.call('HSET', slot, 'follow_ups', string.format('%.0f', first + #away - 1))
+  return table.concat(texts, ' ')
+end
+
+local here, away = split_follow_ups()
+local failed = count_failed()
+local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
+local kept = window > 0 and kept_ids(valid_ids)
+redis.call('SCARD', settled0)
+redis.call('SCARD', settled1)
+redis.call('ZCARD', store)
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', merge)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', pending)
+redis.call('ZCARD', targets)
+if #valid_ids == 0 then
+  return letters .. ' 0 0'
+end
+
+allow_oom(prepare)
+local serves_sleepers, is_stored = false, #here == 0
+if #here > 0 and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place) then
+  is_stored, serves_sleepers = store_here(here)
+end
+if not is_stored then
+  for i = 1, #here do
+    away[#away + 1] = here[i]
+  end
+  table.sort(away)
+end
+local let_next_out = fields[GROUPS] and leaving_groups(valid_ids)
+if audited then
+  account_for('seen', read_numbers(valid_ids, tonumber(chunk)), now)
+end
+local removed = remove_deliveries(large or offloaded, valid_ids, failed)
+if cancelling then
+  --- @include "lib/settle/cancel_requests"
+  forget_requests(valid_ids, cancelling)
+end
+if kept then
+  remember_settled(window, last_turn, now, kept)
+end
+local any_out = let_next_out and let_next_out()
+local is_unblocked = unblock(blocked, now)
+local answer = letters .. ' ' .. (#away > 0 and add_pending(away) or '0 0')
+redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
+remember(call, now, answer)
+if is_unblocked then
+  wake(ARGV[3], ARGV[4])
+elseif serves_sleepers then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[3], ARGV[4], now)
+elseif any_out then
+  wake_sleepers(now, ARGV[3], ARGV[4])
+end
+return answer

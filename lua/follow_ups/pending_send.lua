@@ -1,0 +1,100 @@
+--[[
+pending_send: store follow-ups that another slot has as pending entries, each once. This is the
+second step, after ack_then and before pending_settle. `failures`, `merge`, `audit` and `bodies` are
+for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[5]   source               the slot that has the entries: `<topic>:<index>`
+ARGV[6..] four arguments for each entry, at most 1000, 16 MiB in all, the numbers in growing order:
+          its number, its member, the head and the rest of its record, as for send
+Returns   {how many entries are stored, from the first on, by this call or an earlier call; a letter
+          if that is not all: p sends are paused, f the slot is full (max_length)}
+Cost      O(n log L), n = entries, L = messages waiting in the slot
+Atomic    The field `<` and source of the slot has the highest number that was stored. An entry
+          with a number up to that is not stored again, also if its message was settled meanwhile.
+          Its caller sends the entries of a source in their order, so no lower number comes later.
+          A follow-up whose id is in the slot, or was settled within the dedup window, adds nothing,
+          as in send. Redis refuses the first write at maxmemory. A second run gives the same reply.
+]]
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/records/record"
+--- @include "lib/records/record_bytes"
+--- @include "lib/slot_fields"
+local FIRST, EACH = 6, 4 -- first argument of the entries, and arguments of each
+local now, source = clock(ARGV[1]), ARGV[5]
+local n = (#ARGV - FIRST + 1) / EACH
+if n < 1 or n > MOST or n % 1 > 0 then
+  fail('ARG', 'count')
+end
+if not string.find(source, '^[%w._-]+:%d+$') or #source > 133 then
+  fail('ARG', 'source')
+end
+local fields = read_store_fields('<' .. source)
+if fields[CREATED] ~= ARGV[4] then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
+end
+
+-- Return how many entries have a number up to `highest`. Numbers grow.
+local function count_stored(highest)
+  local count, last = 0, -1
+  for i = 1, n do
+    local number = whole_number(ARGV[FIRST + EACH * (i - 1)], 0, NUMBER_MOST, 'number')
+    if number <= last then
+      fail('ARG', 'order')
+    end
+    last = number
+    if number <= highest then
+      count = i
+    end
+  end
+  return count
+end
+
+-- Return how many of the new entries the slot has room for.
+local function count_room(new)
+  local capacity = tonumber(fields[CAPACITY])
+  if capacity == 0 or fields[OVERFLOW] == 'drop_lowest' then
+    return new
+  end
+  return math.max(0, math.min(new, capacity - redis.call('ZCARD', store)))
+end
+
+local stored = count_stored(tonumber(fields[SESSION] or -1)) -- the field of the source
+local new, letter, serves_sleepers = n - stored, '', false
+if new > 0 and fields[PAUSED_SEND] then
+  new, letter = 0, 'p'
+elseif new > 0 and count_room(new) < new then
+  new, letter = count_room(new), 'f'
+end
+if new > 0 then
+  --- @include "lib/send/store_messages"
+  local given = {}
+  for i = 1, new do
+    local at = FIRST + EACH * (stored + i - 1)
+    given[i] = ARGV[at + 1]
+    given[new + 2 * i - 1], given[new + 2 * i] = ARGV[at + 2], ARGV[at + 3]
+  end
+  local batch = { given = given, at = 0, count = new, large = false }
+  local reply
+  reply, serves_sleepers = store_messages(batch, fields, now)
+  if reply[2] == 'F' then -- drop_lowest has no room for so many, or they are the lowest
+    new, letter = 0, 'f'
+  end
+end
+if new > 0 then
+  stored = stored + new
+  redis.call('HSET', slot, '<' .. source, ARGV[FIRST + EACH * (stored - 1)])
+else
+  --- @include "lib/writes"
+  write_again(slot, 'created', ARGV[4])
+end
+if serves_sleepers then
+  --- @include "lib/wake/hand_over"
+  serve_sleepers(ARGV[2], ARGV[3], now)
+end
+return { stored, letter }

@@ -1,0 +1,46 @@
+--[[
+Pending entries: follow-ups of this slot that are not yet stored in their target. `pending` has a
+member for each entry, all with score 0, so Redis sorts them as text:
+
+  <topic>:<index>:<number>:<member, 13 bytes><head, 4 bytes><rest of the record>
+
+Topic and index name the target slot. The number has 16 digits. It grows with each entry of the
+slot, so the entries of a target are sorted by number. It is at least the time in epoch us, so a
+slot that was created again, or that lost its last second, does not repeat a number.
+
+`targets` has each target with entries. Its score is the time, epoch ms, from which the next process
+may send the entries of this target.
+]]
+--- @needs pending
+--- @include "lib/check"
+--- @include "lib/member"
+local CLAIM_MS = 5000 -- how long a process sends the entries of a target alone
+local NUMBER_DIGITS = 16 -- of the number of an entry
+
+-- Stop the script if this is not the name of a slot: `<topic>:<index>`.
+local function check_place(place)
+  if not string.find(place, '^[%w._-]+:%d+$') or #place > 133 then
+    fail('ARG', 'target')
+  end
+end
+
+-- Return a number of an entry as text.
+local function number_text(number)
+  return string.format('%016.0f', number)
+end
+
+-- Return up to `limit` entries of a target, the oldest first, with at most READ_BYTES in all, but
+-- at least one.
+local function first_entries(target, limit)
+  local entries, bytes = {}, 0
+  local low, high = '[' .. target .. ':', '(' .. target .. ';' -- ; follows :
+  for i = 0, limit - 1 do
+    local entry = redis.call('ZRANGEBYLEX', pending, low, high, 'LIMIT', i, 1)[1]
+    bytes = bytes + #(entry or '')
+    if not entry or bytes > READ_BYTES and i > 0 then
+      break
+    end
+    entries[i + 1] = entry
+  end
+  return entries
+end

@@ -1,0 +1,1 @@
+"""Follow-ups: messages that are stored in the same step as the ack of another message."""

@@ -1,0 +1,162 @@
+"""Builders of the three steps of a follow-up: store it with the ack, send it, remove its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmq.kernel.core.ids import MEMBER_SIZE, members_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.sessions import ReplaySession
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
+
+_HEAD = 4  # bytes of the head of a record
+
+
+class FollowUp(NamedTuple):
+    """A follow-up in the form that scripts accept."""
+
+    delivery: int  # position of its delivery in the call
+    target: str  # name of the target slot, from `place_of`
+    member: bytes
+    head: bytes
+    rest: bytes
+
+
+class Entry(NamedTuple):
+    """A follow-up that is stored with the ack, and not yet in its target."""
+
+    number: int
+    member: bytes
+    head: bytes
+    rest: bytes
+
+
+class AckThenReply(NamedTuple):
+    """The reply to ack_then."""
+
+    letters: str  # a letter for each delivery: 1 settled, 0 lost
+    number: int  # number of the first pending entry; 0 if there is none
+    claim: bytes  # claim of the caller on the targets that it sends
+    targets: dict[str, str]  # by target: n only these entries, o also older ones, w another sends
+
+
+class SettleReply(NamedTuple):
+    """The reply to pending_settle."""
+
+    claim: bytes  # empty: no entry is left, or another process sends them
+    entries: list[Entry]
+
+
+class Refused(NamedTuple):
+    """A pending entry that its target refuses for good, and the dead letter in its place."""
+
+    number: int
+    member: bytes
+    head: bytes
+    rest: bytes
+    failure: bytes
+
+
+def place_of(topic: str, index: int) -> str:
+    """Return the name of a slot in scripts."""
+    return f"{topic}:{index}"
+
+
+def ack_then(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    follow_ups: Sequence[FollowUp],
+) -> Command[AckThenReply]:
+    """Settle deliveries of one slot for good, and store their follow-ups in the same step."""
+
+    def parse(reply: bytes) -> AckThenReply:
+        letters, number, claim, *targets = reply.split(b" ")
+        pairs = (target.decode().split("=") for target in targets)
+        return AckThenReply(letters.decode(), int(number), claim, dict(pairs))
+
+    return Command(
+        script_loader.load("ack_then"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
+        ),
+        [
+            clock.now_us, session.call, context.channel, keys.index,
+            place_of(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
+            *(part for follow_up in follow_ups for part in follow_up),
+        ],
+        parse,
+    )  # fmt: skip
+
+
+def pending_send(
+    context: TopicContext, keys: SlotKeys, source: str, entries: Sequence[Entry]
+) -> Command[tuple[int, str]]:
+    """Store pending entries of a source slot in a slot of their target, each once.
+
+    Returns how many are stored, from the first on, and a letter if that is not all: p paused, f
+    full.
+    """
+    return Command(
+        script_loader.load("pending_send"),
+        (
+            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
+            keys.merge, keys.audit, keys.bodies, keys.prepare,
+        ),
+        [
+            clock.now_us, context.channel, keys.index, keys.created, source,
+            *(part for entry in entries for part in entry),
+        ],
+        lambda reply: (reply[0], reply[1].decode()),
+    )  # fmt: skip
+
+
+def pending_settle(
+    keys: SlotKeys,
+    target: str,
+    upto: int,
+    claim: bytes,
+    limit: int,
+    wait_ms: int | None = None,
+    refused: Refused | None = None,
+) -> Command[SettleReply]:
+    """Remove pending entries that are stored in their target, and return the next entries.
+
+    Args:
+        keys: Slot of the entries.
+        target: Their target.
+        upto: Number up to which entries are stored there; 0: none.
+        claim: Claim from an earlier reply; empty: to begin.
+        limit: Maximum number of entries to return; 0 ends the claim.
+        wait_ms: Time in which no process sends to this target, instead of more entries.
+        refused: The first entry, if the target refuses it for good.
+    """
+
+    def parse(reply: list[bytes]) -> SettleReply:
+        entries = []
+        for text in reply[1:]:
+            number, _, rest = text.partition(b":")
+            head_at = MEMBER_SIZE + _HEAD
+            member, head = rest[:MEMBER_SIZE], rest[MEMBER_SIZE:head_at]
+            entries.append(Entry(int(number), member, head, rest[head_at:]))
+        return SettleReply(reply[0], entries)
+
+    return Command(
+        script_loader.load("pending_settle"),
+        (
+            keys.slot, keys.records, keys.dead, keys.failures, keys.audit, keys.bodies,
+            keys.pending, keys.targets,
+        ),
+        [
+            clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,
+            *(refused or ()),
+        ],
+        parse,
+    )  # fmt: skip

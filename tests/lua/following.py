@@ -1,0 +1,57 @@
+"""Follow-ups: shared by the tests of the three scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.follow_ups import scripts
+from rmq.kernel.follow_ups.scripts import Entry, FollowUp, place_of
+from tests.lua.box import Box, Lease
+
+TARGET = "other:3"
+
+
+def follow_up(
+    box: Box, delivery: int = 1, target: str = TARGET, id: bytes | None = None, **options: Any
+) -> FollowUp:
+    """A follow-up of a delivery, by default with a new id."""
+    return FollowUp(delivery, target, member_of(id or box.ids()[0]), *box.part(**options))
+
+
+def own(box: Box) -> str:
+    """The name of the slot under test."""
+    return place_of(box.keys.topic, box.index)
+
+
+def ack_then(box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, session: Any = None) -> Any:
+    return box.run(ack_then_command(box, leases, *follow_ups, session=session))
+
+
+def ack_then_command(
+    box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, session: Any = None
+) -> Any:
+    return scripts.ack_then(
+        box.handle, box.keys, session or box.session(), [x.id for x in leases],
+        [x.receipt for x in leases], follow_ups,
+    )  # fmt: skip
+
+
+def entry(box: Box, number: int, id: bytes | None = None, **options: Any) -> Entry:
+    """A pending entry of another slot."""
+    return Entry(number, member_of(id or box.ids()[0]), *box.part(**options))
+
+
+def text_of(target: str, number: int, of: FollowUp | Entry) -> bytes:
+    """The member of `pending`."""
+    return f"{target}:{number:016d}:".encode() + of.member + of.head + of.rest
+
+
+def pending_send(box: Box, *entries: Entry, source: str = "source:0") -> tuple[int, str]:
+    sent: tuple[int, str] = box.run(scripts.pending_send(box.handle, box.keys, source, entries))
+    return sent
+
+
+def settle(box: Box, upto: int = 0, claim: bytes = b"", limit: int = 10, **options: Any) -> Any:
+    return box.run(scripts.pending_settle(box.keys, TARGET, upto, claim, limit, **options))
