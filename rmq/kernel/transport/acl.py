@@ -1,8 +1,8 @@
 """Redis ACL rules for the roles of RMQ, computed from the scripts.
 
-A role is the work of a program: the verbs (scripts) and plain commands that it sends. Redis checks
-the commands inside a script against the rights of the calling user, so a role needs each command of
-its scripts. The rules contain no password, and do not enable or disable a user.
+A role describes a kind of program by the verbs (scripts) and plain commands that the program sends.
+Redis checks the commands inside a script against the rights of the calling user, so a role needs
+each command of its scripts. The rules contain no password, and do not enable or disable a user.
 
 The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
 the same commands, one role can imitate the other (docs/security.md has the details).
@@ -198,7 +198,10 @@ class AclRules(NamedTuple):
         return [*selectors, "resetkeys", "-@all", *self.file_words()]
 
     def file_words(self) -> list[str]:
-        """Return the rules for a line of an ACL file, where a user begins without rights."""
+        """Return the rules for a line of an ACL file.
+
+        A user in such a file begins without rights.
+        """
         return [
             "resetchannels",  # a new user has all channels on Redis 6.2
             *(f"~{key}" for key in self.keys),
@@ -266,7 +269,7 @@ def acl_rules(
 
 @functools.cache
 def commands_of(role: Role) -> frozenset[str]:
-    """Return the commands of a role: in its scripts, and sent by its clients."""
+    """Return the Redis commands that a role needs: in its scripts, and sent by its clients."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))

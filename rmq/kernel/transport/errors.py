@@ -1,9 +1,9 @@
 """Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
 
-The code at the beginning of a reply identifies the error. Words in its text do not: RMQ's own
-errors name a key with a topic, which may be called "uploading" or "readonly-orders". redis-py
-removes some codes from the text; the name of the exception class then replaces the code.
-Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
+The code at the beginning of a reply identifies the error. Other words of the text do not, because
+they can be names: a topic may be called "uploading" or "readonly-orders". redis-py removes some
+codes from the text. The name of the exception class then replaces the code. Source of the table:
+the server's error codes, and the exceptions of redis-py 5 to 8.
 
 `denied` explains a refusal by the ACL: the command, key or channel, and the rule to add. Redis 6.2
 and 7.0 do not name a command that they refuse inside a script. The line number in the error shows
@@ -42,7 +42,7 @@ _SLOT_KEY = re.compile(r"(.+:\{.+\}:).*", re.DOTALL)
 
 
 def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
-    """Return the error for a refusal.
+    """Return the error for a command that the ACL refused, with the rule to add.
 
     Args:
         what: Name of the verb.
@@ -75,7 +75,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the refused command, or all commands in the line of the script."""
+    """Return the refused command, or all commands in the script's line that was refused."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]
@@ -87,13 +87,13 @@ def _commands(what: str, text: str) -> list[str]:
 
 
 def _with_subcommand(command: str) -> str:
-    """Return the rule for a command; Redis 6.2 does not name the subcommand."""
+    """Return the ACL rule that permits a command. Redis 6.2 does not name the subcommand."""
     rules = {"script": "script|load", "pubsub": "pubsub|numsub", "cluster": "cluster|slots"}
     return rules.get(command, command)
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of the key's slot."""
+    """Return a pattern for all keys of the topic's slot to which a key belongs."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -106,7 +106,7 @@ REDIS_ERRORS = (redis.RedisError, OSError)  # all errors that connections of red
 
 
 class Kind(Enum):
-    """The next step after an error."""
+    """The kinds of errors, by what the transport does next."""
 
     RELOAD = "the script is not in this server's cache: load it and repeat"
     AGAIN = "not executed; the server will be ready in a while"
@@ -152,7 +152,7 @@ _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error reply, such as "READONLY"; "" if it has none."""
+    """Return the code of an error reply, such as "READONLY", or "" if the reply has none."""
     return _read(error)[0]
 
 
@@ -200,7 +200,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         error: The exception of redis-py.
         script: Name of the verb.
         keys: Keys of the command, for the message.
-        wrong_key: The key with a value of the wrong type, if this was the error.
+        wrong_key: The key whose value has the wrong type, if the error says WRONGTYPE.
     """
     code, rest = _read(error)
     text = with_places(str(error), script)
@@ -248,7 +248,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
 
 def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
-    """Return the RMQ error for MISCONF: the server answers, but refuses writes.
+    """Return the RMQ error for MISCONF, with which a server refuses writes but still answers.
 
     Args:
         name: Name of the command.
@@ -265,7 +265,10 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for an error code of RMQ's scripts; `detail`: the key or argument."""
+    """Return the RMQ error for an error code of RMQ's scripts.
+
+    `detail` is the key or argument that the script named.
+    """
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
@@ -312,7 +315,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
 
 
 def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for a user, password or right that Redis refused."""
+    """Return the RMQ error if Redis refused a user, a password or a missing right."""
     if rest.startswith(_PASSWORD_MISSING):
         return ConfigurationError(
             f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "

@@ -1,9 +1,10 @@
 """The hash slots of a Redis Cluster: the slot of a key, and the node that serves a slot.
 
-CLUSTER SLOTS returns the nodes for all ranges of slots. Between two readings, MOVED replies correct
-single slots.
+CLUSTER SLOTS returns the nodes for all ranges of slots. Between two readings of this table, MOVED
+replies correct single slots.
 
-`divide` splits a command with keys in several hash slots, because a call has one hash slot.
+`divide` splits a command with keys in several hash slots, because one call may only use one hash
+slot.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Divided(NamedTuple):
 
 
 def divide(command: Command[Any], hash_slot: HashSlot) -> Divided | None:
-    """Divide a command by hash slot; return None if all its keys are in one slot.
+    """Divide a command by hash slot. Return None if all its keys are in one slot.
 
     `join` gets the values or RMQErrors of the parts, and raises the first relevant RMQError.
     """
@@ -97,7 +98,7 @@ def address_of(host: Any, port: Any, answered: Node) -> Node:
     """Return the address of a node in the reply of another node.
 
     Args:
-        host: Host of the node; if it is missing, it equals the host of `answered`.
+        host: Host of the node. If it is empty, the node has the host of `answered`.
         port: Port of the node.
         answered: The node that replied.
     """
@@ -112,10 +113,10 @@ class SlotTable:
         seeds: Nodes of the URL.
 
     Attributes:
-        version: Number of readings of the whole table.
-        nodes: Nodes of the last reading, including replicas.
-        suspects: Nodes that did not answer the last time, with the monotonic time at which calls
-            that fail fast try them again.
+        version: How often the whole table was read.
+        nodes: Nodes named by the last reading, including replicas.
+        suspects: Nodes that did not answer the last time, each with the monotonic time at which
+            calls that fail fast try it again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -128,7 +129,7 @@ class SlotTable:
         self.suspects: dict[Node, float] = {}
 
     def node_of(self, slot: int) -> Node | None:
-        """Return the master of a hash slot; None: not known."""
+        """Return the master of a hash slot, or None if it is not known."""
         return self._masters[slot]
 
     def masters(self) -> list[Node]:
@@ -136,13 +137,13 @@ class SlotTable:
         return sorted({node for node in self._masters if node is not None})
 
     def any_node(self) -> Node | None:
-        """Return any master, preferably one that answers; None: no master is known."""
+        """Return any master, preferably one that answers, or None if no master is known."""
         masters = self.masters()
         good = [node for node in masters if node not in self.suspects]
         return random.choice(good or masters) if masters else None
 
     def candidates(self) -> list[Node]:
-        """Return the nodes that may report the table, in the order in which to try them."""
+        """Return the nodes from which the table can be read, in the order in which to try them."""
         known = list(self.nodes)
         random.shuffle(known)
         nodes = list(dict.fromkeys([*known, *self._seeds]))
@@ -151,7 +152,8 @@ class SlotTable:
     def note_failed(self, node: Node, took_s: float | None = 0.0) -> None:
         """Record that a node did not answer.
 
-        `took_s`: Duration of the attempt; None: an old connection was dead, so try again at once.
+        `took_s` is the duration of the attempt. None means that an old connection was dead. The
+        node is then tried again at once.
         """
         pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
         self.suspects[node] = time.monotonic() + pause_s
@@ -165,7 +167,7 @@ class SlotTable:
         return self.suspects.get(node, 0.0) > time.monotonic()
 
     def note_moved(self, slot: int, node: Node) -> bool:
-        """Record that another node serves a slot; return whether to read the whole table."""
+        """Record that another node serves a slot. Return whether to read the whole table again."""
         self._masters[slot] = node
         self._moved += 1
         return self._moved >= MOVED_MOST

@@ -1,4 +1,4 @@
-"""Builders for the leadership among several `rmq server`."""
+"""Commands with which several `rmq server` choose one leader among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class LeaderReply(NamedTuple):
-    """The reply to leader_renew."""
+    """The reply to the script `leader_renew`."""
 
     leads: bool  # whether this server is the leader
     leader: str  # name of the leader
@@ -28,5 +28,5 @@ def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]
 
 
 def leader_release(prefix: str, server: str) -> Command[bool]:
-    """End the leadership of a server; return False if it was not the leader."""
+    """End the leadership of a server. Return False if that server was not the leader."""
     return Command(script_loader.load("leader_release"), (leader_key(prefix),), [server], bool)

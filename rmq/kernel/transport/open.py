@@ -15,7 +15,10 @@ def open_transport(address: Address, retry_for: float, timeout_s: float) -> Tran
 
 
 def as_blocking(transport: Transport | AsyncTransport) -> Transport:
-    """Return a blocking transport to the same Redis; a blocking transport is returned unchanged."""
+    """Return a blocking transport to the same Redis.
+
+    A transport that is already blocking is returned unchanged.
+    """
     if isinstance(transport, Transport):
         return transport
     return open_transport(transport.address, transport.retry_for, transport.timeout_s)

@@ -1,4 +1,4 @@
-"""Read and check the URL of Redis, before a connection is made. No text contains a password.
+"""Read and check the URL of Redis before a connection is made. No error shows a password.
 
 `urllib` reads only URLs with one host, and refuses brackets after a comma. This module therefore
 parses the URLs of a Cluster (`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
@@ -57,7 +57,7 @@ def of_a_node(url: str, scheme: str, node: HostPort) -> str:
 
 
 def _parts(url: str) -> tuple[str, str, str, str]:
-    """Return user and password with their `@`, the hosts, the path, and the query with its `?`."""
+    """Return the parts of a URL: user and password with `@`, hosts, path, and query with `?`."""
     place, mark, query = url.partition("://")[2].partition("?")
     authority, _, path = place.partition("/")
     user, at, hosts = authority.rpartition("@")
@@ -170,7 +170,10 @@ class Address:
 
     @property
     def of_a_node(self) -> Address:
-        """The address of the first node of a cluster, with all options, or this address."""
+        """The address of the first node of a cluster with all options.
+
+        Another address is unchanged.
+        """
         if not self.nodes:
             return self
         scheme = self.scheme.removesuffix("+cluster")
@@ -184,7 +187,7 @@ class Address:
 
     @property
     def described(self) -> str:
-        """The URL as `shown`, with a note if it is the default."""
+        """The URL without its password. A note says if it is the default URL."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
@@ -255,7 +258,7 @@ def parse(url: object) -> Address:
 
 
 def connections(value: object, field: str = "max_connections") -> int:
-    """Check and return the largest number of connections of a client."""
+    """Check the largest number of connections of a client, and return it."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")

@@ -1,7 +1,7 @@
 """Commands on a Redis Cluster: send each to the node of its slot, and follow slots that move.
 
-A call goes to the master of the hash slot of its first key; all its keys are in that slot. Calls
-are repeated after these replies:
+A call goes to the master of the hash slot of its first key. All its keys are in that hash slot.
+Calls are repeated after these replies:
 
 * MOVED: another node serves the slot. Repeat there.
 * ASK: the slot is being moved, and the keys of this call are already on another node. Repeat there,
@@ -81,7 +81,7 @@ class ClusterCommands:
         retry_for: Seconds in which a command is repeated.
         timeout_s: Longest wait for a reply.
         table: Table of slots, the same object as in the transport.
-        loaded: Scripts that this client has loaded on each node; the node may have lost them.
+        loaded: Scripts that this client has loaded on each node. A node may have lost them since.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ClusterCommands:
         return RetryDeadline(name, self._address, self._retry_for)
 
     def command(self, command: Command[Any]) -> Operations[Any]:
-        """Execute a command; return its value.
+        """Execute a command, and return its value.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -119,8 +119,8 @@ class ClusterCommands:
         """Execute several commands on all nodes at once, with one round trip for each node.
 
         Returns:
-            The value or RMQError of each command. With a `durability`, also the reply to the wait
-            for copies: the smallest count of all nodes, or the first error.
+            The value or RMQError of each command. With a `durability`, also the reply to WAIT or
+                WAITAOF: the smallest count of all nodes, or the first error.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -144,7 +144,9 @@ class ClusterCommands:
         return values, least(confirmed, durability)
 
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Execute a plain command; return its reply. SCAN iterates over the keys of all masters.
+        """Execute a plain command, and return its reply.
+
+        SCAN iterates over the keys of all masters.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -171,7 +173,9 @@ class ClusterCommands:
         return MANY_KEYS[verb](order, [call.reply for call in calls])
 
     def on_every_master(self, step: OnEveryMaster) -> Operations[list[Any]]:
-        """Execute a plain command on all masters; return the replies, and set `step.addresses`.
+        """Execute a plain command on all masters, and return their replies.
+
+        The masters that replied are stored in `step.addresses`.
 
         Raises:
             RMQError: A master refused the command, or the retry deadline has passed. If masters may
@@ -232,7 +236,7 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Execute calls; return the replies to the waits for copies."""
+        """Execute calls. Return the nodes' replies to WAIT or WAITAOF, if `durability` is given."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -272,7 +276,7 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End calls that fail fast if their node is away; return whether a call ended."""
+        """End calls that fail fast if their node is away. Return whether a call ended."""
         failed = False
         for call in calls:
             error = call.error
@@ -292,7 +296,7 @@ class ClusterCommands:
         durability: Replicated | Fsync | None,
         confirmed: list[Any],
     ) -> Operations[None]:
-        """Send each call once; record its reply, or why to send it again."""
+        """Send each call once. Record its reply, or the reason to send it again."""
         by_node: dict[Node, list[RoutedCall]] = {}
         for call in calls:
             node = call.asked or call.node or self._node_of(call.slot)
@@ -348,8 +352,8 @@ class ClusterCommands:
     def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
         """Return whether a node is the master of the slots of its calls.
 
-        A node that was frozen answers calls from before its failover when it wakes up. The cluster
-        does not keep these writes.
+        A master may be frozen and replaced by a failover. When it wakes up, it still answers the
+        calls that it received before. The cluster does not keep these writes.
         """
         slots = {call.slot for call in part if call.asked is None and call.slot is not None}
         return all(self._table.node_of(slot) == node for slot in slots)
@@ -387,7 +391,10 @@ class ClusterCommands:
     def _load_by_eval(
         self, node: Node, script: Script, refusal: BaseException, calls: Sequence[RoutedCall]
     ) -> Operations[None]:
-        """Load a script by EVAL after a refused SCRIPT LOAD; end its calls if EVAL is refused."""
+        """Load a script by EVAL after a refused SCRIPT LOAD.
+
+        If EVAL is refused too, end the calls of this script.
+        """
         if forbids(refusal):
             (replies,) = yield ExchangeAll([NodeExchange(node, *eval_request(script))])
             if isinstance(replies, BaseException):
@@ -401,7 +408,7 @@ class ClusterCommands:
             call.refuse(refusal)
 
     def _note_reply(self, node: Node, call: RoutedCall, replies: Sequence[Any]) -> bool:
-        """Record the reply to a call; return whether to read the whole table again."""
+        """Record the reply to a call. Return whether to read the whole table of slots again."""
         reply = reply_of(replies)
         asked, call.asked, call.error = call.asked, None, None
         if not isinstance(reply, BaseException):
@@ -450,7 +457,8 @@ class ClusterCommands:
     def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
         """Iterate over the keys of one master after the other.
 
-        The cursor is b"0" at the beginning and the end, else `<host>:<port>/<cursor of the node>`.
+        The cursor is b"0" at the beginning and at the end. In between it is `<host>:<port>/<cursor
+        of the node>`.
         """
         if not self._table.version:
             yield RefreshTable(0)

@@ -1,4 +1,4 @@
-"""Join the replies of several nodes of a cluster to one reply, and classify their errors."""
+"""Join the replies of several nodes of a cluster into one reply, and classify their errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Return whether to repeat at once: the error names another node, or a missing script."""
+    """Return whether to repeat at once: the error names another node, or a script is missing."""
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether the node is away or not ready, and its successor is not known yet."""
+    """Return whether a node is away or not ready, and no new master of its slots is known yet."""
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
 
@@ -28,7 +28,7 @@ def is_away(error: BaseException) -> bool:
 def joined(
     command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
 ) -> Any:
-    """Return the value or the RMQError of a divided command, from the values of its parts."""
+    """Return the value of a divided command, joined from its parts' values, or an RMQError."""
     try:
         return parsed(command, join(values))
     except RMQError as error:
@@ -36,7 +36,7 @@ def joined(
 
 
 def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
-    """Return the smallest reply to several waits for copies, or the first error."""
+    """Return the smallest reply to several WAIT or WAITAOF commands, or the first error."""
     for reply in replies:
         if isinstance(reply, BaseException):
             return reply

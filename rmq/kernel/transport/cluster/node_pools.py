@@ -1,7 +1,7 @@
 """Pools of connections to the nodes of a Redis Cluster, two pools for each node.
 
-The connections of the second pool wait ANSWER_S for a reply. They serve callers that can continue
-with other nodes.
+Connections of the first pool wait for a reply as long as the client's timeout. Connections of the
+second pool wait only ANSWER_S. They serve callers that can continue with other nodes.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -69,7 +69,7 @@ class _NodePoolsState(Generic[P]):
 
     @property
     def idle(self) -> list[PooledConnection]:
-        """The idle connections."""
+        """The idle connections of all pools."""
         return [pooled for pool in list(self._pools.values()) for pooled in pool.idle]
 
     def _pool_of(self, part: NodeExchange) -> P:
@@ -81,7 +81,7 @@ class _NodePoolsState(Generic[P]):
         return pool
 
     def _remove_others(self, nodes: frozenset[Node]) -> list[P]:
-        """Remove the pools of all other nodes, and return them."""
+        """Remove the pools of all nodes except `nodes`, and return the removed pools."""
         removed = [self._pools.pop(key) for key in list(self._pools) if key[0] not in nodes]
         self.base_epoch += sum(pool.epoch + 1 for pool in removed)
         return removed
@@ -95,17 +95,17 @@ class NodePools(_NodePoolsState[Pool]):
         self.refreshing = threading.Lock()
 
     def keep(self, nodes: frozenset[Node]) -> None:
-        """Close the connections to all other nodes."""
+        """Close the connections to all nodes except `nodes`."""
         for pool in self._remove_others(nodes):
             pool.close()
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections to all nodes."""
         for pool in list(self._pools.values()):
             pool.close()
 
     def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes, then read from all; return the replies or the error of each node."""
+        """Send to all nodes, then read from all. Return the replies or the error of each node."""
         # All threads take connections in the order of the nodes, so no two wait for each other.
         unread: list[tuple[Pool, PooledConnection] | BaseException] = []
         results: list[Any] = []
@@ -139,7 +139,7 @@ def _read(part: NodeExchange, pool: Pool, pooled: PooledConnection) -> Any:
 
 
 class AsyncNodePools(_NodePoolsState[AsyncPool]):
-    """Connections for the tasks of one event loop. Twin of `NodePools`."""
+    """Connections for the tasks of one event loop. Same as `NodePools` otherwise."""
 
     def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(AsyncPool, connector, size, wait_s, timeout_s)
@@ -147,17 +147,17 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
         self.refreshing = asyncio.Lock()
 
     async def keep(self, nodes: frozenset[Node]) -> None:
-        """Close the connections to all other nodes."""
+        """Close the connections to all nodes except `nodes`."""
         for pool in self._remove_others(nodes):
             await pool.close()
 
     async def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections to all nodes."""
         for pool in list(self._pools.values()):
             await pool.close()
 
     async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes at once; return the replies or the error of each node."""
+        """Send to all nodes at the same time. Return the replies or the error of each node."""
         if len(parts) == 1:
             return [await self._exchange(parts[0])]
         return list(await asyncio.gather(*map(self._exchange, parts)))

@@ -1,4 +1,4 @@
-"""Calls to the nodes of a cluster: the state of each call, and the bytes to send for several."""
+"""Calls to the nodes of a cluster: the state of each call, and the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RoutedCall:
     """A call to a node, and its state.
 
     Args:
-        slot: Hash slot of the keys; None: any node can execute the command.
+        slot: Hash slot of the keys, or None if any node can execute the command.
         command: A command, or the words of a plain command.
         node: Node that gets the call, in place of the master of the slot.
 
@@ -30,7 +30,8 @@ class RoutedCall:
         asked: Node that an ASK reply named; the call is sent there after ASKING.
         count: Number of replies to the call.
         losses: Number of attempts without a reply.
-        error: Why to send the call again; None: it is done, and `reply` is its reply or refusal.
+        error: Reason to send the call again. None if the call is done; `reply` is then its reply or
+            the error by which it was refused.
     """
 
     __slots__ = ("asked", "command", "count", "error", "losses", "node", "reply", "slot")
@@ -49,18 +50,18 @@ class RoutedCall:
 
     @property
     def script(self) -> Script | None:
-        """The called script; None for a plain command."""
+        """The called script, or None for a plain command."""
         if isinstance(self.command, Command) and self.command.script.sha:
             return self.command.script
         return None
 
     @property
     def fails_fast(self) -> bool:
-        """Whether to fail, and not to repeat, while the master of the slot is away."""
+        """Whether the call fails at once, without retries, while the master of its slot is away."""
         return isinstance(self.command, Command) and self.command.fails_fast
 
     def pack(self) -> bytes:
-        """Return the packed commands, and set `count`."""
+        """Return the packed commands, and set `count` to their number."""
         if isinstance(self.command, Command):
             packed, self.count = request_of(self.command)
         else:
@@ -70,7 +71,7 @@ class RoutedCall:
         return packed
 
     def note_lost(self, error: BaseException) -> None:
-        """Record that no reply came."""
+        """Record that the connection was lost before the reply."""
         self.error, self.asked = error, None
         if kind_of(error) is Kind.UNKNOWN:
             self.losses += 1
@@ -90,7 +91,7 @@ class RoutedCall:
             self.reply, self.error = refusal, None
 
     def fail(self, failure: StorageError, repeat_for: float) -> None:
-        """End the call with an error; the caller may repeat it for `repeat_for` seconds."""
+        """End the call with an error. Its caller may repeat it for `repeat_for` seconds."""
         failure._repeat_for = repeat_for
         self.reply, self.error = failure, None
 
@@ -98,7 +99,7 @@ class RoutedCall:
 def pack_calls(
     loads: Sequence[Script], part: Sequence[RoutedCall], wait: bytes
 ) -> tuple[bytes, int]:
-    """Return the packed commands for a node, and the number of replies."""
+    """Return the packed commands that are sent to a node, and the number of their replies."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
     texts = map(pack, words)
     packed = b"".join([*texts, *(call.pack() for call in part), wait])
@@ -108,10 +109,10 @@ def pack_calls(
 def missing_scripts(
     part: Iterable[RoutedCall], loaded: set[Script], load_first: bool
 ) -> list[Script]:
-    """Return the scripts to load with the calls of a node.
+    """Return the scripts that must be loaded together with the calls of a node.
 
-    `load_first`: Load scripts before the node asks for them. Otherwise one call of several would be
-    repeated alone, and would run after later calls.
+    With `load_first`, scripts are loaded before the node reports that they are missing. Otherwise
+    one call of several would be repeated alone, and would run after later calls.
     """
     scripts = {
         call.script: None
@@ -127,7 +128,7 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that decides about the next attempt: a lost reply has the most weight."""
+    """Return the error that decides about the next attempt. A lost reply outweighs other errors."""
 
     def weight(error: BaseException) -> int:
         if kind_of(error) is Kind.UNKNOWN:

@@ -1,4 +1,7 @@
-"""The transports to a Redis Cluster, blocking and asyncio; see `cluster_commands` for the rules."""
+"""The transports to a Redis Cluster, blocking and asyncio.
+
+`cluster_commands` has the rules: which node gets a command, and which commands are repeated.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ T = TypeVar("T")
 def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
     """Return a connection for the messages of a node, not yet connected.
 
-    It waits for the node as briefly as a brief exchange, because the caller can continue with other
-    nodes, and later leaves out nodes that do not answer.
+    The connection waits only ANSWER_S for the node, because the caller can continue with other
+    nodes. A node that does not answer is left out for some time.
     """
     brief_s = min(ANSWER_S, transport.timeout_s)
     timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
@@ -49,7 +52,7 @@ def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
 
 
 class AsyncClusterTransport(AsyncTransport):
-    """Drives flows inside one event loop on a cluster. Twin of `ClusterTransport`."""
+    """Drives flows inside one event loop on a cluster. Same as `ClusterTransport` otherwise."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
@@ -65,7 +68,10 @@ class AsyncClusterTransport(AsyncTransport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died; older subscriptions are replaced."""
+        """A number that grows when connections died.
+
+        Subscriptions with a smaller number are replaced.
+        """
         return self._current_pools().epoch
 
     @property
@@ -73,7 +79,7 @@ class AsyncClusterTransport(AsyncTransport):
         return self._current_pools().idle
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """As `Transport.raw_command`."""
+        """Same as `Transport.raw_command`."""
         return await self._drive(self._cluster.raw_command(name, words))
 
     async def _command(self, command: Command[T]) -> T:
@@ -106,7 +112,10 @@ class AsyncClusterTransport(AsyncTransport):
         return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> AsyncNodePools:
-        """Return the pools of this event loop; a program may run several loops in succession."""
+        """Return the pools of this event loop.
+
+        A program may run several loops one after another.
+        """
         loop = asyncio.get_running_loop()
         if self._pools.is_inherited or self._pools.loop not in (None, loop):
             self._pools = self._new_pools()
@@ -122,9 +131,9 @@ class AsyncClusterTransport(AsyncTransport):
                 await pools.keep(self._table.nodes)
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed at any node, as all nodes get each message.
+        """Return a connection that is subscribed at any node, because all nodes get each message.
 
-        A shard channel needs the master of its slot.
+        Only a shard channel needs the master of its slot.
         """
         if not self._table.version:
             await self._refresh(0)
@@ -164,7 +173,10 @@ class ClusterTransport(Transport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died; older subscriptions are replaced."""
+        """A number that grows when connections died.
+
+        Subscriptions with a smaller number are replaced.
+        """
         return self._current_pools().epoch
 
     @property
@@ -172,7 +184,7 @@ class ClusterTransport(Transport):
         return self._current_pools().idle
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """As `Transport.raw_command`."""
+        """Same as `Transport.raw_command`."""
         return self._drive(self._cluster.raw_command(name, words))
 
     def _command(self, command: Command[T]) -> T:
@@ -223,7 +235,7 @@ class ClusterTransport(Transport):
         return NodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> NodePools:
-        """Return the pools of this process; a forked process gets its own pools."""
+        """Return the pools of this process. A forked process gets its own pools."""
         if self._pools.is_inherited:
             self._pools = self._new_pools()
         return self._pools
@@ -237,9 +249,9 @@ class ClusterTransport(Transport):
                 pools.keep(self._table.nodes)
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed at any node, as all nodes get each message.
+        """Return a connection that is subscribed at any node, because all nodes get each message.
 
-        A shard channel needs the master of its slot.
+        Only a shard channel needs the master of its slot.
         """
         if not self._table.version:
             self._refresh(0)
@@ -256,7 +268,7 @@ class ClusterTransport(Transport):
         return subscribed
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """As `Transport.add_channel`, for a shard channel, at the master of its slot."""
+        """Same as `Transport.add_channel`, but for a shard channel at the master of its slot."""
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
         if node is None or node in self._table.suspects:
@@ -278,7 +290,10 @@ class ClusterTransport(Transport):
         return True
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
-        """As `Transport.is_current`; the masters of its shard channels must not have changed."""
+        """Return whether no connection has died since a subscription was made.
+
+        The masters of its shard channels must not have changed either.
+        """
         return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()
         )

@@ -35,7 +35,7 @@ class _Packer(HiredisRespSerializer):
     """Packs the commands that redis-py itself sends on blocking connections, such as SELECT."""
 
     def pack(self, *words: Any) -> list[bytes]:
-        """Return a command in the form in which it is sent."""
+        """Return a command as the bytes that are sent."""
         packed: list[bytes] = super().pack(*as_text(words))
         return packed
 
@@ -46,9 +46,9 @@ class Connector:
     Args:
         address: The server.
         timeout_s: Longest wait of a connection for a reply.
-        pool_class: redis-py's ConnectionPool, blocking or asyncio, which reads the URL. The pools
-            are RMQ's own.
-        retry_class: redis-py's Retry for that pool, to turn its repetitions off.
+        pool_class: redis-py's ConnectionPool, blocking or asyncio. It only reads the URL; RMQ has
+            pools of its own.
+        retry_class: redis-py's Retry for `pool_class`. It is used to turn off redis-py's retries.
         embedded: The server of an `embedded://` address.
     """
 
@@ -72,7 +72,7 @@ class Connector:
         """Return a new connection of redis-py, not yet connected.
 
         Args:
-            kind: Class of the connection; None: redis-py's class for the URL.
+            kind: Class of the connection, or None for redis-py's class for the URL.
             changes: Options that differ from the options of the URL.
 
         Raises:
@@ -90,7 +90,10 @@ class Connector:
         )
 
     def restart_embedded(self) -> None:
-        """Restart the embedded server if it has ended; new connections use its new socket."""
+        """Restart the embedded server if it has ended.
+
+        New connections then use the new socket of the server.
+        """
         if self.embedded is None:
             return
         before = self.embedded.socket
@@ -100,7 +103,10 @@ class Connector:
             self._factory = self._read_url()
 
     def close(self) -> None:
-        """Make no more connections; close the embedded server if this is its last user."""
+        """Make no more connections.
+
+        The embedded server stops if this was the last connector that used it.
+        """
         self._is_closed = True
         if self.embedded is not None:
             self.embedded.close()
@@ -119,7 +125,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection, independent of redis-py's defaults."""
+        """Return the options of each connection. They do not depend on the defaults of redis-py."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

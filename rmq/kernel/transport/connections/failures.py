@@ -20,23 +20,29 @@ class ConnectionsBusy(redis.ConnectionError):
 
 
 class StaleConnection(redis.ConnectionError):
-    """A connection that was used before failed; retry at once on a new connection."""
+    """A connection that was used before failed.
+
+    The caller can retry at once on a new connection.
+    """
 
 
 def is_not_master(error: BaseException) -> bool:
-    """Return whether an error reply says that the server is not the master."""
+    """Return whether an error reply says that the server is not a master."""
     return code_of(error) in _NOT_MASTER
 
 
 def as_not_connected(error: BaseException) -> BaseException:
-    """Return NotConnected for a failed connection attempt; return a server's reply unchanged."""
+    """Return a failed attempt to connect as NotConnected. Return an error reply unchanged."""
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
     return NotConnected(str(error) or type(error).__name__)
 
 
 def as_stale(error: BaseException) -> BaseException:
-    """Return StaleConnection for a used connection that failed; return a reply unchanged."""
+    """Return the failure of a used connection as StaleConnection.
+
+    Return an error reply unchanged.
+    """
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
     return StaleConnection(str(error) or type(error).__name__)

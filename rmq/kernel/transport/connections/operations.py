@@ -1,8 +1,8 @@
-"""The operations that a transport performs on connections, for generators without I/O.
+"""The operations on connections that the rules of a transport yield.
 
-The rules of `server_commands`, `cluster_commands` and `subscription` are generators that yield
-these operations. `Transport` performs them with blocking calls, and `AsyncTransport` awaits them,
-so each rule is written once.
+The rules of `server_commands`, `cluster_commands` and `subscription` are generators without I/O.
+They yield these operations. `Transport` performs the operations with blocking calls, and
+`AsyncTransport` awaits them, so each rule is written once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Send packed commands on one connection. The value is their replies, server errors included.
+    """Send packed commands on one connection.
+
+    The value is the list of their replies, server errors included.
 
     Args:
-        packed: The commands, as sent.
+        packed: The commands, as the bytes that are sent.
         count: Number of commands.
         late: Whether the reply may take long, as after a wait for copies.
     """
@@ -50,7 +52,9 @@ class RestartEmbedded:
 
 
 class Subscribe:
-    """Make a connection that is subscribed to channels. The value is a SubscribedConnection.
+    """Make a connection that is subscribed to channels.
+
+    The value is a SubscribedConnection.
 
     Args:
         required: Channels without which the subscription fails.
@@ -68,7 +72,7 @@ class Subscribe:
         self.shard = shard
 
     def packed(self) -> bytes:
-        """Return the commands, as sent: one for each channel."""
+        """Return the packed commands, one for each channel."""
         words: list[tuple[Any, ...]] = [
             ("SUBSCRIBE", channel) for channel in (*self.required, *self.optional)
         ]
@@ -87,7 +91,7 @@ class Unsubscribe:
 
 
 class SendPing:
-    """Send PING on a connection of redis-py; the reply is read later."""
+    """Send PING on a connection of redis-py. The reply is read later."""
 
     __slots__ = ("connection",)
 
@@ -98,8 +102,8 @@ class SendPing:
 class Read:
     """Read one reply from a SubscribedConnection.
 
-    The value is None after `timeout_s`, and RUNG if the wait is interrupted. An exception loses no
-    data: the next read continues.
+    The value is None after `timeout_s`, and RUNG if the wait is interrupted. If an exception ends
+    the read, no data is lost: the next read continues.
     """
 
     __slots__ = ("subscribed", "timeout_s")
@@ -114,9 +118,9 @@ class NodeExchange:
 
     Args:
         node: The node.
-        packed: The commands, as sent.
+        packed: The commands, as the bytes that are sent.
         count: Number of commands.
-        is_brief: Whether to wait briefly, because the caller can continue with other nodes.
+        is_brief: Whether to wait only ANSWER_S, because the caller can continue with other nodes.
         late: Whether the reply may take long, as after a wait for copies.
     """
 
@@ -135,8 +139,8 @@ class NodeExchange:
 class ExchangeAll:
     """Send commands to several different nodes at once.
 
-    The value has an entry for each node: its replies, server errors included, or the connection's
-    error.
+    The value has an entry for each node: its replies with server errors included, or the error of
+    the connection.
     """
 
     __slots__ = ("parts",)
@@ -146,7 +150,10 @@ class ExchangeAll:
 
 
 class RefreshTable:
-    """Read which node serves which hash slot, unless the table is newer than `version`."""
+    """Read which node serves which hash slot.
+
+    Nothing is read if the table is already newer than `version`.
+    """
 
     __slots__ = ("version",)
 
@@ -169,7 +176,7 @@ Operations = Generator[Operation, Any, T]
 
 
 def call(*words: Any) -> Operations[Any]:
-    """Send one command; return its reply, or raise the server's error."""
+    """Send one command. Return its reply, or raise the server's error."""
     (reply,) = yield Exchange(pack(words), 1)
     if isinstance(reply, BaseException):
         raise reply

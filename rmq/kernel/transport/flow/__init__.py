@@ -1,5 +1,5 @@
-"""Flows: generators that a blocking and an asyncio transport drive alike.
+"""Flows: generators that the blocking and the asyncio transport run in the same way.
 
-steps        what a flow yields: commands, pipelines, pauses, signals
+steps        the steps that a flow yields: commands, pipelines, pauses, signals
 coalescing   makes one call for simultaneous callers
 """

@@ -1,12 +1,13 @@
-"""Coalesce calls of one kind that happen at the same time, like a group commit of a database.
+"""Make one call for several callers at the same time, like a group commit of a database.
 
-Up to FEW calls at a time are made at once, each alone. If more calls arrive, or the previous call
-was shared, a caller waits until no call is in progress. The first waiting caller then makes one
-call for all waiting callers, in the order of arrival. More simultaneous calls therefore cost less
-each, and nobody has to configure a delay.
+Up to FEW calls at a time are made immediately, each for one caller. If more callers arrive, or the
+previous call was shared, a caller waits until no call is in progress. The first waiting caller then
+makes one call for all waiting callers, in the order of arrival. So the cost for each caller falls
+when there are more callers, and no delay has to be configured.
 
-Each caller gets its own outcome: its part of the result, an error, or APART, which tells it to make
-a call of its own. This module has the rules; how callers wait differs between threads and tasks.
+Each caller gets its own outcome: its part of the result, an error, or APART. APART means that the
+caller must make a call of its own. Threads and tasks have the same rules but wait in different
+ways.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WAIT_S = 1.0  # after this wait, a caller makes its own call, because earlier ca
 
 
 class Apart:
-    """The outcome of a caller that must make a call of its own."""
+    """The type of APART, the outcome of a caller that must make a call of its own."""
 
     __slots__ = ()
 
@@ -47,7 +48,7 @@ class Caller:
     """A caller that waits for its part of a shared call.
 
     Args:
-        item: Argument of the call for this caller.
+        item: Item of this caller for the shared call.
         size: Size of the item, bytes.
     """
 
@@ -58,15 +59,18 @@ class Caller:
         self.size = size
 
     def claim(self, leader: Caller) -> bool:
-        """Join the call of a leader; return False if the caller is gone or in another call."""
+        """Join the shared call of another caller, the leader.
+
+        Return False if that is impossible.
+        """
         raise NotImplementedError
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers; return False as `claim` does."""
+        """Make the next call for all waiting callers. Return False as `claim` does."""
         raise NotImplementedError
 
     def finish(self, outcome: Any) -> None:
-        """Set the outcome."""
+        """Set the caller's outcome, and end its wait."""
         raise NotImplementedError
 
 
@@ -74,10 +78,10 @@ class Coalescer:
     """Makes one call for several simultaneous callers.
 
     Args:
-        run: Makes one call for several items. Its value has an outcome for each item. A transport
-            drives the result, usually a flow.
+        run: Makes one call for several items, with an outcome for each item. It usually returns a
+            flow, which the transport runs.
         items_max: Largest number of items of one call.
-        interrupted: Makes the error of the other callers if a shared call was interrupted.
+        interrupted: Makes the error that the other callers get if a shared call was interrupted.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Coalescer:
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Reset the state, in a forked process or for another event loop."""
+        """Reset the state after a fork, or when another event loop is used."""
         self._generation = process.generation
         self.loop = loop
         self.permits = Permits(FEW)  # each permits one call
@@ -105,11 +109,14 @@ class Coalescer:
 
     @property
     def _free(self) -> range:
-        """The permits that are free; for tests."""
+        """The permits that are free. It is used in tests."""
         return range(FEW - len(self.permits))
 
     def begin(self) -> Permit | None:
-        """Return a permit to make a call now, to pass to `end`; None: the caller must wait."""
+        """Return a permit to make a call now, or None if the caller must wait.
+
+        The caller gives the permit back with `end`.
+        """
         if self._generation != process.generation:
             self.start()
         if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
@@ -128,13 +135,13 @@ class Coalescer:
         self._callers = callers
 
     def end(self, permit: Permit) -> None:
-        """End a call; if no call is in progress then, start the call of the waiting callers."""
+        """End a call. If no call is in progress then, start the call for the waiting callers."""
         permit.free()
         if self.waiting:
             self._start_next()
 
     def _start_next(self) -> None:
-        """Start the call of the waiting callers if no call is in progress."""
+        """Start the call for the waiting callers if no call is in progress."""
         while self.waiting and not self.permits:
             permit = self.permits.acquire()
             if permit is None:
@@ -147,12 +154,12 @@ class Coalescer:
                 permit.free()
 
     def join(self, caller: Caller) -> None:
-        """Add a waiting caller; if no call is in progress, it leads a call at once."""
+        """Add a waiting caller. If no call is in progress, the caller makes a call at once."""
         self.waiting.append(caller)
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Append waiting callers to the leader of a call, as many as fit into the call."""
+        """Add waiting callers to the caller that makes the call, as many as fit into one call."""
         size = callers[0].size
         while len(callers) < self._items_max:
             try:
@@ -172,8 +179,9 @@ class Coalescer:
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
         """Set the error of a call as the outcome of callers.
 
-        An error of another kind than RMQError comes from a time limit or a signal handler in the
-        leader's thread. Other callers get another error: the call may have done its work.
+        An error that is no RMQError comes from a time limit or a signal handler in the thread that
+        makes the call. The other callers get another error, which says that the call may have done
+        its work.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")
@@ -189,7 +197,7 @@ class Coalescer:
 
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
-    """Set the outcome of each caller."""
+    """Set the outcome of each caller, and end its wait."""
     for caller, outcome in zip(callers, outcomes, strict=True):
         caller.finish(outcome)
 
@@ -221,12 +229,15 @@ class WaitingThread(Caller):
         self.thread = threading.get_ident()  # 0: the caller has its outcome
 
     def claim(self, leader: Caller) -> bool:
-        """Join the call of a leader; return False if the caller has another role."""
+        """Join the shared call of another caller, the leader.
+
+        Return False if that is impossible.
+        """
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call; return False if the caller has another role."""
+        """Make the next call for all waiting callers. Return False as `claim` does."""
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
             return False
@@ -234,13 +245,13 @@ class WaitingThread(Caller):
         return True
 
     def finish(self, outcome: Any) -> None:
-        """Set the outcome."""
+        """Set the thread's outcome, and end its wait."""
         if not self._is_finished:
             self.outcome, self._is_finished = outcome, True
             self._woken.release()
 
     def wait(self, coalescer: Coalescer) -> None:
-        """Wait for the outcome or for a permit, at most WAIT_S; then the outcome is APART."""
+        """Wait for the outcome or for a permit. After WAIT_S the outcome is APART."""
         while not self._woken.acquire(timeout=WAIT_S):
             role = self._role.setdefault(None, APART)
             if role is APART:
@@ -254,22 +265,22 @@ class WaitingThread(Caller):
                 return
 
     def permit(self) -> Permit | None:
-        """Return the permit of a leader; None: this caller will never lead a call."""
+        """Return the permit with which this thread makes a call, or None if it never will."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
-        """Forget the permit after the coalescer has it back."""
+        """Forget the permit after it was given back to the coalescer."""
         self._role[None] = APART
 
 
 class CoalescingThreads:
-    """Coalesces the calls of threads of one transport."""
+    """Makes shared calls for the threads that use one transport."""
 
     def coalesce(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
-        """Wait for a shared call, or make it for all waiting callers; return the outcome.
+        """Wait for a shared call, or make it for all waiting callers. Return this caller's outcome.
 
-        `run`: Drives the result of `Coalescer.run`.
+        `run` runs the flow that `Coalescer.run` returns.
         """
         coalescer: Coalescer = step.coalescer
         caller = WaitingThread(step.item, step.size)
@@ -318,8 +329,8 @@ class WaitingTask(Caller):
     Args:
         step: The step that the task executes.
         loop: Event loop of the task.
-        tasks: Starts the call if this task leads it.
-        run: Drives the result of `Coalescer.run`.
+        tasks: Object that starts the call if this task makes it.
+        run: Function that runs the flow which `Coalescer.run` returns.
     """
 
     __slots__ = ("_coalescer", "_tasks", "future", "is_called", "loop", "run", "since")
@@ -342,36 +353,39 @@ class WaitingTask(Caller):
         self.is_called = False
 
     def claim(self, leader: Caller) -> bool:
-        """Join the call of a leader, or lead a call; return False if the task is gone."""
+        """Join the shared call of another caller, the leader, or lead one.
+
+        Return False if the task is gone.
+        """
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
         self.is_called = True
         return True
 
     def lead(self, permit: Permit) -> bool:
-        """Start the next call for all waiting callers; return False if the task is gone."""
+        """Start the next call for all waiting callers. Return False if the task is gone."""
         if not self.claim(self):
             return False
         self._tasks.start_call(self._coalescer, permit, self)
         return True
 
     def finish(self, outcome: Any) -> None:
-        """Set the outcome."""
+        """Set the task's outcome, and end its wait."""
         if not self.future.done() and not self.loop.is_closed():
             self.future.set_result(outcome)
 
 
 class CoalescingTasks:
-    """Coalesces the calls of tasks of one transport."""
+    """Makes shared calls for the tasks that use one transport."""
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[None]] = set()  # keeps the tasks of calls alive
 
     async def coalesce(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Wait for a shared call; return the outcome.
+        """Wait for a shared call. Return this caller's outcome.
 
         The call runs in a separate task, so the cancellation of a caller does not end it.
-        `run`: Drives the result of `Coalescer.run`.
+        `run` runs the flow that `Coalescer.run` returns.
         """
         coalescer: Coalescer = step.coalescer
         loop = asyncio.get_running_loop()
@@ -389,7 +403,7 @@ class CoalescingTasks:
             raise
 
     def _change_loop(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Use another event loop; a program may run several event loops in succession."""
+        """Use another event loop. A program may run several event loops one after another."""
         if coalescer.loop is None:
             coalescer.loop = loop
             return
@@ -400,7 +414,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a call of one caller and of the callers that wait behind it."""
+        """Start a call for one caller and for the callers that wait behind it."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
@@ -426,7 +440,7 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Return APART to callers that have waited for WAIT_S; repeat while callers wait."""
+        """Return APART to each caller that has waited for WAIT_S. Repeat while callers wait."""
         if coalescer.loop is not loop:
             return
         now = time.monotonic()
@@ -444,12 +458,12 @@ class CoalescingTasks:
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Do one thing, alone or in a call with simultaneous callers.
+    """Do a thing for one caller, alone or in a call that simultaneous callers share.
 
     Args:
         coalescer: Makes shared calls. An outcome is a value or error of `alone`.
-        item: Returns the argument of a shared call, and its size in bytes.
-        alone: Does the thing in a separate call.
+        item: Function that returns the caller's item for a shared call, and its size in bytes.
+        alone: Function that does the thing in a call of its own.
     """
     permit = coalescer.begin()
     if permit is None:

@@ -22,10 +22,11 @@ ROUND_S = 120.0
 
 
 def next_looks(turn: int, slots: int) -> range:
-    """Return the slots that a sleeping consumer polls next.
+    """Return the slots of a topic that a sleeping consumer polls next.
 
     Args:
-        turn: End of the previous range; 0, or an index behind the last slot, begins a round.
+        turn: Index of the slot after the last call's slots. 0, or an index behind the last slot,
+            begins a new round.
         slots: Number of slots.
     """
     first = turn if turn < slots else 0
@@ -42,10 +43,11 @@ class Command(Generic[T]):
         keys: KEYS of the script.
         args: ARGV of the script.
         parse: Turns the reply into a value, or raises an RMQError.
-        marks_repeats: Whether a repeated call has 1 as an additional last argument.
+        marks_repeats: Whether a repeated call gets 1 as an additional last argument.
         write: Words of a plain command that Redis executes before the script, in one transaction.
-        fails_fast: On a cluster, do not repeat the call while the master of its slot is away. Its
-            error has a `_repeat_for`: the seconds in which the caller may repeat the call.
+        fails_fast: Whether the call is not repeated while the master of its slot is away, on a
+            cluster. The error then has an attribute `_repeat_for`: the seconds for which the caller
+            may repeat the call.
         args_alone: Returns the ARGV of an equivalent call without `write`.
     """
 
@@ -80,7 +82,10 @@ def is_master_away(value: object) -> bool:
 
 
 class Pipeline:
-    """Execute commands in one round trip. The value is a list of their values or RMQErrors."""
+    """Execute commands in one round trip.
+
+    The value is a list with the value or the RMQError of each command.
+    """
 
     __slots__ = ("commands",)
 
@@ -89,10 +94,10 @@ class Pipeline:
 
 
 class DurablePipeline:
-    """Execute commands in one round trip, then wait for replicas or disks on the same connection.
+    """Execute commands in one round trip, then wait until replicas or disks have the writes.
 
-    The value is a tuple: values or RMQErrors, number of replicas that confirmed, and 1 if the
-    server's own disk confirmed, else 0.
+    The value is a tuple: the values or RMQErrors of the commands, the number of replicas that
+    confirmed, and 1 if the server's own disk confirmed, or 0 if not.
     """
 
     __slots__ = ("commands", "durability")
@@ -103,7 +108,10 @@ class DurablePipeline:
 
 
 class RawCommand:
-    """Execute a plain command that reads or is safe to repeat. The value is its raw reply."""
+    """Execute a plain command that reads or is safe to repeat.
+
+    The value is its raw reply.
+    """
 
     __slots__ = ("what", "words")
 
@@ -113,15 +121,15 @@ class RawCommand:
 
 
 class OnEveryMaster:
-    """Execute a plain command, which is safe to repeat, on each master: one server, or a cluster.
+    """Execute a plain command on each master of a cluster, or on the only server.
 
-    The value is the list of raw replies.
+    The command must be safe to repeat. The value is the list of raw replies.
 
     Args:
         what: Name of the command in errors.
         words: The command.
         without: Addresses of masters of a cluster to leave out. The command then succeeds if one
-            master answers in time. None: all masters must answer.
+            master answers in time. If `without` is None, all masters must answer.
 
     Attributes:
         addresses: Masters of a cluster that replied, as host:port, in the order of the replies.
@@ -139,9 +147,9 @@ class OnEveryMaster:
 
 
 class AcceptsTransactions:
-    """Check whether the server runs a script in a transaction; this changes nothing.
+    """Check whether the server runs a script in a transaction. The check changes nothing.
 
-    The value is True or False. `key`: A key of the slot; a proxy routes the check by it.
+    The value is True or False. `key` is a key of the slot. A proxy routes the check by this key.
     """
 
     __slots__ = ("key",)
@@ -160,7 +168,7 @@ class Sleep:
 
 
 class InBackground:
-    """Run another flow after a number of seconds, unless the client is closed before."""
+    """Run another flow after a number of seconds, unless the client is closed earlier."""
 
     __slots__ = ("flow", "seconds")
 
@@ -170,7 +178,7 @@ class InBackground:
 
 
 class Await:
-    """Wait for an async interceptor; only an async transport can execute this step."""
+    """Wait for an async interceptor. Only an async transport can execute this step."""
 
     __slots__ = ("awaitable",)
 
@@ -179,7 +187,7 @@ class Await:
 
 
 class InThread:
-    """Make a blocking call, for example to a store; an async transport makes it in a thread.
+    """Make a blocking call, for example to a store. An async transport makes it in a thread.
 
     The value is the result of the call.
     """
@@ -193,11 +201,11 @@ class InThread:
 class Coalesce:
     """Do one thing in a call that other callers may join.
 
-    The value is the outcome; an error of the call is raised.
+    The value is the outcome for this caller. An error of the call is raised.
 
     Args:
         coalescer: A `rmq.kernel.transport.flow.coalescing.Coalescer`.
-        item: Argument of the coalescer's call for this caller.
+        item: Item of this caller for the shared call.
         size: Size of the item, bytes.
     """
 
@@ -210,25 +218,25 @@ class Coalesce:
 
 
 class Subscription:
-    """A consumer's subscription to a wake channel, and to a channel of its own for hand-overs.
+    """A consumer's subscription to wake-ups and, for hand-overs, to a channel of its own.
 
     Args:
-        channel: The wake channel of the topic.
-        takes_batches: Whether to have a channel of its own.
+        channel: Pub/Sub channel of the topic's wake-ups.
+        takes_batches: Whether to have a channel of its own for hand-overs.
 
     Attributes:
-        connection: A SubscribedConnection or a SubscriptionRefused; None: not subscribed.
+        connection: A SubscribedConnection or a SubscriptionRefused, or None if not subscribed.
         is_sharded: Whether the own channel is a shard channel of the topic's only slot (Cluster).
         slot_channel: Prefix of a shard channel's name; empty if the topic is not open, or has
             several slots.
-        own_channel: Name of the own channel, with a random end, new for each connection; empty:
-            there is no own channel.
+        own_channel: Name of the own channel, which ends with random characters and is new for each
+            connection. Empty if there is no own channel.
         payloads: Hand-overs that arrived on the own channel and were not read yet.
         heard: The last number that arrived on the own channel.
-        awaited: Number after which no more hand-overs arrive; 0: not waiting for a number.
+        awaited: Number after which no more hand-overs arrive, or 0 if none is awaited.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
-        wait: Reads from a connection that several subscriptions use; None: this subscription reads
-            from `connection`.
+        wait: Function that reads from a connection which several subscriptions use. None if this
+            subscription reads from `connection` itself.
     """
 
     __slots__ = (
@@ -250,7 +258,7 @@ class Subscription:
         self.wait: Callable[[float], object] | None = None
 
     def note_message(self, payload: bytes) -> None:
-        """Store a message of the own channel: a number, or a hand-over."""
+        """Store a message that arrived on the own channel: a number, or a hand-over."""
         if payload.isdigit():
             self.heard = int(payload)
         else:
@@ -258,12 +266,12 @@ class Subscription:
 
     @property
     def is_heard(self) -> bool:
-        """Whether it is connected, and Redis allows its channel."""
+        """Whether the subscription is connected, and Redis permits its channel."""
         return self.connection is not None and getattr(self.connection, "is_heard", True)
 
     @property
     def accepts_hand_overs(self) -> bool:
-        """Whether the next connection gets an own channel."""
+        """Whether the next connection gets a channel of its own for hand-overs."""
         return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
 
     def new_own_channel(self) -> bytes:
@@ -276,7 +284,7 @@ class Subscription:
         return stem + secrets.token_hex(8).encode()
 
     def forget_messages(self, own_channel: bytes = b"") -> None:
-        """Reset the state for another connection; `own_channel` may be empty."""
+        """Reset the state for another connection. `own_channel` may be empty."""
         self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
 
     def is_answered(self) -> bool:
@@ -285,7 +293,9 @@ class Subscription:
 
 
 class AwaitSignal:
-    """Wait for wake signals. The value is the set of slots named, empty after `seconds`.
+    """Wait for wake-ups of a topic's slots.
+
+    The value is the set of slots that have work. It is empty after `seconds`.
 
     A message on the subscription's own channel also ends the wait, and is stored in the
     subscription. The first wait of a subscription subscribes and returns at once.
@@ -319,23 +329,27 @@ Progress = Callable[[int, int], None]  # called with (done, all) during a long f
 
 
 def server_ms(what: str) -> Flow[int]:
-    """Return the time of Redis' clock, epoch ms. `what`: Name of the command in errors."""
+    """Return the time of the Redis server's clock in epoch ms.
+
+    `what` is the name of the command in errors.
+    """
     seconds, us = yield RawCommand(what, "TIME")
     return int(seconds) * 1000 + int(us) // 1000
 
 
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Execute commands in one round trip; raise the first error after all were executed."""
+    """Execute commands in one round trip. Raise the first error after all were executed."""
     return raise_first_error((yield Pipeline(commands)))
 
 
 def durable_pipeline(
     commands: Sequence[Command[Any]], wanted: Durability
 ) -> Flow[tuple[list[Any], str]]:
-    """Execute commands in one round trip, and wait for copies.
+    """Execute commands in one round trip, and wait until replicas or disks have the writes.
 
     Returns:
-        The values or RMQErrors, and a text about missing copies; '' if no copy is missing.
+        The values or RMQErrors of the commands, and a text about missing copies ('' if none is
+        missing).
     """
     if wanted is None:
         return (yield Pipeline(commands)), ""

@@ -1,7 +1,8 @@
 """Add source file and line to the error of a script.
 
 Redis names a line of the composed text. After such an error, the script is composed again with a
-mark in each source line. The marks are used only if the text is the text that Redis has.
+mark in each source line. The marks are used only if the text without marks equals the text that
+Redis has.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def with_places(text: str, name: str) -> str:
 
 @functools.cache
 def _places_of(name: str, text: str) -> list[str]:
-    """Return the place of each line of a composed script; empty if its sources do not match."""
+    """Return the source place of each line of a composed script.
+
+    The result is empty if the sources have changed since Redis got the text.
+    """
     marks = _Marks()
     try:
         marked = script_loader.final_text(name, marks.mark)

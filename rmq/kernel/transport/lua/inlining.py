@@ -1,21 +1,22 @@
 """Replace constants and calls of inline functions in the Lua scripts.
 
-Each execution of a script creates its locals and functions again. A constant costs an instruction,
-and a function a tenth of a call of Redis. A library of `lua/lib/` can name its constants and
-functions without this cost, because the text for Redis contains only their values and statements.
+Each execution of a script creates its locals and functions again. A constant costs an instruction.
+A function costs as much as a tenth of a call of Redis. The text for Redis therefore contains only
+values and statements in place of the constants and functions of `lua/lib/`.
 
 - A constant is a local in capitals whose value is a number or a string.
-- An inline function has the line `--- @inline` above it. Each call of it is a statement: `f(x)`,
-  `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. It may return early, by guard clauses: its
-  lines are then inside `repeat ... until true`, which a `break` leaves. A return inside a loop of
-  the function is therefore refused, unless all calls have the last form.
+- An inline function has the line `--- @inline` above it. Each call of an inline function is a
+  statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. The function may return
+  early, by guard clauses. Its lines are then put inside `repeat ... until true`, which a `break`
+  leaves. A return inside a loop of the function is therefore refused, unless all calls have the
+  last form.
 
 The replacement does the same as the call: arguments are evaluated first, once each, and names of
 the function do not conflict with names of its caller. A call that these rules do not cover is an
 error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
 
 A line may end with a character of `PLACES`, which stands for its file and line (`error_places.py`).
-The character moves with its line; without such characters the text is the same.
+The character moves with its line. Apart from these characters the text is the same.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _LOOP = re.compile(r" *(for|while|repeat)\b")
 
 
 class _Function(NamedTuple):
-    """An inline function: its lines, indented by two, and the results of a return at its end."""
+    """An inline function: its lines, indented by two, and the values that it returns at its end."""
 
     name: str
     parameters: list[str]
@@ -136,7 +137,7 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
 
 
 def called(text: str) -> str:
-    """Return a script with inline functions as normal functions; for tests that compare both."""
+    """Return a script whose inline functions are normal functions. Tests compare both forms."""
     return _MARK.sub("", text)
 
 
@@ -162,7 +163,7 @@ def _without_inner_functions(text: str) -> str:
 
 
 def _without_calls(text: str, function: _Function) -> str:
-    """Return the scope of a function with its calls replaced by its lines."""
+    """Return the text in which a function is visible, with its calls replaced by its lines."""
     called = f"{function.name}("
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
@@ -202,7 +203,10 @@ def _placed(
     targets: list[str],
     place: str,
 ) -> list[str]:
-    """Return the lines that replace a call; `place`: the character of its first line, if any."""
+    """Return the lines that replace a call.
+
+    `place` is the character of `PLACES` at the end of the call's first line, if there is one.
+    """
     name, lines, results = function.name, function.lines, function.results
     if results is None and (returns or targets):
         raise ValueError(f"{name} does not end with a return")
@@ -246,7 +250,7 @@ def _placed(
 
 
 def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
-    """Return the lines of a function; an early return assigns to the targets, and breaks."""
+    """Return the lines of a function. An early return assigns to the targets, and breaks."""
     lines = [line for line in lines if line.strip()]
     code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
     depths = [len(line) - len(line.lstrip(" ")) for line in lines]
@@ -275,7 +279,7 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
 
 
 def _assignment(targets: list[str], statement: str) -> list[str]:
-    """Assign the results of a return to targets; without targets, only execute their calls."""
+    """Assign the values of a return to targets. Without targets, only execute the calls in it."""
     found = _RETURN.fullmatch(statement)
     assert found is not None
     indent, values, place = found.groups()
@@ -324,7 +328,7 @@ def _is_assigned(name: str, lines: list[str]) -> bool:
 
 
 def _renamed(text: str, name: str, fresh: str) -> str:
-    """Return Lua code with another name for a local."""
+    """Return Lua code in which a local has another name."""
     if name not in text:
         return text
 

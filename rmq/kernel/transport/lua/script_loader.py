@@ -6,7 +6,7 @@ The first folder that exists is used.
 
 Composing a script takes up to 0.1 s. A wheel therefore contains the composed texts of
 `tools/compose_scripts.py`. A checkout keeps them in `.rmq/scripts` with a hash of their sources, so
-an edit has an effect at once. If this directory cannot be written, each process composes its
+an edit takes effect at once. If this directory cannot be written, each process composes its
 scripts.
 """
 
@@ -104,7 +104,7 @@ class Script:
 
 @functools.cache
 def plain(name: str) -> Script:
-    """Return a plain command that reads, for a pipeline of script calls.
+    """Return a plain command that reads, so that it can be part of a pipeline of script calls.
 
     It has no SHA-1, because there is no script to load.
     """
@@ -160,7 +160,7 @@ def path_of(name: str) -> str:
 
 @functools.cache
 def _paths() -> dict[str, str]:
-    """Return the path of each script, by its verb; libraries and composed texts are no scripts.
+    """Return the path of each script by its verb. Libraries and composed texts are not included.
 
     Raises:
         ValueError: Two folders have a script with the same name.
@@ -200,7 +200,7 @@ def expanded(
     Args:
         text: Text of a file without its header.
         known: Libraries that the text already has.
-        mark: As in `final_text`.
+        mark: Ends each line of a file with a character of `PLACES`, as in `final_text`.
         name: Name of the script or library.
         sites: Gets the places of the include lines of each library.
     """
@@ -290,9 +290,10 @@ ALL_KEYS = "all_keys"  # name of the list of all keys in a script that repeats i
 def keys_of(name: str) -> tuple[list[str], bool]:
     """Return the names that a script gives its keys, and whether they repeat.
 
-    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. With ` ...` at its end, a call has
-    these keys for each of several slots. The names are bound to the keys of the first slot, and the
-    script assigns them again for the next slot. `all_keys` is the list of all keys.
+    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, the
+    keys repeat: a call has these keys for each of several slots. The names are bound to the keys of
+    the first slot, and the script assigns the names again for each next slot. `all_keys` is the
+    list of all keys.
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
@@ -330,7 +331,7 @@ def _keys_read_by(part: str) -> list[str]:
 
 
 def _is_read(key: str, plain: str) -> bool:
-    """Return whether a text without strings uses a key without a local of this name."""
+    """Return whether a text without strings uses a key that is not one of its own locals."""
     return bool(
         re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
         and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
@@ -378,7 +379,10 @@ class _KeptTexts:
         self._place = place
 
     def text(self, name: str) -> str:
-        """Return the text of a script; compose it, and keep it, if a source has changed."""
+        """Return the text of a script.
+
+        If a source has changed, compose the text again and keep it.
+        """
         path = self._place / f"{name}.lua"
         with suppress(OSError, ValueError):
             key, sources, text = path.read_text(encoding="utf-8").split("\n", 2)
@@ -395,7 +399,7 @@ class _KeptTexts:
 
 
 def _sources(name: str) -> list[str]:
-    """Return the names of a script and of all files that it includes, directly or not."""
+    """Return the names of a script and of all files that it includes, also indirectly."""
     found, left = {name}, [name]
     while left:
         parts = {part for _, part in _INCLUDE.findall(_body(left.pop()))} - found

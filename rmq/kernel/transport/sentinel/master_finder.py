@@ -3,9 +3,10 @@
 A finder belongs to one pool, so a forked process or another event loop has its own finder. It keeps
 one connection, to the sentinel that answered last.
 
-Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. The query is SENTINEL
-MASTER: its flags show that a sentinel cannot reach the master. A connection to such a master would
-take the whole timeout. redis-py does the same, but hides why a sentinel did not answer.
+Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. RMQ sends SENTINEL MASTER,
+because the flags in its reply show whether the sentinel can reach the master. An attempt to connect
+to an unreachable master would take the whole timeout. redis-py sends the same query, but hides why
+a sentinel did not answer.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class FinderState:
         self.moves = 0
 
     def leads_to_master(self, connection: Any) -> bool:
-        """Return whether a connection of redis-py leads to the current master."""
+        """Return whether a connection of redis-py is connected to the current master."""
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
-        """Make the next `refresh` query the sentinels, unless the last query failed."""
+        """Make the next `refresh` query the sentinels. If the last query failed, change nothing."""
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")
 
@@ -93,7 +94,7 @@ class FinderState:
         return self.master
 
     def _questions(self) -> Questions:
-        """Yield sentinels until one names a master; each yield returns the reply or an error."""
+        """Yield sentinels until one names a master. The caller sends back each reply or error."""
         began = time.monotonic()
         errors: dict[HostPort, Exception] = {}
         down = ""
@@ -121,7 +122,7 @@ class FinderState:
         self._ask_at = self._asked_at + pause_s
 
     def _failed(self, errors: dict[HostPort, Exception], down: str) -> Exception | None:
-        """Return the error of a query; None if new connections may use the last known master."""
+        """Return the error of a query, or None if the last known master may still be used."""
         if down:
             return NoMaster(down)
         if self.master is not None:
@@ -152,7 +153,7 @@ class AsyncMasterFinder(FinderState):
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Query the sentinels if the last answer is older than ASK_S; raise nothing."""
+        """Query the sentinels if the last answer is older than ASK_S. No error is raised."""
         if self._is_due():
             async with self._lock:
                 if self._is_due():

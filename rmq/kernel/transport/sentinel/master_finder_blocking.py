@@ -23,7 +23,7 @@ class MasterFinder(FinderState):
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Query the sentinels if the last answer is older than ASK_S; raise nothing."""
+        """Query the sentinels if the last answer is older than ASK_S. No error is raised."""
         if self._is_due():
             with self._lock:
                 if self._is_due():

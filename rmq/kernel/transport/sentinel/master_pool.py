@@ -5,7 +5,7 @@ after it wakes up. Four rules keep clients away from such a server:
 
 - A new connection goes to the server that the sentinels name. It is used only if this server also
   says that it is the master.
-- Open connections are used for a second without a query to the sentinels.
+- After a query to the sentinels, open connections are used for one second without a new query.
 - If the sentinels name another server, the pool closes all idle connections and begins a new epoch,
   so subscriptions are replaced. Connections in use are closed before their next use.
 - After a slow reply the sentinels are queried again. The reply counts only if its server is still
@@ -35,7 +35,7 @@ ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
-    """The server that the sentinels named does not say that it is the master."""
+    """The server that the sentinels named as the master does not say that it is the master."""
 
 
 def check_role(reply: Any, connection: Any) -> None:
@@ -48,7 +48,7 @@ def check_role(reply: Any, connection: Any) -> None:
 
 
 class AsyncMasterConnection(aredis.Connection):
-    """A connection of redis-py to the master; other servers are refused.
+    """A connection of redis-py to the master. Any other server is refused.
 
     Args:
         finder: Finds the master.
@@ -79,8 +79,8 @@ class AsyncSentinelPool(AsyncPool):
     Args:
         connector: Connects to the master and to the sentinels.
         address: Address of the sentinels.
-        wait_s: As in `AsyncPool`.
-        timeout_s: As in `AsyncPool`.
+        wait_s: Longest wait of a caller for a connection.
+        timeout_s: Longest wait of a connection for a reply.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AsyncSentinelPool(AsyncPool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     async def take(self) -> PooledConnection:
-        """As `AsyncPool.take`, for a connection to the current master."""
+        """Same as `AsyncPool.take`, but the connection leads to the current master."""
         await self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -106,7 +106,7 @@ class AsyncSentinelPool(AsyncPool):
             await self.discard(pooled, with_idle=False)
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `AsyncPool.read`; a slow reply of a former master counts as lost."""
+        """Same as `AsyncPool.read`, but a slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -118,7 +118,7 @@ class AsyncSentinelPool(AsyncPool):
         return replies
 
     async def close(self) -> None:
-        """As `AsyncPool.close`."""
+        """Same as `AsyncPool.close`, and close the connection to the sentinel."""
         await super().close()
         await self._finder.close()
 
@@ -126,7 +126,7 @@ class AsyncSentinelPool(AsyncPool):
 def how_to_ask(
     connector: Connector, address: Address, timeout_s: float
 ) -> tuple[Sentinels, str, Callable[[HostPort], Any]]:
-    """Return the arguments of a finder: sentinels, URL, and a function that connects to one."""
+    """Return the arguments of a finder: sentinels, URL, and how to connect to a sentinel."""
     sentinels = address.sentinels
     assert sentinels is not None
     connect = partial(_sentinel_connection, connector, sentinels, timeout_s)

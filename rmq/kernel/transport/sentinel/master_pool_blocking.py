@@ -18,7 +18,7 @@ from rmq.kernel.transport.url import Address
 
 
 class MasterConnection(redis.Connection):
-    """A connection of redis-py to the master; other servers are refused.
+    """A connection of redis-py to the master. Any other server is refused.
 
     Args:
         finder: Finds the master.
@@ -49,8 +49,8 @@ class SentinelPool(Pool):
     Args:
         connector: Connects to the master and to the sentinels.
         address: Address of the sentinels.
-        wait_s: As in `Pool`.
-        timeout_s: As in `Pool`.
+        wait_s: Longest wait of a caller for a connection.
+        timeout_s: Longest wait of a connection for a reply.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SentinelPool(Pool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     def take(self) -> PooledConnection:
-        """As `Pool.take`, for a connection to the current master."""
+        """Same as `Pool.take`, but the connection leads to the current master."""
         self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -76,7 +76,7 @@ class SentinelPool(Pool):
             self.discard(pooled, with_idle=False)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `Pool.read`; a slow reply of a former master counts as lost."""
+        """Same as `Pool.read`, but a slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -88,6 +88,6 @@ class SentinelPool(Pool):
         return replies
 
     def close(self) -> None:
-        """As `Pool.close`."""
+        """Same as `Pool.close`, and close the connection to the sentinel."""
         super().close()
         self._finder.close()

@@ -1,6 +1,6 @@
-"""The asyncio transport: drives flows over asyncio connections of redis-py. Twin of `blocking`.
+"""The asyncio transport: runs flows over asyncio connections of redis-py.
 
-It also writes to its connections directly.
+Like the transport in `blocking`, it writes to its connections directly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Reads from a connection; `ring` ends the current or the next wait of a read."""
+    """Reads from a connection. `ring` ends the current or the next wait of a read."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class Doorbell:
         self._scope: asyncio.Timeout | None = None  # of the wait
 
     def wake(self) -> None:
-        """End the wait."""
+        """End the current or the next wait of a read."""
         if self._scope is not None:
             self._scope.reschedule(0)
         self._has_rung = True
@@ -75,7 +75,7 @@ class Doorbell:
 
 
 class AsyncTransport(AsyncDriver):
-    """Drives flows inside one event loop, for any number of tasks. Twin of `Transport`."""
+    """Runs flows inside one event loop, for any number of tasks. Same as `Transport` otherwise."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
@@ -102,7 +102,10 @@ class AsyncTransport(AsyncDriver):
     # --- flows -----------------------------------------------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, which hands back messages, within HAND_BACK_S."""
+        """Run the cleanup of an interrupted flow within HAND_BACK_S.
+
+        The cleanup hands back messages that the flow had received.
+        """
         try:
             async with asyncio.timeout(HAND_BACK_S):
                 return await self.run(flow, error)

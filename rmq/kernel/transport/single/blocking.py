@@ -1,9 +1,9 @@
-"""The blocking transport: drives flows over connections of redis-py.
+"""The blocking transport: runs flows over connections of redis-py.
 
-It writes to its connections directly. For each command, redis-py's own client reserves a connection
-of its pool, checks the socket and returns the connection. This is half of the cost of a small
-command, and RMQ does not need it. A dead connection fails at the next command, and each command is
-safe to repeat (`rmq.kernel.transport.connections.pool`).
+It writes to its connections directly. redis-py's own client would reserve a connection of its
+pool, check the socket and return the connection for each command. This is half of the cost of a
+small command, and RMQ does not need it. A dead connection fails at the next command, and each
+command is safe to repeat (`rmq.kernel.transport.connections.pool`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Reads from connections; `ring` ends the current or the next wait of a read."""
+    """Reads from connections. `ring` ends the current or the next wait of a read."""
 
     def __init__(self, connection: Any) -> None:
         self._connections: dict[int, Any] = {}  # by file descriptor
@@ -69,7 +69,7 @@ class Doorbell:
         self._connections[sock.fileno()] = connection
 
     def wake(self) -> None:
-        """End the wait."""
+        """End the current or the next wait of a read."""
         with contextlib.suppress(OSError):  # the socket pair is full, or closed
             self._outside.send(b"!")
 
@@ -89,13 +89,13 @@ class Doorbell:
         return self._connections[ready[0]].read_response(disconnect_on_error=False)
 
     def close(self) -> None:
-        """Close the socket pair; the connections stay open."""
+        """Close the socket pair of the doorbell. The connections stay open."""
         self._outside.close()
         self._inside.close()
 
 
 class Transport(Driver):
-    """Drives flows with blocking calls, for any number of threads.
+    """Runs flows with blocking calls, for any number of threads.
 
     Args:
         address: The server.
@@ -103,7 +103,7 @@ class Transport(Driver):
         timeout_s: Longest wait for a reply.
 
     Attributes:
-        commands: Number of commands sent; a script is one command.
+        commands: Number of commands sent. A call of a script counts as one command.
     """
 
     uses_shard_channels = False  # whether hand-overs use shard channels, as on a Cluster
@@ -129,14 +129,17 @@ class Transport(Driver):
 
     @property
     def url(self) -> str:
-        """The URL of the same Redis for other processes; it may contain a password."""
+        """The URL of the same Redis for other processes. It may contain a password."""
         embedded = self._connector.embedded
         return self.address.url if embedded is None else f"unix://{quote(embedded.socket)}"
 
     # --- flows -----------------------------------------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, which hands back messages, within HAND_BACK_S."""
+        """Run the cleanup of an interrupted flow within HAND_BACK_S.
+
+        The cleanup hands back messages that the flow had received.
+        """
         brief = self._brief(min(HAND_BACK_S, self.timeout_s))
         try:
             return brief.run(flow, error)
@@ -148,7 +151,7 @@ class Transport(Driver):
     def _brief(self, timeout_s: float) -> Transport:
         """Return a transport to the same server with its own connections, and without retries.
 
-        `_end_brief` closes the connections.
+        The caller closes these connections with `_end_brief`.
         """
         brief = copy.copy(self)
         brief.retry_for, brief.timeout_s = 0.0, timeout_s
@@ -204,7 +207,7 @@ class Transport(Driver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """Subscribe a connection to another channel; return whether the command was sent.
+        """Subscribe a connection to another channel. Return whether the command was sent.
 
         The reply is read later.
         """
@@ -216,7 +219,10 @@ class Transport(Driver):
         return subscribed.epoch == self._current_pool().epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return whether this thread is among the callers, so this call is in a signal handler."""
+        """Return whether this thread already waits among `callers`.
+
+        If so, the present call comes from a signal handler.
+        """
         return callers.is_used_by(threading.get_ident())
 
     def _doorbell(self, connection: Any) -> Doorbell:

@@ -1,6 +1,6 @@
-"""The common code of the transports: drive flows, and the operations of their rules.
+"""The common code of the transports: run flows, and perform the operations of their rules.
 
-`Driver` for threads is made from `AsyncDriver` for the tasks of one event loop. The modules
+`Driver` for threads is generated from `AsyncDriver` for the tasks of one event loop. The modules
 `blocking` and `asyncio` have the differences: waits, background work and the end of a call.
 """
 
@@ -46,7 +46,7 @@ HAND_BACK_S = 1.0  # longest time in which an interrupted call hands back its me
 
 
 class AsyncDriver:
-    """Drives flows to their ends. Tasks may share it."""
+    """Runs flows to their ends. Tasks may share it."""
 
     address: Address
     retry_for: float
@@ -79,7 +79,7 @@ class AsyncDriver:
     # --- flows ----------------------------------------------------------------------------------
 
     async def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
-        """Run a flow to its end; return its value.
+        """Run a flow to its end, and return its value.
 
         Args:
             flow: Yields steps.
@@ -150,7 +150,7 @@ class AsyncDriver:
         return await self._drive(self._server.pipeline(commands, durability))
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that reads or is safe to repeat; return its reply.
+        """Execute a plain command that reads or is safe to repeat. Return its reply.
 
         Args:
             name: Name of the command in errors.
@@ -159,19 +159,19 @@ class AsyncDriver:
         return await self._drive(self._server.raw_command(name, words))
 
     async def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end; return their result."""
+        """Perform operations to their end. Return their result."""
         return await drive_async(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
+        """Send commands on one connection. Return their replies, server errors included."""
         self.commands += count
         pool = self._pool if self._pool.is_own() else self._current_pool()
         return await pool.exchange(packed, count, late)
 
     def _current_pool(self) -> AsyncPool:
-        """Return the pool of this process and event loop; a new pool after a fork."""
+        """Return the pool of this process and event loop. After a fork this is a new pool."""
         while not self._pool.is_own():
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -187,19 +187,22 @@ class AsyncDriver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died; older subscriptions are replaced."""
+        """A number that grows when connections died.
+
+        Subscriptions with a smaller number are replaced.
+        """
         return self._current_pool().epoch
 
     @property
     def _idle(self) -> list[PooledConnection]:
-        """The idle connections; for tests."""
+        """The idle connections of the pool. It is used in tests."""
         return self._current_pool().idle
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2, in which a signal is an ordinary reply."""
+        """Subscribe on a new connection with RESP2. A wake-up is then an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()
@@ -228,7 +231,7 @@ class AsyncDriver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on this subscription; called from another task."""
+        """End the current or the next wait on this subscription. Another task calls it."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

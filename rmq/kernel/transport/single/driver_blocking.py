@@ -41,7 +41,7 @@ from rmq.kernel.transport.url import Address
 
 
 class Driver:
-    """Drives flows to their ends. Tasks may share it."""
+    """Runs flows to their ends. Tasks may share it."""
 
     address: Address
     retry_for: float
@@ -74,7 +74,7 @@ class Driver:
     # --- flows ----------------------------------------------------------------------------------
 
     def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
-        """Run a flow to its end; return its value.
+        """Run a flow to its end, and return its value.
 
         Args:
             flow: Yields steps.
@@ -145,7 +145,7 @@ class Driver:
         return self._drive(self._server.pipeline(commands, durability))
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that reads or is safe to repeat; return its reply.
+        """Execute a plain command that reads or is safe to repeat. Return its reply.
 
         Args:
             name: Name of the command in errors.
@@ -154,19 +154,19 @@ class Driver:
         return self._drive(self._server.raw_command(name, words))
 
     def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end; return their result."""
+        """Perform operations to their end. Return their result."""
         return drive(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection; return their replies, server errors included."""
+        """Send commands on one connection. Return their replies, server errors included."""
         self.commands += count
         pool = self._pool if self._pool.is_own() else self._current_pool()
         return pool.exchange(packed, count, late)
 
     def _current_pool(self) -> Pool:
-        """Return the pool of this process and event loop; a new pool after a fork."""
+        """Return the pool of this process and event loop. After a fork this is a new pool."""
         while not self._pool.is_own():
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -182,19 +182,22 @@ class Driver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died; older subscriptions are replaced."""
+        """A number that grows when connections died.
+
+        Subscriptions with a smaller number are replaced.
+        """
         return self._current_pool().epoch
 
     @property
     def _idle(self) -> list[PooledConnection]:
-        """The idle connections; for tests."""
+        """The idle connections of the pool. It is used in tests."""
         return self._current_pool().idle
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2, in which a signal is an ordinary reply."""
+        """Subscribe on a new connection with RESP2. A wake-up is then an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             connection.connect()
@@ -223,7 +226,7 @@ class Driver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on this subscription; called from another thread."""
+        """End the current or the next wait on this subscription. Another thread calls it."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

@@ -27,7 +27,7 @@ def check_wait(durability: Replicated | Fsync, timeout_s: float) -> None:
 
 
 def wait_words(durability: Replicated | Fsync) -> tuple[Any, ...]:
-    """Return the command that waits for copies."""
+    """Return the WAIT or WAITAOF command that waits for copies."""
     timeout = duration_ms(durability.timeout, "timeout")
     if isinstance(durability, Fsync):
         return ("WAITAOF", 1, durability.n, timeout)

@@ -50,7 +50,7 @@ class RetryDeadline:
         self._retried_stale = False  # whether an attempt has failed on a stale connection before
 
     def note_partly_done(self) -> None:
-        """Record that a part of the command was executed."""
+        """Record that one part of the command was executed."""
         self.may_be_done = True
 
     def next_pause(self, error: BaseException) -> float:
@@ -76,7 +76,7 @@ class RetryDeadline:
         return pause_s
 
     def failure(self, error: BaseException, may_be_done: bool) -> StorageError:
-        """Return the error of a command without further attempts."""
+        """Return the error of a command that is not attempted again."""
         text, server = redact(str(error))[:300], self._address.described
         if may_be_done:
             return OutcomeUnknown(
@@ -106,8 +106,8 @@ def repeat(
     A refusal is raised unchanged.
 
     Args:
-        attempt: Returns the operations of one attempt.
-        deadline: Decides about pauses and the last attempt.
+        attempt: Function that returns the operations of one attempt.
+        deadline: Decides how long to pause, and which attempt is the last.
         error: Error of an earlier attempt, if there was one.
     """
     while True:

@@ -33,10 +33,10 @@ _log = logging.getLogger("rmq")
 
 
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
-    """Check whether the server runs a script in a transaction; return its refusal.
+    """Check whether the server runs a script in a transaction. Return the error if it refuses.
 
-    The check calls a script that does not exist, so it changes nothing. A missing right of this
-    user is raised, because the operator decides about the ACL.
+    The check calls a script that does not exist, so it changes nothing. If this user lacks the
+    right to transactions, the error is raised, because the operator decides about the ACL.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
     replies = yield Exchange(b"".join(map(pack, words)), len(words))
@@ -57,7 +57,7 @@ class ServerCommands:
         address: The server, for errors.
         retry_for: Seconds in which a command is repeated.
         timeout_s: Longest wait for a reply.
-        loaded: Scripts that this client has loaded; the server may have lost them.
+        loaded: Scripts that this client has loaded. The server may have lost them since.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ServerCommands:
         return RetryDeadline(name, self._address, self._retry_for)
 
     def accepts_transactions(self, key: bytes) -> Operations[bool]:
-        """Return whether the server runs a script in a transaction; check it in a key's slot.
+        """Return whether the server runs a script in a transaction. Check it in the slot of `key`.
 
         Raises:
             RMQError: This user has no right to transactions, or no reply came before the retry
@@ -118,7 +118,7 @@ class ServerCommands:
         return (yield from self.repeat_command(suited, error))
 
     def repeat_command(self, command: Command[Any], error: BaseException) -> Operations[Any]:
-        """Execute a command whose first attempt failed with `error`; return the raw reply.
+        """Execute a command whose first attempt failed with `error`. Return the raw reply.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -153,7 +153,7 @@ class ServerCommands:
 
         Returns:
             The value or RMQError of each command, and the last reply. With a `durability`, the last
-            reply belongs to the wait for copies.
+            reply is the reply to WAIT or WAITAOF.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -196,7 +196,7 @@ class ServerCommands:
         return values, replies[-1]
 
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Execute a plain command; return its reply.
+        """Execute a plain command, and return its reply.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -243,7 +243,7 @@ class ServerCommands:
     def _explain(
         self, command: Command[Any], error: BaseException, deadline: RetryDeadline
     ) -> Operations[RMQError]:
-        """Translate the error of a command; name the key with a value of a wrong type."""
+        """Translate the error of a command. If a value has a wrong type, name its key."""
         wrong_key = ""
         if code_of(error) == "WRONGTYPE":
             with contextlib.suppress(*REDIS_ERRORS):
@@ -256,9 +256,10 @@ class ServerCommands:
 
 
 def eval_request(script: Script) -> tuple[bytes, int]:
-    """Return packed commands that load a script without SCRIPT LOAD, and their number.
+    """Return packed commands that load a script with EVAL, and the number of commands.
 
-    EVAL also loads a script. Without keys, each script of RMQ fails before it does anything.
+    They are used if SCRIPT LOAD is refused. EVAL also loads a script. Because the call has no keys,
+    the script fails before it does anything.
     """
     return pack(("EVAL", script.text, 0)), 1
 
@@ -276,7 +277,7 @@ def _needs_loading(reply: Any) -> bool:
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
-    """Describe the first key of a command whose value has another type than RMQ stores there."""
+    """Describe the first key of a command whose value has a type that RMQ does not store there."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:
@@ -295,7 +296,7 @@ def parsed(command: Command[Any], reply: Any) -> Any:
 
 
 def unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
-    """Return the error of a reply with a value that RMQ did not write."""
+    """Return the error for a reply that contains a value which RMQ did not write."""
     keys = ", ".join(rmq_keys.printable(key) for key in command.keys[:3])
     return ScriptFailed(
         f"{command.script.name}: RMQ cannot read a value in {keys} ({ascii(error)[:120]}). "

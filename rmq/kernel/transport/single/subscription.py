@@ -1,4 +1,4 @@
-"""Subscriptions to wake-up channels: wait for a signal, and detect dead connections.
+"""Subscriptions to wake-up channels: wait for wake-ups, and detect dead connections.
 
 A worker has one listener, a connection that is subscribed to the channels of many topics. One
 thread waits on it, and any thread can end the wait. If the ACL refuses a channel, the worker polls
@@ -61,17 +61,17 @@ class Listener:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the listener is subscribed to all channels."""
+        """Whether all channels of the listener are subscribed."""
         return self._subscribed is not None and not self._subscribed.refused
 
     def wake(self) -> None:
-        """End the current or the next wait of the waiting thread."""
+        """End the current or the next wait of the thread that waits."""
         subscribed = self._subscribed
         if subscribed is not None:
             subscribed.waiting.wake()
 
     def add(self, channel: bytes) -> bool:
-        """Subscribe to another channel; return whether the command was sent.
+        """Subscribe to another channel. Return whether the command was sent.
 
         The channel is in `added` after Redis has confirmed it.
         """
@@ -84,9 +84,9 @@ class Listener:
             return False
 
     def wait(self, seconds: float) -> list[Signal]:
-        """Wait for signals and return them; the list is empty after `seconds` or a `wake`.
+        """Wait for wake-ups and return them. Return an empty list after `seconds` or a `wake`.
 
-        Without a connection, subscribe, set `has_missed` and return at once.
+        If there is no connection, subscribe, set `has_missed` and return at once.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -112,7 +112,7 @@ class Listener:
         return signals
 
     def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
-        """Read until a signal comes, then read all further signals that are there."""
+        """Read until a wake-up arrives, then read all further wake-ups that have arrived."""
         if not self._transport.is_current(subscribed):
             raise redis.ConnectionError("other connections of this client have died")
         while True:
@@ -149,7 +149,7 @@ class Listener:
         self._subscribed, self.has_missed = subscribed, True
 
     def close_connection(self) -> None:
-        """Close the connection; the next wait subscribes again."""
+        """Close the connection. The next wait subscribes again."""
         subscribed, self._subscribed = self._subscribed, None
         self.added.clear()
         if subscribed is not None:
@@ -160,19 +160,22 @@ class Listener:
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the node to subscribe at: the shard channel's master if it answers, else any node."""
+    """Return the node to subscribe at.
+
+    It is the master of the shard channel if that master answers, otherwise any node.
+    """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
-    """Set the node of a connection; None if the node may serve the shard channel later."""
+    """Set the node of a connection, or None if the node may serve the shard channel later."""
     refusal = subscribed.refused.get(wanted.shard)
     subscribed.node = None if refusal is not None and is_for_now(refusal) else node
 
 
 def is_for_now(refusal: BaseException) -> bool:
-    """Return whether a refused shard channel may be served later, or by another node."""
+    """Return whether a refused shard channel may be permitted later, or by another node."""
     return isinstance(refusal, AskError) or kind_of(refusal) is Kind.AGAIN
 
 
@@ -246,12 +249,12 @@ class SubscribedConnection:
         self._heard_at, self._pinged_at = time.monotonic(), None
 
     def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
-        """Record that the connection works, and store a message.
+        """Record that the connection works, and store the message in a reply.
 
         Args:
             reply: The reply that was read.
-            signals: Gets the slot of a wake-up signal.
-            subscription: Gets a message of its own channel.
+            signals: Set to which the slot of a wake-up is added.
+            subscription: Subscription that stores a message of its own channel.
         """
         self.note_life()
         if not isinstance(reply, list) or len(reply) != 3:
@@ -267,7 +270,7 @@ class SubscribedConnection:
             signals.add(int(reply[2]))
 
     def note_silence(self) -> None:
-        """Check a connection from which nothing can be read now.
+        """Check whether a connection still works that has nothing to read now.
 
         Raises:
             redis.ConnectionError: A PING was not answered in time, so the connection is dead.
@@ -303,7 +306,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that a subscription has the channel of its topic, but no own channel."""
+        """Log that a subscription has the topic's channel, but may not have its own channel."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
@@ -320,10 +323,10 @@ class SubscriptionRefused:
 def await_signal(
     subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
 ) -> Operations[set[int]]:
-    """Wait for wake-up signals; return their slots, or an empty set after `seconds`.
+    """Wait for wake-ups. Return their slots, or an empty set after `seconds`.
 
-    Without a connection, subscribe and return at once. Close a dead connection; the next call
-    subscribes again.
+    If there is no connection, subscribe and return at once. A dead connection is closed, and the
+    next call subscribes again.
 
     Args:
         subscription: Keeps its connection between calls.
@@ -380,11 +383,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a signal, a hand-over or the awaited number comes, or the time has passed.
-
-    Raises:
-        redis.ConnectionError: The connection is dead.
-    """
+    """Read until a wake-up, a hand-over or the awaited number arrives, or until time `until`."""
     while not (signals or subscription.payloads or subscription.is_answered()):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
