@@ -1,8 +1,8 @@
 """Claim business keys, and finish or give up claims in the round trip that settles the message.
 
-The hash of a claim's key chooses its slot, with `slot_of`, as for a `slot_basis`. The number of
-slots at the topic's creation is used, so later resizes do not move claims. One call can take or end
-many claims of a slot.
+The slot of a claim depends on the hash of its key, computed with `slot_of` as for a `slot_basis`.
+The number of slots at the topic's creation is used, so later resizes do not move claims. One call
+can take or end many claims of a slot.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
 
 
 def claim_slot(name: bytes, slots: int) -> int:
-    """Return the slot of a claim: the slot of its key, without the consumer's name."""
+    """Return the slot of a claim. It depends on the claim's key, but not on the consumer's name."""
     return slot_of(name.partition(b":")[2], slots)
 
 
 def claim_key(context: TopicContext, name: bytes) -> bytes:
-    """Return the Redis key of a claim; the topic must be open."""
+    """Return the Redis key of a claim. The topic must be open."""
     return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
 
 
@@ -96,7 +96,7 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
 
 
 class ExtraCommands:
-    """Commands about claims that run before a settling, in its round trip.
+    """Commands about claims that run before deliveries are settled, in the same round trip.
 
     Args:
         keeping: Calls that keep claims. A claim that the reply does not confirm is lost.
@@ -147,11 +147,11 @@ def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraC
 
 
 def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that end the claims of deliveries that go back, or None without claims.
+    """Return commands that end the claims of deliveries that go back to the queue.
 
-    The claim of finished work is marked as done, so the next delivery only confirms it. All other
-    claims are given up, even if it is unknown whether Redis stored them. A "kept" claim stays until
-    its run ends.
+    Return None if there are no claims. The claim of finished work is marked as done, so that the
+    next delivery only confirms the work. All other claims are given up, even if it is unknown
+    whether Redis stored them. A "kept" claim stays until its run ends.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]
@@ -180,7 +180,7 @@ def claims_of(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
 
 
 def run_alone(extra: ExtraCommands) -> Flow[None]:
-    """Run commands about claims without a settling.
+    """Run commands about claims alone, when no delivery is settled.
 
     Raises:
         RMQError: The first error, raised after all commands have run.

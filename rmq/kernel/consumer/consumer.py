@@ -30,7 +30,7 @@ D = TypeVar("D", bound=DeliveryData)
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Run a verb for deliveries. Return the deliveries whose lease was lost."""
+    """Settle deliveries by a verb. Return the deliveries whose lease was lost."""
     given = list(deliveries)
     lost = set((yield from verb(inner_all(given))))
     return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
@@ -64,8 +64,8 @@ class AsyncConsumer:
         Args:
             max_messages: Largest number of messages, 1 to 1000. If at least one message is
                 available, the call does not wait for more messages.
-            wait: Longest wait for the first message, seconds or timedelta. 0: no wait. None:
-                unlimited.
+            wait: Longest wait for the first message, seconds or timedelta. 0 does not wait, and
+                None waits without limit.
 
         Returns:
             Deliveries in the order of their slot, or an empty list if no message came in time. A
@@ -112,7 +112,7 @@ class AsyncConsumer:
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """Give deliveries back unhandled. Return the deliveries whose lease was lost."""
+        """Give deliveries back without counting a failure. Return those whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return await self._transport.run(carry_out(release, deliveries))
 
@@ -124,7 +124,7 @@ class AsyncConsumer:
         return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls. Called from another task."""
+        """Make `receive` return at once, now and in later calls. Another task calls it."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 

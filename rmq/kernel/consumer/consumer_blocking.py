@@ -43,8 +43,8 @@ class Consumer:
         Args:
             max_messages: Largest number of messages, 1 to 1000. If at least one message is
                 available, the call does not wait for more messages.
-            wait: Longest wait for the first message, seconds or timedelta. 0: no wait. None:
-                unlimited.
+            wait: Longest wait for the first message, seconds or timedelta. 0 does not wait, and
+                None waits without limit.
 
         Returns:
             Deliveries in the order of their slot, or an empty list if no message came in time. A
@@ -87,7 +87,7 @@ class Consumer:
         return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Give deliveries back unhandled. Return the deliveries whose lease was lost."""
+        """Give deliveries back without counting a failure. Return those whose lease was lost."""
         release = partial(self._flows.release, delay=delay)
         return self._transport.run(carry_out(release, deliveries))
 
@@ -99,7 +99,7 @@ class Consumer:
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls. Called from another thread."""
+        """Make `receive` return at once, now and in later calls. Another thread calls it."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 

@@ -1,8 +1,8 @@
 """The flows of a consumer, for both transports: receive, settle, give back.
 
-The flows turn replies into deliveries, and set the state of settled deliveries. A settling without
-a reply is kept. The consumer's next call first repeats it under the same numbers. So a repeated ack
-succeeds, whether or not Redis executed the first ack.
+The flows turn replies into deliveries, and set the state of settled deliveries. If the reply to a
+settling is lost, the settling is kept, and the consumer's next call first repeats it with the same
+numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ConsumerFlows:
         state: State of the slots.
         open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether a settling fails at once if a master is away, as in a worker.
+        settles_fast: Whether a settling fails at once if a master node is away, as in a worker.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class ConsumerFlows:
     # --- receiving -------------------------------------------------------------------------------
 
     def receive(self, max_messages: int, wait: Duration | None) -> Flow[list[InnerDelivery]]:
-        """Receive messages; see `Consumer.receive`."""
+        """Receive messages, as `Consumer.receive` describes."""
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
         return self.receive_by(limit, partial(receive.receive, self.state, limit, wait))
 
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries, at most `limit`, of the messages that a flow receives from the slots."""
+        """Make deliveries, at most `limit`, of the messages that `take` receives from the slots."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -211,7 +211,7 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """At most once: ack deliveries, and return up to `limit` settled deliveries."""
+        """For mode "at_most_once": ack deliveries, and return up to `limit` that are settled."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -230,14 +230,14 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """At most once: record which deliveries are settled and can be returned."""
+        """For mode "at_most_once": record which deliveries are settled and can be returned."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
-        """At most once: return up to `limit` deliveries whose settling is confirmed."""
+        """For mode "at_most_once": return up to `limit` deliveries whose settling is confirmed."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
             delivery.state, delivery.unconfirmed = OPEN, ""
@@ -264,7 +264,7 @@ class ConsumerFlows:
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch. Return the undecodable messages with the reasons.
 
-        An offloaded body is still a reference, which the caller must read.
+        A delivery with an offloaded body has only a reference. The caller must read the body.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -302,7 +302,7 @@ class ConsumerFlows:
         """Return the deliveries as a list, and their leases.
 
         Raises:
-            InvalidValue, InvalidType: A delivery is given twice, has another topic, or is invalid.
+            InvalidValue, InvalidType: A delivery is named twice, has another topic, or is invalid.
             AlreadySettled: A delivery is already settled.
         """
         given = list(deliveries)
@@ -330,7 +330,7 @@ class ConsumerFlows:
         return given, Leases(slots, ids, scores, numbers)
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the new state of each delivery. Return the deliveries whose lease was lost."""
+        """Set the new state of each delivery by its letter. Return those whose lease was lost."""
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -368,16 +368,18 @@ class ConsumerFlows:
         build: Callable[[list[InnerDelivery], Leases], Settling[Any]],
         note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]] | None = None,
     ) -> Flow[list[InnerDelivery]]:
-        """Run a verb. Return the deliveries whose lease was lost.
+        """Settle deliveries by a verb. Return the deliveries whose lease was lost.
 
-        If a repeat of the same verb was answered in the meantime, the delivery is not settled
-        again. At most once, all deliveries are already settled, so only `ack` is possible.
+        A delivery is not settled again if a repeat of the same verb has been answered in the
+        meantime. In mode "at_most_once", all deliveries are already settled, so only `ack` is
+        possible.
 
         Args:
             verb: Name of the verb.
             deliveries: Unsettled deliveries.
             build: Function that makes the calls.
-            note: Function that handles the answer. Default: the answer has letters.
+            note: Function that handles the reply. By default, the reply has a letter for each
+                delivery.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -452,7 +454,10 @@ class ConsumerFlows:
         return settle.ack(self.context, leases, extra)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Settle deliveries for good. Like all verbs, it returns the deliveries that were lost."""
+        """Settle deliveries for good.
+
+        Like all verbs, return the deliveries whose lease was lost.
+        """
         return self._settle("ack", deliveries, self._build_ack)
 
     def nack(
@@ -490,7 +495,8 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters.
 
-        `kind` is the reason: "r" rejected, "u" the body does not fit, "n" no handler.
+        `kind` is the reason: "r" the handler rejected the message, "u" the body does not fit, "n"
+        there is no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -502,7 +508,7 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back unhandled."""
+        """Give deliveries back without counting a failure."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
         build = partial(self._build_release, wait_ms)
         return (yield from self._settle("release", deliveries, build))
@@ -516,7 +522,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases. A worker renews shared leases anyway: there, only find lost leases."""
+        """Extend leases. For shared leases, which a worker renews, only find lost leases."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -579,7 +585,7 @@ class ConsumerFlows:
     def close(self) -> Flow[None]:
         """Release unsettled deliveries at once, at no cost of a retry.
 
-        At most once, deliveries whose ack got no reply are given up.
+        In mode "at_most_once", deliveries whose ack got no reply are given up.
         """
         self.is_closed = True
         yield from self.state.wait_for_receive()

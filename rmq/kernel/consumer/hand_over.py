@@ -14,10 +14,10 @@ withdraws these credits. The script that removes a credit publishes a number, af
 for it. The consumer reads its socket up to this number. So no message remains in the socket while
 the program works.
 
-Each hand-over counts as a call of `prepare` that found no message at first, and whose answer may
-come later. A hand-over that was lost with its connection is recovered like any call without a
-reply. The call is repeated under its number, returns the same batch, and the batch is released.
-That costs no retry.
+Each hand-over counts as a call of `prepare` that found no message at first, and whose reply comes
+later. A hand-over that was lost with its connection is recovered like any call without a reply. The
+call is repeated under its number, returns the same batch, and the batch is released. That costs no
+retry.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SlotBatch = tuple[SlotKeys, Batch]
 class PrepareCall(NamedTuple):
     """A call of `prepare` without a reply.
 
-    Its session keeps the call's number until the reply comes.
+    The call's replay session keeps the number of the call until the reply comes.
     """
 
     keys: SlotKeys
@@ -179,7 +179,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls that repeat the hand-overs of a slot's credit, which has ended."""
+    """Return calls of `prepare` that repeat the hand-overs for a slot's credit that has ended."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [

@@ -74,7 +74,7 @@ def _lease(delivery: InnerDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Run a settling. If it fails, the messages come back when their leases expire."""
+    """Settle leases. If that fails, the messages come back when their leases expire."""
     try:
         yield from settling.run()
     except RMQError:
@@ -95,13 +95,16 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Schedule a removal of bodies, for all messages that are acked until then."""
+        """Schedule a removal of bodies.
+
+        It removes the bodies of all messages acked until it runs.
+        """
         if not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)
 
     def run(self) -> Flow[None]:
-        """Remove the objects of all tombstones of these slots."""
+        """Remove the objects that all tombstones of these slots name."""
         self._is_planned = False
         for keys in list(self.slots.values()):
             yield from tombstones.remove_objects(keys)

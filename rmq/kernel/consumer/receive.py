@@ -1,15 +1,15 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
-To visit a slot is to call `prepare`. The reply also says when the slot next has work. Until that
-time the consumer sleeps, subscribed to the topic's wake channel. A wake-up signal can be lost,
-because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also checks slots,
-in one command. It checks all slots. If it is subscribed and there are more than LOOKS slots, it
-checks LOOKS slots in turn.
+A consumer visits a slot by calling the script `prepare`. The reply also says when the slot next has
+work. Until that time the consumer sleeps, subscribed to the topic's wake channel. A wake-up signal
+can be lost, because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also
+checks slots, in one command. It checks all slots. If it is subscribed and there are more than LOOKS
+slots, it checks LOOKS slots in turn.
 
 While the consumer sleeps, its slots have a credit: `hand_over` describes how messages arrive by it.
 
 A call may lease messages that it cannot return, because the reply did not come or the caller was
-interrupted. The next call hands these messages back: it repeats the command under the same number,
+interrupted. The next call hands these messages back: it repeats the command with the same number,
 gets the same batch, and releases the batch. This costs no retry.
 """
 
@@ -44,7 +44,7 @@ ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
-    """Receive up to `limit` messages; wait up to `wait` for the first message.
+    """Receive up to `limit` messages. Wait up to `wait` for the first message.
 
     Returns:
         Batches by slot, or an empty list if no message came in time. An ordered consumer receives
@@ -106,7 +106,8 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Withdraw credits that may be used or expired.
 
-    Return their messages, or let all slots be visited.
+    Return the messages that were handed over for them. If there are none, all slots will be
+    visited.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -149,13 +150,13 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Check again the slots whose masters were away, because they may have messages."""
+    """Check the slots again whose masters were away, because they may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
 
 def _end_or_check(call: _Call, now: float) -> Flow[None]:
-    """End the call after its wait if all slots were found empty; otherwise check them.
+    """End the call after its wait if all slots were found empty. Otherwise check the slots.
 
     A visit may return no message although the slot still has work, for example if the visit only
     moved due messages or removed expired messages. Such a slot is visited again.
@@ -171,7 +172,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the signals of the topic; earlier credits are withdrawn first."""
+    """Subscribe to the wake-ups of the topic. Earlier credits are withdrawn before."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -181,7 +182,7 @@ def _subscribe(state: ReceiveState) -> Flow[None]:
 
 
 def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
-    """Sleep until a signal, a hand-over, or the next time that a slot may have work."""
+    """Sleep until a wake-up, a hand-over, or the next time at which a slot may have work."""
     state, signals = call.state, set[int]()
     pause = min(call.until, min(state.ready_at), state.all_checked_at + POLL_S) - now
     if pause > 0:
@@ -197,7 +198,7 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits, and add their messages to the batches.
+    """Withdraw unused credits. Add the messages handed over for credits to `batches`.
 
     Batches beyond `limit` messages are released.
     """
@@ -208,7 +209,7 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the first batches with up to `limit` messages. The other batches will be released.
+    """Return the first batches with up to `limit` messages. The others will be released.
 
     Several slots may have handed over a message before the consumer wakes up.
     """
@@ -241,8 +242,8 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Return the messages that were handed over for the credits that `receive_ready` left.
 
-    If the call that left the credit has no reply yet, all messages are handed back. Otherwise a
-    repeat of this call would return and release the same messages.
+    If the call that left the credit has no reply yet, all messages are handed back. If they were
+    returned, a later repeat of that call would release the same messages.
     """
     yield from _begin(state, keeps_credits=True)
     batches = hand_over.read_hand_overs(state)
@@ -278,7 +279,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Before the first visit of a call, find out whether empty slots have work now."""
+    """Before the first visit of a call, find out whether slots that seemed empty have work now."""
     now = time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0  # a visit of a single slot is better than a check
@@ -294,7 +295,7 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
-    """Check when slots of a topic have work, for any number of slots."""
+    """Check when slots of a topic next have work, for any number of slots."""
     waits_us: list[int] = []
     for at in range(0, len(slots), NEXT_READY_MAX):
         command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)
@@ -304,10 +305,10 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 
 
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Check when slots have work, and leave credits if no slot has work.
+    """Check when slots next have work. Leave credits in them if no slot has work.
 
     A subscribed consumer checks only slots that gave messages. Once in POLL_S it also checks all
-    slots, or the next slots in turn, because a signal can get lost.
+    slots, or the next slots in turn, because a wake-up can get lost.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
@@ -391,7 +392,7 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
 def _visit_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
-    """Lease messages of one slot, and roll back expired leases; return the number of messages."""
+    """Lease messages of one slot, and roll back expired leases. Return the number of messages."""
     state.unanswered = state.away_slots.calls.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _repeat_prepare(state, state.unanswered)
@@ -435,7 +436,7 @@ def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Fl
 def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
     """Run a call of `prepare`, for the first time or again.
 
-    It is `unanswered` until its reply comes.
+    The call is in the state's `unanswered` until its reply comes.
     """
     is_first = state.unanswered is None
     state.unanswered = call
@@ -538,7 +539,10 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Like `hand_back`, but also for slots whose master is away. Then write the last report."""
+    """Hand back messages as `hand_back` does, but also those of slots whose master is away.
+
+    Then write the last report of late messages.
+    """
     yield from hand_back(state)
     state.unconfirmed_offers += state.away_slots.calls.values()
     state.away_slots.calls.clear()
@@ -548,7 +552,7 @@ def hand_back_all(state: ReceiveState) -> Flow[None]:
 
 
 def _repeat_prepare(state: ReceiveState, call: PrepareCall) -> Flow[None]:
-    """Repeat a call of `prepare` that has no reply; its messages will be released."""
+    """Repeat a call of `prepare` that has no reply. Its messages will be released."""
     batch = yield from _run_prepare(state, call)
     if batch.ids:
         state.undelivered.append((call.keys, batch))
@@ -583,7 +587,7 @@ def _release_batch(
 
 
 def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
-    """Return the leases of a batch. A message without a failure has `max_retries` left."""
+    """Return the leases of a batch. A message without a failure has all `max_retries` left."""
     leases = []
     for position, message_id in enumerate(batch.ids):
         if message_id:

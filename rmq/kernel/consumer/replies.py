@@ -1,4 +1,4 @@
-"""Settlings that got no reply. Their consumer repeats them before its next call.
+"""Calls that settle deliveries but got no reply. The consumer repeats them before its next call.
 
 This module also has the acks by receipt, which any process may send.
 """
@@ -39,14 +39,14 @@ class _UnansweredCall(NamedTuple):
 
 
 class ReceiptAcks:
-    """The acks by receipt of one consumer."""
+    """Sends acks by receipt for one consumer."""
 
     def __init__(self, context: TopicContext) -> None:
         self._context = context
         self._unanswered: deque[_UnansweredCall] = deque(maxlen=CALLS_MAX)
 
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
-        """Settle deliveries. Return a letter for each: 1 settled, 0 lost.
+        """Settle deliveries by receipt. Return a letter for each: `1` settled, `0` lost.
 
         An earlier call for one of these receipts that got no reply is repeated first.
         """
@@ -87,11 +87,10 @@ class _Unanswered(NamedTuple):
 
 
 class MissingReplies:
-    """The settlings of one consumer that got no answer. Threads and tasks may share the object.
+    """The settlings of one consumer that got no reply. Threads and tasks may share the object.
 
-    There are at most as many unanswered settlings as threads and tasks that settle: each thread or
-    task first repeats the unanswered settlings, and starts no settling of its own while a repeat
-    fails.
+    Each thread or task first repeats the settlings without a reply, and starts no settling of its
+    own while a repeat fails. So there are never more of them than threads and tasks.
 
     Attributes:
         waiting: Settlings to repeat.
@@ -112,7 +111,7 @@ class MissingReplies:
         settling: Settling[Any],
         note: Callable[[list[InnerDelivery], Any], object],
     ) -> None:
-        """Keep a settling until it is answered. Its deliveries become unconfirmed."""
+        """Keep a settling until the reply comes. Its deliveries become unconfirmed."""
         for delivery in deliveries:
             if delivery.state == OPEN:
                 delivery.unconfirmed = verb
@@ -120,13 +119,13 @@ class MissingReplies:
         self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 
     def clear(self) -> None:
-        """Give up all settlings without an answer."""
+        """Give up all settlings that have no reply."""
         self.waiting.clear()
 
     def repeat(
         self, slots: Collection[bytes] | None = None, fails_fast: bool = False
     ) -> Flow[None]:
-        """Repeat settlings, record the answers, and wait for repeats in other threads or tasks.
+        """Repeat settlings and record the replies. Wait for repeats in other threads or tasks.
 
         Args:
             slots: Keys of slots. Only settlings of these slots are repeated. Default: settlings of
@@ -134,7 +133,7 @@ class MissingReplies:
             fails_fast: Whether commands fail at once if a master is away.
 
         Raises:
-            OutcomeUnknown, Unavailable: There is still no answer. The settling is kept.
+            OutcomeUnknown, Unavailable: There is still no reply. The settling is kept.
         """
 
         def is_asked(of: frozenset[bytes]) -> bool:

@@ -26,11 +26,7 @@ PAGE = 100  # messages per page; a page that was cut by its bytes is followed by
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
-    """Release messages of a slot whose shared lease or query lease expired. Return their number.
-
-    The messages stay in the PrepareQueue with a deadline in the past, so that `rollback` finds
-    them.
-    """
+    """Release messages of a slot whose shared lease or query lease expired. Return their number."""
     total = 0
     for _ in range(LEASE_CALLS_MAX):
         back, more = yield scripts.lease_rollback(keys, BATCH_MAX)
@@ -76,7 +72,7 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
 def release_orphans(
     context: TopicContext, leases: Mapping[int, int], has_delivery: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages in flight under a worker's leases that the worker no longer has.
+    """Release messages that are in flight under a worker's leases but unknown to the worker.
 
     Redis has lost the settling of these messages, because a failover or a restart restored an older
     state. Each message is released by its receipt, so a message that was delivered again is not

@@ -2,8 +2,8 @@
 
 A shared lease is one lease for all deliveries that a worker process has of a slot. `prepare` opens
 shared leases, and `lua/lib/leases/shared_leases.lua` describes how other scripts use them. A
-worker's heartbeat process sends `lease_renew` and `lease_release` itself
-(`rmq/worker/heartbeat/renewer.py`); it has only the texts of these scripts, no other part of RMQ.
+worker's heartbeat process also sends `lease_renew` and `lease_release`
+(`rmq/worker/heartbeat/renewer.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Return receipts as runs of consecutive deliveries: count, first receipt, delivery number."""
+    """Return receipts as runs of consecutive deliveries.
+
+    A run has a count, the first receipt, and the first delivery number.
+    """
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
         return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
@@ -73,8 +76,9 @@ def claim(
 ) -> Command[list[tuple[str, int, int]]]:
     """Claim keys of one slot, each for its owner.
 
-    The result of each is "first" (the owner has it), "done", or "busy" with two times: the ms since
-    another owner claimed it, and the ms until that claim ends.
+    The result for each key is "first" if its owner has claimed it, "done" if the work is done, or
+    "busy" if another owner has the claim. "busy" comes with two times: the ms since that owner
+    claimed the key, and the ms until its claim ends.
     """
     return Command(
         script_loader.load("claim"),
@@ -96,7 +100,7 @@ def renew(
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed for their time to live; return for each whether its owner had it."""
+    """Mark claims as consumed for `ttls_ms`. Return for each whether its owner had it."""
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
@@ -106,7 +110,7 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims in state consuming; return for each whether its owner had it."""
+    """Give up claims of unfinished work. Return for each whether its owner had it."""
     return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
@@ -128,7 +132,10 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
 
 
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
-    """Release deliveries of an expired shared lease; return their number, and whether more wait."""
+    """Release deliveries of an expired shared lease.
+
+    Return their number, and whether more remain.
+    """
     return Command(
         script_loader.load("lease_rollback"),
         (keys.slot, keys.prepare, keys.leases, keys.queries),
@@ -164,7 +171,7 @@ def check_run(run: object) -> str:
 
 
 class QueryLease(NamedTuple):
-    """The owner of a query, and the leases of the query and of its owner."""
+    """The reply about the owner of a query, and the leases of the query and of its owner."""
 
     run: str  # 32 hex digits
     owner: str
@@ -174,14 +181,14 @@ class QueryLease(NamedTuple):
 
 
 class QueryRollbackReply(NamedTuple):
-    """The reply to query_rollback."""
+    """The reply to the script `query_rollback`."""
 
     back: int
     more: bool
 
 
 class QueryState(NamedTuple):
-    """The reply to query_inspect."""
+    """The reply to the script `query_inspect`."""
 
     messages: int
     owner_left_ms: int  # negative: time since its end
@@ -195,7 +202,7 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 
 def rollback_failure(run: str) -> bytes:
-    """Return the failure entry of messages that a query's expired lease gave back."""
+    """Return the failure entry of messages that an expired query lease gave back to the queue."""
     return failure.encode(f"the lease of query {run} ran out")
 
 
@@ -237,7 +244,7 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; abo
 
 
 class Offer(NamedTuple):
-    """A credit that a caller leaves if it finds no message: hand-overs on its own channel."""
+    """A credit that a caller leaves if it finds no message. It allows hand-overs to the caller."""
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -246,11 +253,11 @@ class Offer(NamedTuple):
 
     @property
     def renews(self) -> bool:
-        """Whether the caller renews an earlier credit."""
+        """Whether the caller renews a credit that it left earlier."""
         return self.number == 0
 
     def encode(self) -> bytes:
-        """Return the argument of a script."""
+        """Return the offer as an argument of a script."""
         if self.renews:
             return b"=" + self.channel
         way = b"*" if self.is_heard else b"+"
@@ -270,7 +277,7 @@ NO_CREDIT = CreditState()
 
 
 class Batch(NamedTuple):
-    """The reply to prepare."""
+    """The reply to the script `prepare`."""
 
     wait_us: int  # µs until the slot has more work; 0: now; -1: not before a change
     expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
@@ -294,7 +301,7 @@ class HandOver(NamedTuple):
 
 
 class RollbackReply(NamedTuple):
-    """The reply to rollback_expired_leases."""
+    """The reply to the script `rollback_expired_leases`."""
 
     retried: int
     dead: int
@@ -345,13 +352,13 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work. 0: now. -1: not before the slot changes.
+    """Return the µs until each slot has work: 0 now, -1 not before the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
         waits: Whether the caller sleeps now.
-        many_topics: Whether the slots are of several topics. Then -2 marks a slot whose topic was
-            deleted or created again; otherwise that is an error.
+        many_topics: Whether the slots are of several topics. If True, -2 marks a slot whose topic
+            was deleted or created again. If False, such a slot is an error.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
@@ -368,8 +375,8 @@ def next_ready_or_credit(
 ) -> Command[tuple[list[int], list[CreditState]]]:
     """Do the same as next_ready, and leave a credit in each slot if no slot has work.
 
-    `sessions`: session of each slot's credit; empty for a renewal. Returns the microseconds, and
-    the state of each credit.
+    `sessions` has the replay session of each slot's credit, or is empty for a renewal. Returns the
+    µs until each slot has work, and the state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -392,7 +399,7 @@ def next_ready_or_credit(
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
-    """Remove the credits of a channel.
+    """Remove the credits that a consumer with this channel left in slots.
 
     Returns:
         The number of connections that were sent `number`, and for each slot the number of
@@ -404,7 +411,7 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add counts, one per bucket, to a slot's counts of how late messages were received."""
+    """Add to a slot's counts of how late messages were received, one count for each bucket."""
     return Command(
         script_loader.load("lateness_report"),
         (keys.slot,),
@@ -418,7 +425,7 @@ def _waits(waits: bool | Offer) -> bytes:
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read a payload of a consumer's own channel, or return None if it is not a hand-over."""
+    """Read a hand-over that arrived on a consumer's own channel, or return None if it is none."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -456,7 +463,7 @@ def rollback_expired_leases(
 
 
 class ExtendReply(NamedTuple):
-    """The reply to extend."""
+    """The reply to the script `extend`."""
 
     deadline_s: int
     letters: str  # a letter for each: 1 extended, c also cancelled, 0 lost
@@ -471,10 +478,10 @@ def ack(
     numbers: Sequence[int] = (),
     marks: Sequence[bytes] = (),
 ) -> Command[str]:
-    """Settle deliveries of one slot for good. A letter for each: 1 settled, 0 lost.
+    """Settle deliveries of one slot for good. Return a letter for each: `1` settled, `0` lost.
 
-    `numbers`: delivery numbers (fences); empty if unknown. `marks`: the messages' numbers of
-    `rmq.Audit`; empty if unknown.
+    `numbers` are the delivery numbers (fences), or empty if unknown. `marks` are the numbers that
+    `rmq.Audit` checks, or empty if unknown.
     """
     return Command(
         script_loader.load("ack"),
@@ -499,7 +506,10 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
 ) -> Command[str]:
-    """Give failed deliveries back. A letter for each: r retry, d dead, c cancelled, 0 lost."""
+    """Give failed deliveries back.
+
+    Return a letter for each: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    """
     return Command(
         script_loader.load("nack"),
         (
@@ -523,7 +533,10 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
 ) -> Command[str]:
-    """Make deliveries dead letters. A letter for each: d dead, c cancelled, 0 lost."""
+    """Make deliveries dead letters.
+
+    Return a letter for each: `d` dead, `c` cancelled, `0` lost.
+    """
     return Command(
         script_loader.load("reject"),
         (
@@ -547,9 +560,11 @@ def release(
     places: Sequence[int],
     wait_ms: int,
 ) -> Command[str]:
-    """Give deliveries back without a failure. A letter for each: 1 released, c cancelled, 0 lost.
+    """Give deliveries back without a failure.
 
-    `places`: priority or due time of each message.
+    Return a letter for each: `1` released, `c` cancelled, `0` lost.
+
+    `places` are the priority or due time of each message.
     """
     return Command(
         script_loader.load("release"),
@@ -577,7 +592,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Move the deadlines of leases."""
+    """Extend leases to `lease_ms` from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

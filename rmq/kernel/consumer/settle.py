@@ -1,10 +1,11 @@
 """Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
 
-Each verb takes the leases of the deliveries and returns a `Settling`. It makes a call for each slot
-and each thousand deliveries (for some verbs, each hundred), in its own replay session. The reply
-has a letter for each delivery, in order. A settling without a reply keeps its sessions and their
-numbers, so it can be run again: executed calls answer as before, and the others are executed. Extra
-commands run before the calls, in the same round trip.
+Each verb takes the leases of the deliveries and returns a `Settling`. A settling makes a call for
+each slot and each thousand deliveries (for some verbs, each hundred), in its own replay session.
+The reply has a letter for each delivery, in order. A settling whose reply is lost keeps its
+sessions and their numbers, so it can be run again. Calls that Redis has executed then return the
+same reply, and the other calls are executed. Extra commands, for example about claims, run before
+the calls, in the same round trip.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 
 
 class Settling(Generic[T]):
-    """The calls of one settling, which may be repeated until they are answered.
+    """The calls that settle some deliveries. They may be repeated until Redis replies.
 
-    Redis keeps the answers for a minute (`lua/lib/replay.lua`). A later repeat finds by the
+    Redis keeps the replies for a minute (`lua/lib/replay.lua`). A later repeat finds by the
     receipts which leases the caller still has. Nothing is done twice, but deliveries that the first
     call settled are then reported as lost.
     """
@@ -159,16 +160,16 @@ class Settling(Generic[T]):
         self._is_repeat = False
 
     def run(self) -> Flow[T]:
-        """Make the calls; raise the first error after all calls were made."""
+        """Make the calls. Raise the first error after all calls were made."""
         answer, error = yield from self.try_run()
         if error is not None:
             raise error
         return answer
 
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
-        """Do the same as `run`, but if only some slots failed, return answer and first error.
+        """Do the same as `run`, but return the reply and the first error if only some slots failed.
 
-        `fails_fast`: whether commands fail at once if a master is away. If the settling is
+        `fails_fast` says whether commands fail at once if a master node is away. If the settling is
         `unanswered` afterwards, it can be run again.
         """
         for call in self._calls:
@@ -199,7 +200,7 @@ class Settling(Generic[T]):
 
     @property
     def unanswered(self) -> bool:
-        """Whether calls may have been executed but have no answer."""
+        """Whether Redis may have executed calls without a reply."""
         return self._is_repeat and bool(self._sessions)
 
     @property
@@ -218,7 +219,7 @@ class Settling(Generic[T]):
         return (yield Pipeline(calls)) if calls else []
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the calls without an answer for a repeat; give the other sessions back."""
+        """Keep the sessions of calls without a reply for a repeat. Give the other sessions back."""
         if not numbers:
             return self._give_sessions_back()
         kept = set(numbers)
@@ -263,7 +264,7 @@ def _deadlines(
 
 
 def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:
-    """Settle deliveries for good. A letter for each: 1 settled, 0 lost."""
+    """Settle deliveries for good. The result has a letter for each: `1` settled, `0` lost."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -282,7 +283,10 @@ def nack(
     wait_ms: int | None,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give deliveries back as failed. A letter for each: r retry, d dead, 0 lost."""
+    """Give deliveries back as failed.
+
+    The result has a letter for each: `r` retry, `d` dead, `0` lost.
+    """
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -300,9 +304,9 @@ def reject(
     reason: str,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Make deliveries dead letters. A letter for each: d dead, 0 lost.
+    """Make deliveries dead letters. The result has a letter for each: `d` dead, `0` lost.
 
-    `reason`: r rejected, u undecodable.
+    `reason` is "r" (rejected) or "u" (undecodable).
     """
 
     def build(
@@ -321,9 +325,9 @@ def release(
     wait_ms: int,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give deliveries back without a failure. A letter for each: 1 released, 0 lost.
+    """Give deliveries back without a failure. The result has a letter for each: `1` or `0` (lost).
 
-    `places`: priority or due time of each message.
+    `places` are the priority or due time of each message.
     """
 
     def build(
@@ -339,7 +343,7 @@ def release(
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[int | None]]:
-    """Move deadlines. The result has each new deadline in s, None if lost, or 0 if unknown."""
+    """Extend leases. The result has each new deadline in s, None if lost, or 0 if unknown."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -350,7 +354,7 @@ def extend(
 
 
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
-    """Check whether leases are still held. A letter for each: ? held, 0 lost."""
+    """Check whether leases are valid. The result has a letter for each: `?` valid, `0` lost."""
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
         held = None  # a topic that was created again may have fewer slots

@@ -39,7 +39,7 @@ class AwaySlots:
     """The slots of one consumer whose masters are away.
 
     Attributes:
-        calls: Calls of `prepare` without a reply, by slot; the next visit of the slot repeats them.
+        calls: Calls of `prepare` without a reply, by slot. The next visit of the slot repeats them.
     """
 
     __slots__ = ("_error", "_since", "_visit_at", "calls")
@@ -54,7 +54,7 @@ class AwaySlots:
         return bool(self._since)
 
     def note(self, slot: int, error: StorageError) -> bool:
-        """Record a failed visit; return False if the master of the slot is not away."""
+        """Record a failed visit. Return False if the master of the slot is not away."""
         if not is_master_away(error):
             return False
         now = time.monotonic()
@@ -64,13 +64,16 @@ class AwaySlots:
         return True
 
     def end(self, slot: int) -> None:
-        """Record that a slot is served again."""
+        """Record that the master of a slot serves it again."""
         if self._since:
             self._since.pop(slot, None)
             self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget the slots from this index on, which no longer exist; keep their calls."""
+        """Forget the slots from this index on, because they no longer exist.
+
+        Their calls are kept.
+        """
         for slot in [slot for slot in self._since if slot >= count]:
             self.end(slot)
 
@@ -90,7 +93,9 @@ log = logging.getLogger("rmq")
 
 
 def report(state: ReceiveState) -> Flow[None]:
-    """Add the lateness counts of a consumer to its topic's; errors of Redis are only logged.
+    """Add the counts of late deliveries of a consumer to the topic's counts.
+
+    Errors of Redis are only logged.
 
     Guarantee:
         Each delivery is reported at most once. A report without a reply is not repeated.
@@ -116,7 +121,7 @@ NEVER = float("inf")
 
 
 class ReceiveState:
-    """A consumer's state of its slots, including when each has work, by the monotonic clock."""
+    """A consumer's state of its slots, with the time at which each slot next has work."""
 
     __slots__ = (
         "all_checked_at",
@@ -182,13 +187,13 @@ class ReceiveState:
         self.check_before_sleep = False  # whether a busy slot must be checked before we sleep
 
     def wait_for_receive(self) -> Flow[None]:
-        """Wait until the interrupted call has ended, at most END_S."""
+        """Wait until an interrupted call has ended, at most END_S."""
         until = time.monotonic() + END_S
         while self.receiving and time.monotonic() < until:
             yield Sleep(RECHECK_S)
 
     def current_slots(self) -> list[SlotKeys]:
-        """Return the slots; forget their state if they have changed.
+        """Return the slots. If their number has changed, forget the state of the old slots.
 
         Another call of the client may have opened the topic again.
         """
@@ -210,9 +215,9 @@ class ReceiveState:
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
-        """Whether slots without work send a signal when they get work, except `busy_slots`.
+        """Whether each slot without work sends a wake-up when it gets work.
 
-        If slots may have credits, all slots are checked each time.
+        The `busy_slots` are excepted. If slots may have credits, all slots are checked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:
@@ -224,7 +229,7 @@ class ReceiveState:
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_checks(self) -> Sequence[int]:
-        """Return the slots to check next: all slots if there are few, else the slots in turn."""
+        """Return the slots to check next: all if there are few, otherwise some slots in turn."""
         now, slots = time.monotonic(), len(self.ready_at)
         looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:
@@ -235,7 +240,7 @@ class ReceiveState:
         return looks
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Record that slots have work now, because wake-up signals named them."""
+        """Record that slots have work now, because wake-ups named them."""
         for slot in slots:
             if slot < len(self.ready_at):
                 self.ready_at[slot] = 0.0

@@ -42,7 +42,7 @@ class AuditLine(NamedTuple):
 
     @classmethod
     def unpack(cls, text: bytes, score: float) -> AuditLine:
-        """Read a line from Redis; `what` is "unreadable" if RMQ did not write the line."""
+        """Read a line from Redis. Its `what` is "unreadable" if RMQ did not write the line."""
         try:
             at_ms, *words = json.loads(text)
             by, what, subject, rest = (str(word) for word in words)
@@ -56,20 +56,20 @@ AUDIT_LINES_MAX = 10_000
 
 
 def note(prefix: str, line: AuditLine) -> Flow[None]:
-    """Add a line to the audit trail; the same line again adds nothing."""
+    """Add a line to the audit trail. If the same line is there already, nothing is added."""
     key = audit_trail_key(prefix)
     yield RawCommand("audit_trail", "ZADD", key, line.at_ms, line.pack())
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
 def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
-    """Add a line about an act that ends now; `by` None: user@host."""
+    """Add a line about an act that has just ended. If `by` is None, it names user@host."""
     now_ms = yield from server_ms("audit_trail")
     yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
 
 
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
-    """Return the newest lines of the audit trail, up to a time; the newest first."""
+    """Return the lines of the audit trail up to a time, at most `limit`, the newest first."""
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")
     command = Command(

@@ -17,7 +17,7 @@ FULL_S = 1.0  # time until a full topic is checked again for slots with room
 
 
 def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
-    """Return the number of waiting messages of each slot, with messages that are due later."""
+    """Return the number of waiting messages of each slot. Messages that are due later count."""
     replies = yield from pipeline(
         [scripts.slot_delete(keys, context.created, None) for keys in context.slots]
     )
@@ -25,7 +25,7 @@ def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
 
 
 def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bool]:
-    """Divide the `max_length` of a resized topic again, by the waiting messages of each slot.
+    """Divide `max_length` among the slots of a resized topic again, by their waiting messages.
 
     Args:
         context: The topic.
@@ -53,7 +53,10 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 
 
 def change_layout(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
-    """Change the topic's hash, unless another client changed it; use what it has from now on."""
+    """Change fields of the topic's hash, unless another client has changed the hash.
+
+    This client uses the fields that Redis has afterwards.
+    """
     reply = yield scripts.topic_resize(context, context.revision, fields)
     if reply.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted in the meantime")

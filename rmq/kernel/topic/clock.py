@@ -8,7 +8,7 @@ now_us = b""  # argument of scripts: a test's time in epoch microseconds; empty:
 
 
 def set_clock(test_us: int | None) -> None:
-    """Set the time of all later commands; None: the server's clock. For tests only."""
+    """Set the time of all later commands. None restores the server's clock. For tests only."""
     global now_us
     now_us = b"" if test_us is None else b"%d" % test_us
 

@@ -75,7 +75,10 @@ class TopicContext:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse the settings of an unopened topic; Python calls it for missing names only."""
+            """Refuse access to settings of a topic that is not open.
+
+            Python calls this method only for names that are missing.
+            """
             if name == "settings":
                 raise ConfigurationError(
                     f"topic {self.name!r} has not been opened, so its settings are not known; call "
@@ -86,9 +89,9 @@ class TopicContext:
     def open_with(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Store the settings and the stamp that Redis has.
+        """Store the settings of the topic, and the stamp that identifies it in Redis.
 
-        `ready`: whether every slot has these settings.
+        `ready` says whether every slot has these settings.
         """
         stamp = settings.slot_stamp(created)
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
@@ -103,7 +106,7 @@ class TopicContext:
         self.keep_settings()
 
     def keep_settings(self, seconds: float | None = None) -> None:
-        """Use the settings for some seconds before they are read again; None: FOLLOW_S."""
+        """Use the settings for some seconds before they are read again (None: for FOLLOW_S)."""
         self.fresh_until = time.monotonic() + (FOLLOW_S if seconds is None else seconds)
         self.current_until = self.fresh_until if self.is_ready else 0.0
 
@@ -115,13 +118,13 @@ class TopicContext:
         """Read the settings again before the next command.
 
         Other threads and tasks use the old settings until then. This is safe, because scripts
-        compare the stamp.
+        refuse a call with the stamp of an earlier topic.
         """
         self._is_open = self.is_ready = False
         self.current_until = 0.0
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
-        """Return an id if it can belong to this topic, which must be open.
+        """Return an id unchanged if it can belong to this topic. The topic must be open.
 
         Raises:
             InvalidValue: The id is of another topic, or of a slot that this topic does not have.

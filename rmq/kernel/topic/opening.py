@@ -49,7 +49,7 @@ _POLICY = re.compile(rb"^maxmemory_policy:(\S+)", re.MULTILINE)
 
 
 def advice(policy: str | None) -> str | None:
-    """Return advice about an eviction policy; None if it is safe or unknown."""
+    """Return advice about an eviction policy, or None if the policy is safe or unknown."""
     if policy is None or policy == SAFE_POLICY:
         return None
     return (
@@ -60,7 +60,7 @@ def advice(policy: str | None) -> str | None:
 
 
 def warn() -> Flow[None]:
-    """Log a warning if Redis may evict keys; on a Redis Cluster, one node is checked."""
+    """Log a warning if Redis may evict keys. On a Redis Cluster, one node is checked."""
     with suppress(RMQError):
         info: bytes = yield RawCommand("info", "INFO", "memory")
         found = _POLICY.search(info)
@@ -77,11 +77,11 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 
 
 def open(context: TopicContext, create: bool = True) -> Flow[bool]:
-    """Open the topic; return whether this call created it.
+    """Open the topic. Return whether this call created it.
 
-    The first client that writes the topic's hash chooses the settings. It then creates the slots,
-    each with the topic's stamp. If it dies before the last slot, the next client to open the topic
-    creates the rest.
+    The first client that writes the topic's hash chooses the settings. This client then creates the
+    slots, each with the topic's stamp. If the client dies before the last slot, the next client to
+    open the topic creates the missing slots.
 
     Raises:
         TopicNotFound: The topic is missing, and `create` is False.
@@ -150,10 +150,11 @@ def _refuse_lookalike(context: TopicContext) -> Flow[None]:
 
 
 def _await_slots(context: TopicContext) -> Flow[None]:
-    """Wait while another client, which has just created the topic, creates its slots.
+    """Wait until the client that has just created the topic has created its slots.
 
     Slots are created in order, so it is enough to check the last slot. If that client died, the
-    next client that opens the topic for use creates them. A caller that only reads gets errors.
+    next client that opens the topic for use creates the missing slots. A caller that only reads
+    gets errors.
     """
     for _ in range(SLOT_CHECKS):
         if (yield RawCommand("open", "EXISTS", context.slots[-1].slot)):
@@ -162,7 +163,10 @@ def _await_slots(context: TopicContext) -> Flow[None]:
 
 
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
-    """Refuse a topic that is being deleted: a message sent now would be deleted as well."""
+    """Refuse to open a topic that is being deleted.
+
+    A message that is sent now would be deleted as well.
+    """
     if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "
@@ -171,10 +175,11 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 
 
 def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
-    """Write the topic's settings to its slots, and then use the settings.
+    """Write the topic's new settings to its slots, and use the settings afterwards.
 
-    Until then, other threads use this context unchanged. Therefore no message is sent by a new
-    number of slots before every slot refuses messages that are sent by the old number.
+    Until all slots are written, other threads use this context unchanged. So no message is sent
+    with the new number of slots before every slot refuses messages that are sent with the old
+    number.
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)
@@ -187,18 +192,18 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Use the settings of a reply from now on. `is_ready`: whether every slot has them."""
+    """Use the settings of a reply from now on. `is_ready` says whether every slot has them."""
     context.open_with(kept, _created(reply), is_ready, _revision(reply))
 
 
 def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
-    """Write the settings of the context to every slot; return whether every slot has them now.
+    """Write the settings of the context to every slot. Return whether every slot has them now.
 
     Args:
         context: The topic.
         spare_away: Whether to skip slots of a cluster whose masters are away, if all other slots
-            already had these settings. The skipped slots then have them as well, unless the client
-            that wrote them died halfway.
+            already had these settings. The skipped slots have the settings as well, unless the
+            client that wrote the settings died halfway.
 
     Raises:
         TopicVanished: A slot belongs to an earlier topic of this name.
@@ -228,10 +233,11 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
 
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
-    """Follow a resize; if the topic was created again, let the next call open it.
+    """Find out why a call was refused: the topic was resized, deleted, or created again.
 
     The error of one slot does not show whether the topic is gone, or only this slot. Therefore the
-    topic is read again, and `error.recreated` is set.
+    topic is read again, and `error.recreated` is set. If the topic was created again, the next call
+    opens the new topic.
 
     Returns:
         Whether the topic was resized. If so, no message is gone, and the refused call can be
@@ -266,12 +272,12 @@ def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[boo
 
 
 def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Flow[int]:
-    """Follow a resize so that the caller can repeat a refused call, or raise the error.
+    """Use the new slots of a resized topic, so that the caller can repeat a refused call.
 
     Args:
         context: The topic.
-        error: Error of the refused call.
-        times: Number of resizes that the call has followed.
+        error: Error of the refused call. It is raised if the topic was not resized.
+        times: Number of resizes that happened during the call so far.
 
     Returns:
         The new number of resizes.
@@ -285,7 +291,7 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 def paused_error(
     context: TopicContext, consequence: str, results: list[Any] | None = None
 ) -> Flow[TopicPaused]:
-    """Return the error for a send while sends are paused; it says who paused them, when and why."""
+    """Return the error for a send while sends are paused: who paused them, when and why."""
     text = ""
     with suppress(RMQError):
         reply = yield scripts.topic(context, None)
@@ -309,7 +315,7 @@ def _revision(reply: TopicReply) -> int:
 
 
 def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
-    """Open the topic unless it is open; read its settings again if they are old."""
+    """Open the topic if it is not open. If its settings are old, read them again."""
     try:
         yield from _ensure_open(context, create)
     except TopicVanished as error:
@@ -328,8 +334,8 @@ def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    They are not compared with the settings that the client named when it opened the topic: a change
-    of the topic must not stop a running program.
+    The settings are not compared with those that the client named when it opened the topic, because
+    a change of the topic must not stop a running program.
 
     Raises:
         TopicVanished: The topic was deleted, or deleted and created again.

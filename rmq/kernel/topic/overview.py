@@ -69,7 +69,7 @@ class TopicOverview:
 
 
 def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
-    """Read topics, in the order of `names`; an unreadable topic has an error.
+    """Read topics in the order of `names`. A topic that cannot be read has an `error`.
 
     Args:
         prefix: Prefix of all keys.
@@ -102,7 +102,7 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
 
 
 def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
-    """Take note of a topic's settings; return why that cannot be."""
+    """Store a topic's settings in its context. Return the reason if that is impossible."""
     if reply.state < 0:
         return opening.not_found(context)
     if "deleting" in reply.kept:
@@ -133,14 +133,14 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names of all topics, sorted; leave out members of the list that are not names."""
+    """Return the names of all listed topics, sorted. Entries that are no names are left out."""
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def stored_topics(prefix: str) -> Flow[set[str]]:
-    """Return the names of topics that are in Redis, listed or not; SCAN reads all keys."""
+    """Return the names of topics that are in Redis, listed or not. SCAN reads all keys."""
     pattern = topic_key(prefix, "*")
     begin, _, end = pattern.partition(b"*")
     names: set[str] = set()
@@ -154,7 +154,7 @@ def stored_topics(prefix: str) -> Flow[set[str]]:
 
 
 def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
-    """List topics again that are in Redis; return the names that another program had removed."""
+    """List topics again that are in Redis. Return the names that were missing in the list."""
     added = []
     for name in names:
         with suppress(ScriptFailed, AccessDenied):  # another type, or a key of other users
@@ -167,7 +167,7 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
 
 
 def drop_wrong_lists(prefix: str) -> Flow[None]:
-    """Delete lists that another program has replaced by a value of another type."""
+    """Delete lists of topics that another program has replaced by a value of another type."""
     for key in (topics_key(prefix), scheduled_key(prefix)):
         yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))
     for key in (workers_key(prefix), jobs_key(prefix), audit_trail_key(prefix)):

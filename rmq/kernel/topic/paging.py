@@ -1,6 +1,7 @@
-"""Read a queue of a slot in parts, which several readers may read. Nothing is changed.
+"""Read a queue of a slot in parts. Several readers may read parts at the same time.
 
-`page` returns messages. A `SpanReader` returns columns, for programs that process columns.
+`page` returns messages. A `SpanReader` returns columns, for programs that process columns. Reading
+changes nothing in Redis.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _COUNTS = {
 
 
 class Span(NamedTuple):
-    """A part of one queue of one slot: scores from `low` up to `high`, `high` excluded.
+    """A part of one queue of one slot: scores from `low` up to `high`, without `high` itself.
 
     Attributes:
         slot: Index of the slot.
         low: Smallest score.
         high: Score at which the next part begins.
-        messages: Number of messages when the spans were made.
+        messages: Number of messages when the queue was divided into parts.
     """
 
     slot: int
@@ -50,7 +51,7 @@ class Span(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """The end of a page."""
+    """The position in a queue at which a page ended."""
 
     score: float
     seen: int  # number of messages with that score on earlier pages
@@ -61,7 +62,7 @@ class Page(NamedTuple):
 
     Attributes:
         messages: Messages in the order of their scores.
-        cursor: Cursor of the next page; None: this is the last page.
+        cursor: Cursor of the next page, or None if this is the last page.
     """
 
     messages: list[Message]
@@ -73,7 +74,7 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 
 
 def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
-    """Divide a queue of a slot into parts of about the same size; a small queue has fewer."""
+    """Divide a queue of a slot into parts of about the same size. A small queue has fewer parts."""
     queue = parse_queue(queue)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
     yield from opening.ensure_open(context, create=False)
@@ -101,7 +102,7 @@ def page(
     raw: bool,
     limit: int = PAGE,
 ) -> Flow[Page]:
-    """Read the next messages of a span; `raw`: return records in place of bodies."""
+    """Read the next messages of a span. With `raw`, return records in place of decoded bodies."""
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
     yield from opening.ensure_open(context, create=False)
@@ -135,9 +136,10 @@ class QueueBlock(NamedTuple):
         max_retries: The topic's setting.
         ids: Ids of the messages, 16 bytes each, concatenated.
         scores: Scores in the queue.
-        records: Envelope and body as stored in Redis; empty: the record is missing.
-        failures: Failure entries; empty for a message that never failed.
-        lease_ends: End of the shared lease in epoch ms; None: the delivery has no shared lease.
+        records: Envelope and body as stored in Redis, or empty if the record is missing.
+        failures: Failure entries, or empty for a message that never failed.
+        lease_ends: End of the shared lease in epoch ms, or None if the delivery has no shared
+            lease.
     """
 
     topic: str
@@ -179,7 +181,7 @@ class QueueBlock(NamedTuple):
         )
 
     def only(self, rows: Sequence[int]) -> QueueBlock:
-        """Return the messages of these rows."""
+        """Return the messages of the given rows."""
         return self._replace(
             ids=b"".join(self.ids[row * ID_BYTES : (row + 1) * ID_BYTES] for row in rows),
             scores=[self.scores[row] for row in rows],
@@ -205,16 +207,16 @@ class QueueBlock(NamedTuple):
         return [last.deliveries if last else 0 for last in self.last_failures()]
 
     def due_ms(self) -> list[int] | None:
-        """Return the due times of waiting messages; 0: the message has a priority instead.
+        """Return the due times of waiting messages, with 0 for a message that has a priority.
 
-        None: no message has a due time.
+        Return None if no message has a due time.
         """
         if self.queue != "store" or max(self.scores, default=0) < TIMED_MIN:
             return None
         return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
 
     def leases_until_ms(self) -> list[int | None] | None:
-        """Return the ends of leases of messages in flight; None in the list: unknown.
+        """Return when the leases of messages in flight end, with None for an unknown end.
 
         For messages in the trash, return the times at which they are dropped. For other queues,
         return None.
@@ -242,7 +244,7 @@ class SpanReader:
         span: A span of that slot.
         max_retries: The topic's setting.
         rows: Maximum number of messages per page, 1 to 1000.
-        bodies: Whether to fetch large bodies; a page ends when they reach LARGE_BYTES.
+        bodies: Whether to fetch large bodies. A page ends when its bodies reach LARGE_BYTES.
         records: Whether to read records.
     """
 
@@ -313,17 +315,17 @@ class QueuePart(NamedTuple):
 def open_queue(
     transport: Transport, part: QueuePart, rows: int, bodies: bool = True, records: bool = True
 ) -> Callable[[], QueueBlock | None]:
-    """Return a function that reads the next page of a part of a queue; it returns None at the end.
+    """Return a function that reads the next page of a part of a queue, or None at the end.
 
     After an error, the function continues after the last page.
 
     Args:
-        transport: Transport of a client; the topic need not be open.
+        transport: Transport of a client. The topic need not be open.
         part: Part of the queue.
         rows: Maximum number of messages per page, 1 to 1000. A page ends after 4 MiB of records
             or 16 MiB of large bodies.
         bodies: Whether to fetch large bodies from Redis.
-        records: Whether to fetch records; if False, they are empty in the pages.
+        records: Whether to fetch records. If False, the records in the pages are empty.
     """
     keys = SlotKeys(part.prefix, part.topic, part.span.slot)
     reader = SpanReader(keys, part.queue, part.span, part.max_retries, rows, bodies, records)

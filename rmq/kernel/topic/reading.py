@@ -1,7 +1,7 @@
 """Read messages of a topic: one message, a page of a queue, or large bodies of records.
 
-Each call takes Redis a few milliseconds at most. Plain commands read large bodies, see
-`rmq.kernel.core.record`.
+Each call keeps Redis busy for a few milliseconds at most. Large bodies are read by plain commands,
+as `rmq.kernel.core.record` explains.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _deadline(member: QueueMember) -> datetime | None:
 def messages_of(
     members: Iterable[QueueMember], max_retries: int, raw: bool = False
 ) -> list[Message]:
-    """Return members of a queue as messages; `unreadable` says what cannot be read.
+    """Return members of a queue as messages, whose `unreadable` says what cannot be read.
 
-    `raw`: return records in place of bodies. The decompressed bodies of all messages together are
-    limited to the size of one body.
+    With `raw`, return records in place of decoded bodies. The decompressed bodies of all messages
+    together are limited to the size of one body.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -96,7 +96,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
 
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
-    """Return the decoded body, or the list of bodies of a collecting message."""
+    """Return the decoded body of a message. For messages merged into one, return their bodies."""
     if not entry.flags & record.COLLECTS:
         record.check_body(entry.flags)
         return (shared.decode if shared else decode)(entry.codec, entry.body)
@@ -166,7 +166,10 @@ class CallSize:
 
 
 class MemberPage(NamedTuple):
-    """A page of a queue. The next page begins at score `edge` and skips `skip` members of it."""
+    """A page of a queue.
+
+    The next page begins at score `edge` and skips the first `skip` members with that score.
+    """
 
     members: list[QueueMember]
     edge: str
@@ -176,7 +179,7 @@ class MemberPage(NamedTuple):
 def next_page(
     keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
 ) -> Flow[MemberPage]:
-    """Read a page of a queue of a slot between two scores; skip `skip` members of the first score.
+    """Read a page of a queue between two scores. Skip `skip` members of the first score.
 
     The next page begins at the last score of this page, so Redis need not step over all earlier
     members. Few messages share a score.
@@ -192,7 +195,7 @@ def next_page(
 
 
 def marks_of(member: QueueMember) -> dict[str, str | None]:
-    """Return the type and the group of a message; empty if its record cannot be read."""
+    """Return the type and the group of a message, or nothing if its record cannot be read."""
     try:
         headers = record.read(member.record).headers
     except DecodeError:
@@ -206,7 +209,7 @@ FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not bus
 def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flow[list[bytes]]:
     """Return the records of one slot with their bodies.
 
-    If the body is gone, the record is returned unchanged and cannot be read. Its message was
+    If a body is gone, its record is returned unchanged and cannot be read. The message was then
     settled after the record was read, or another program has removed the body.
     """
     whole, left = list(records), record.positions(records)
@@ -225,7 +228,7 @@ def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flo
 
 
 class ScoreRange(NamedTuple):
-    """Bounds for ZRANGEBYSCORE, and the direction of reading."""
+    """Smallest and largest score for ZRANGEBYSCORE, and the direction of reading."""
 
     low: str
     high: str
@@ -246,8 +249,9 @@ PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
 def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequence[ScoreRange]:
     """Return ranges of scores in the order in which a queue is shown.
 
-    The StoreQueue is shown in the order of delivery: due messages, priorities, retries. Then come
-    the messages that wait in groups, and the messages that are due later.
+    The StoreQueue (the waiting messages) is shown in the order of delivery: due messages, messages
+    with priorities, retries. After these, messages that wait in groups and messages that are due
+    later are shown.
     """
     if queue != "store":
         return ALL
@@ -289,7 +293,7 @@ class SlotReader:
         self._ranges[0] = ScoreRange(low, edge, True) if down else ScoreRange(edge, high)
 
     def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember]]:
-        """Return the next members, at most about `most`; empty at the end."""
+        """Return about `most` members at most, the next in order, or an empty list at the end."""
         while self._ranges:
             low, high, down = self._ranges[0]
             count = max(1, min(self._size.count, most))
@@ -308,7 +312,7 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Whether a member is before the start position, or at it."""
+        """Whether a member is at the start position, or before it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

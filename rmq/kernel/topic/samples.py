@@ -16,7 +16,10 @@ READ = "history"  # name in errors
 def stored(
     context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[Figures]]:
-    """Return the samples of these rings since a time, unordered and with duplicates."""
+    """Return the samples of these rings since a time.
+
+    They are unordered, some may be duplicates.
+    """
     created_ms = int(context.identity) // 1000
     found: list[Figures] = []
     for ring in rings:
@@ -37,7 +40,7 @@ def stored(
 def before(
     context: TopicContext, now_ms: int, *windows_ms: int
 ) -> Flow[tuple[Figures | None, ...]]:
-    """Return for each age the sample that `history.so_old` chooses; None: there is no sample.
+    """Return for each age the sample that `history.so_old` chooses, or None without a sample.
 
     Args:
         context: The topic, which must be open.

@@ -1,9 +1,9 @@
 """The list of topics that have schedules, so that an idle scheduler reads no other topic.
 
-An entry has the name of a topic, its stamp, and a generation: the number of times that its last
-schedule was deleted. The entry is added first. The schedule is then stored if the generation has
-not changed. Therefore each topic with schedules is listed, and an entry of an earlier generation
-can be removed at any time.
+An entry has the name of a topic, the topic's stamp, and a generation: how often the last schedule
+of the topic was deleted. A schedule is stored in two steps. First the entry is added to the list.
+Then the schedule is stored, if the generation has not changed. Therefore each topic with schedules
+is listed, and an entry of an earlier generation can be removed at any time.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # names i
 
 
 class Listed(NamedTuple):
-    """An entry of the list."""
+    """An entry of the list of topics that have schedules."""
 
     topic: str
     created: bytes
     generation: bytes
 
     def pack(self) -> bytes:
-        """Return the member of the set."""
+        """Return the entry as a member of the set in Redis."""
         return b":".join((self.topic.encode(), self.created, self.generation))
 
 
 def add(context: TopicContext, generation: bytes) -> Flow[None]:
-    """List an open topic."""
+    """Add an open topic to the list of topics that have schedules."""
     entry = Listed(context.name, context.created, generation)
     yield RawCommand(ADD, "SADD", scheduled_key(context.prefix), entry.pack())
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return all entries; leave out members of the list that are not entries."""
+    """Return all entries. Members of the list that are no entries are left out."""
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
 
 
 def relist(context: TopicContext) -> Flow[None]:
-    """List an open topic that has schedules, if another program has removed it from the list."""
+    """List an open topic that has schedules again if another program has removed it."""
     keys = context.slots[0]
     if (yield RawCommand(READ, "EXISTS", keys.schedule_times)):
         (generation,) = yield RawCommand(READ, "HMGET", keys.schedules, "generation")
@@ -61,6 +61,6 @@ def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
 
 
 def remove_topic(context: TopicContext) -> Flow[None]:
-    """Remove a topic that is being deleted and can get no more schedules."""
+    """Remove a topic from the list that is being deleted, so that it gets no more schedules."""
     listed = yield from read(context.prefix)
     yield from remove(context.prefix, [each for each in listed if each.topic == context.name])

@@ -1,4 +1,4 @@
-"""Builders of the scripts about topics and slots that several packages call."""
+"""Commands for topics and slots that several packages send."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class TidyReply(NamedTuple):
-    """The reply to tidy."""
+    """The reply to the script `tidy`."""
 
     dropped: int  # number of dropped dead letters, with those in the trash
     more: bool  # whether the limit was reached
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
-    """Drop dead letters and other data of a slot whose retention is over."""
+    """Drop dead letters, and other data of a slot, that were kept for as long as configured."""
     return Command(
         script_loader.load("tidy"),
         (
@@ -48,7 +48,7 @@ STATS = (
 
 
 class QueueMember(NamedTuple):
-    """A member of a queue, as `get` and `peek` return it."""
+    """A member of a queue, as the scripts `get` and `peek` return it."""
 
     queue: str  # store, prepare, dead or trash
     id: bytes
@@ -60,14 +60,14 @@ class QueueMember(NamedTuple):
 
 
 class SlotCounts(NamedTuple):
-    """The whole reply to stats."""
+    """The whole reply to the script `stats`."""
 
     counts: dict[str, int]  # by the names of STATS
     lateness: Counts
 
 
 class LocateReply(NamedTuple):
-    """The reply to locate: counts of the slot, and a letter for each message."""
+    """The reply to the script `locate`: counts of the slot, and a letter for each message."""
 
     newest: int  # acceptance number of the slot's newest message
     waiting: int
@@ -76,9 +76,9 @@ class LocateReply(NamedTuple):
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
-    """Count the timed messages of a slot by their due times.
+    """Count the messages of a slot that have a due time, by the time until they are due.
 
-    A message is counted once: at the first of the times by which it is due, or after all of them.
+    Each message is counted once: at the first of the steps by which it is due, or after all steps.
     """
     return Command(
         script_loader.load("due_counts"),
@@ -97,7 +97,7 @@ def ready_count(keys: SlotKeys) -> Command[int]:
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
-    """Read a message from any queue; None: it is in no queue."""
+    """Read a message from any queue, or return None if it is in no queue."""
 
     def parse(reply: list[Any]) -> QueueMember | None:
         if reply[0] == b"gone":
@@ -138,7 +138,7 @@ def peek(
     limit: int = 100,
     records: bool = True,
 ) -> Command[list[QueueMember]]:
-    """Read a page of one queue of a slot. `records`: whether to read records."""
+    """Read a page of one queue of a slot. `records` says whether to read the records."""
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, *columns = _columns_of(reply)
@@ -165,7 +165,7 @@ def purge(
     limit: int = 1000,
     ids: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Delete a page of waiting messages or dead letters; return their number."""
+    """Delete a page of waiting messages or dead letters. Return their number."""
     return Command(
         script_loader.load("purge"),
         (
@@ -208,7 +208,7 @@ def peek_columns(
 
 
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
-    """Return the counts of a slot; STATS has their names."""
+    """Return the counts of a slot. STATS has the names of the counts."""
     return Command(
         script_loader.load("stats"),
         (
@@ -221,7 +221,10 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
-    """Return the counts of a slot, with those that consumers reported by `lateness_report`."""
+    """Return the counts of a slot, and its counts of late deliveries.
+
+    Consumers have reported the late deliveries with `lateness_report`.
+    """
     command = stats(keys)
     return Command(
         command.script,
@@ -232,18 +235,18 @@ def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
 
 
 class TopicReply(NamedTuple):
-    """The reply to topic, topic_set, topic_pause, topic_resume and topic_resize."""
+    """The reply to the scripts topic, topic_set, topic_pause, topic_resume and topic_resize."""
 
     state: int  # 1 created or changed, 0 unchanged, -1 missing, -2 changed by another client
     kept: dict[str, str]  # settings in Redis, with `created`, `revision` and `deleting`
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to slot_delete, with the numbers of messages.
+    """The reply to the script `slot_delete`, with the numbers of messages.
 
     Attributes:
-        state: 1: deleted; 0: not deleted; -1: the slot belongs to a newer topic; -2: not deleted,
-            because a store has bodies of the slot.
+        state: 1 if the slot is deleted, 0 if not, -1 if the slot belongs to a newer topic, and -2
+            if it is not deleted because a store has bodies of the slot.
     """
 
     state: int
@@ -262,7 +265,10 @@ def _topic_reply(reply: list[Any]) -> TopicReply:
 
 
 def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
-    """Create a topic with these settings if it is missing; None: only read the settings."""
+    """Create a topic with the context's settings if it is missing.
+
+    If `create` is None, only read the settings.
+    """
     return Command(
         script_loader.load("topic"),
         (context.key,),
@@ -274,7 +280,7 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, if its settings still have this revision.
+    """Change fields about the slots of a topic, if its settings still have `revision`.
 
     An empty value removes a field. The reply has the same states as the reply to topic_set.
     """
@@ -289,7 +295,7 @@ def topic_resize(
 def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
-    """Write the settings of a topic to a slot, unless the slot has this revision."""
+    """Write the settings of a topic to a slot, unless the slot has this revision already."""
     return Command(
         script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
@@ -299,7 +305,7 @@ def slot(
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
-    """Delete a slot if it has at most `most` messages; None: only count the messages."""
+    """Delete a slot if it has at most `most` messages. If that is None, only count the messages."""
     return Command(
         script_loader.load("slot_delete"),
         (

@@ -1,4 +1,4 @@
-"""Replay sessions: a command that is sent twice under one session and number is executed once.
+"""Replay sessions: a command that is sent twice with the same session and number is executed once.
 
 A replay session is a name under which one caller at a time sends numbered commands to a slot. The
 slot remembers the last number and its reply (`lua/lib/replay.lua`).
@@ -16,7 +16,7 @@ from rmq.kernel.core import process
 
 
 class ReplaySession:
-    """A name, and the sequence number of the last command that was sent under it.
+    """The name of a session, and the sequence number of the last command sent in this session.
 
     Attributes:
         call: Name and number of the current command, as an argument of a script.
@@ -35,10 +35,10 @@ class ReplaySession:
 
 
 class ReplaySessions:
-    """The replay sessions of one client; each command uses a session that no other command uses.
+    """The replay sessions of one client. No two commands use a session at the same time.
 
-    A forked child starts its own sessions. In a shared session, it would receive replies to
-    commands of its parent.
+    A forked child starts its own sessions. In a session of its parent, the child would receive
+    replies to the parent's commands.
     """
 
     __slots__ = ("_free", "_generation", "_made", "_stem")
@@ -63,7 +63,7 @@ class ReplaySessions:
             self.give(session)
 
     def take(self) -> ReplaySession:
-        """Return a session with its next number for one command; `give` it back after the reply."""
+        """Return a session with its next number for one command. Give it back with `give`."""
         if self._generation != process.generation:
             self._start()
         try:
@@ -75,7 +75,7 @@ class ReplaySessions:
         return session
 
     def give(self, *sessions: ReplaySession) -> None:
-        """Make sessions available for later commands."""
+        """Make sessions available for later commands, after their replies."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):
                 self._free.append(session)

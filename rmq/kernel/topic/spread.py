@@ -1,8 +1,8 @@
-"""The choice of a slot for a message: by its `slot_basis`, or round-robin.
+"""Choose the slot of a message: by its `slot_basis`, or round-robin.
 
 The slot of a basis is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of its UTF-8 bytes, modulo the number
-of slots. Programs in other languages can compute it; tests/unit/kernel/topic/test_spread.py
-has vectors from crcmod.
+of slots. Programs in other languages can compute the same slot.
+tests/unit/kernel/topic/test_spread.py has test vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
-    """Return the slot of a basis: always the same while the topic exists."""
+    """Return the slot of a basis. It is always the same while the number of slots is the same."""
     if isinstance(basis, str):
         basis = utf8(basis, "slot_basis")
     elif not isinstance(basis, bytes):
@@ -29,9 +29,9 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 
 
 def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
-    """Return the slots in turn, endlessly, each for the next RUN_LENGTH messages without a basis.
+    """Return an endless iterator over the slots, for messages without a basis.
 
-    Threads may share the iterator.
+    Each slot comes RUN_LENGTH times in succession. Threads may share the iterator.
     """
     start %= slots
     return cycle(chain(range(start, slots), range(start)))

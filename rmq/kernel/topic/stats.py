@@ -57,8 +57,8 @@ class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.
 
     Attributes:
-        within_s: End of the period, seconds from now; 0: due now; None: unlimited. The period
-            begins at the end of the previous count.
+        within_s: End of the period in seconds from now: 0 counts messages that are due now, None
+            has no limit. The period begins at the end of the previous count.
         messages: Number of messages.
     """
 
@@ -67,7 +67,7 @@ class DueCount(NamedTuple):
 
 
 def check_steps(steps: Sequence[Duration]) -> list[int]:
-    """Return the steps in ms; raise an error unless there are 1 to 60, in rising order."""
+    """Return the steps in ms. There must be 1 to 60 steps, in rising order."""
     given: object = steps
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidType(f"steps: {steps!r}; give a list of seconds or timedeltas")
@@ -83,7 +83,7 @@ def check_steps(steps: Sequence[Duration]) -> list[int]:
 
 
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return the counts of each slot; change nothing."""
+    """Return the counts of each slot. Nothing is changed."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
 
@@ -95,19 +95,19 @@ def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
 
 
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Drop data whose retention is over, and return the counts of each slot."""
+    """Drop data that was kept for as long as configured, and return the counts of each slot."""
     yield from opening.ensure_open(context, create=False)
     yield from tidy.tidy_if_allowed(context)
     return (yield from counts(context))
 
 
 def stats(context: TopicContext) -> Flow[dict[str, int]]:
-    """Drop data whose retention is over, and return the counts of a topic."""
+    """Drop data that was kept for as long as configured, and return the counts of a topic."""
     return total((yield from stats_by_slot(context)))
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the timed messages of a topic by due time; change nothing."""
+    """Count the messages of a topic that have a due time, by due time. Nothing is changed."""
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(

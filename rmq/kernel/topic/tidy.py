@@ -1,7 +1,7 @@
-"""Drop dead letters and other data of slots whose retention is over.
+"""Drop dead letters, and other data of slots, that were kept for as long as configured.
 
 Acks, rejections and receives do this for their own slot. For slots without such calls, consumers do
-it once a minute, and so does each call that reads the counts or dead letters of a topic.
+it once a minute. Each call that reads the counts or dead letters of a topic does it as well.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ROUNDS_MAX = 1000  # rounds per call; the next call continues
 
 
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
-    """Tidy the slots of a topic; return the number of dropped dead letters.
+    """Tidy the slots of a topic. Return the number of dropped dead letters.
 
-    `fails_fast`: whether commands fail at once if a master is away.
+    `fails_fast` says whether commands fail at once if a master node is away.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
@@ -50,7 +50,7 @@ def tidy_if_allowed(context: TopicContext) -> Flow[None]:
 
 
 def try_tidy(context: TopicContext) -> Flow[None]:
-    """Tidy a topic; log errors of Redis."""
+    """Tidy a topic. Errors of Redis are only logged."""
     try:
         yield from tidy(context, fails_fast=True)
     except StorageError as error:

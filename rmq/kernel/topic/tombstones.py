@@ -1,9 +1,9 @@
 """Remove the objects of offloaded bodies whose messages are gone.
 
-A script that removes a record with an offloaded body adds a tombstone in the same step
-(lua/lib/records/large_bodies). The tombstone is removed after the object. Therefore an object is
-never removed before its record, and if a process dies, another process removes the object. It does
-no harm to remove an object twice.
+A script that removes a record with an offloaded body adds a tombstone in the same step: an entry
+that names the object to remove (lua/lib/records/large_bodies). The tombstone is removed after the
+object. Therefore an object is never removed before its record, and if a process dies, another
+process removes the object. It does no harm to remove an object twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAGE = 100
 
 
 class Removed(NamedTuple):
-    """The result of a removal.
+    """The result of an attempt to remove objects.
 
     Attributes:
         removed: Number of removed objects.
-        problem: Why other objects remain; '': no object remains.
+        problem: Reason why other objects remain, or '' if no object remains.
         is_used: Whether the slot has ever had offloaded bodies.
     """
 
@@ -39,7 +39,7 @@ class Removed(NamedTuple):
 def remove_objects(keys: SlotKeys) -> Flow[Removed]:
     """Remove the objects that the tombstones of a slot name.
 
-    A tombstone remains if its store is unavailable, or if this process does not have the store.
+    A tombstone remains if its store is unavailable, or if this process has no access to the store.
     """
     removed = 0
     while True:
