@@ -378,8 +378,7 @@ class ConsumerFlows:
             verb: Name of the verb.
             deliveries: Unsettled deliveries.
             build: Function that makes the calls.
-            note: Function that handles the reply. By default, the reply has a letter for each
-                delivery.
+            note: Function that handles the reply. Default: it has a letter for each delivery.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -454,10 +453,7 @@ class ConsumerFlows:
         return settle.ack(self.context, leases, extra)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Settle deliveries for good.
-
-        Like all verbs, return the deliveries whose lease was lost.
-        """
+        """Settle deliveries for good. As all verbs, return those whose lease was lost."""
         return self._settle("ack", deliveries, self._build_ack)
 
     def nack(
@@ -495,8 +491,7 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters.
 
-        `kind` is the reason: "r" the handler rejected the message, "u" the body does not fit, "n"
-        there is no handler.
+        `kind` is the reason: "r" rejected by the handler, "u" body does not fit, "n" no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:

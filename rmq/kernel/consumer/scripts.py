@@ -28,9 +28,8 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Return receipts as runs of consecutive deliveries.
-
-    A run has a count, the first receipt, and the first delivery number.
+    """Return receipts as runs of successive deliveries: count, first receipt, first delivery
+    number.
     """
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
