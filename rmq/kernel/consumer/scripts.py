@@ -28,9 +28,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Return receipts as runs of successive deliveries: count, first receipt, first delivery
-    number.
-    """
+    """Return receipts as runs of deliveries: count, first receipt, first delivery number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
         return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
