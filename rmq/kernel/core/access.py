@@ -23,7 +23,7 @@ _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
 
 
 class Role(StrEnum):
-    """The rights of a principal over HTTP; each role includes the rights of the previous role.
+    """The rights of a principal over HTTP. Each role includes the rights of the previous role.
 
     A viewer reads, an operator keeps messages moving, and an admin creates, changes and deletes.
     """
@@ -62,9 +62,9 @@ class AccessToken:
         sees_bodies: Whether a viewer with this token sees bodies of messages.
         id: First part of the token's text.
         created_ms: Creation time, epoch ms.
-        expires_ms: Time at which the token expires, epoch ms; None if it is valid until it is
+        expires_ms: Time at which the token expires, epoch ms, or None if it is valid until it is
             revoked.
-        used_ms: Time of the last use, epoch ms, accurate to some minutes; None if the token was
+        used_ms: Time of the last use, epoch ms, accurate to some minutes, or None if the token was
             never used.
         digest: SHA-256 of the secret, in hex.
         text: The complete token, if it was just created. Otherwise empty, because Redis stores only
@@ -93,7 +93,7 @@ class AccessToken:
 
     @property
     def used(self) -> datetime | None:
-        """The time of the last use, accurate to some minutes; None if it was never used."""
+        """The time of the last use, accurate to some minutes, or None if it was never used."""
         return None if self.used_ms is None else moment(self.used_ms)
 
     def has_expired(self, now_ms: float) -> bool:
@@ -101,7 +101,7 @@ class AccessToken:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def pack(self) -> str:
-        """Return the value stored in Redis under the token's name."""
+        """Return the value that is stored in Redis under the token's name."""
         return json.dumps(
             [self.role, self.sees_bodies, self.id, self.created_ms, self.expires_ms, self.digest],
             separators=(",", ":"),

@@ -1,12 +1,12 @@
 """Body types: check and convert a body to the type that a handler's annotation names.
 
 Builtin types are checked here. The types that `rmq.kernel.core.forms` reads, such as dates, UUIDs,
-Enums, sets and dataclasses, are also converted here, whichever packages are installed. If pydantic
-or msgspec is installed, the package converts its own models and all other types of `typing`.
+Enums, sets and dataclasses, are also converted here, even without further packages. If pydantic or
+msgspec is installed, that package converts its own models and all other types of `typing`.
 
-A send of an object encodes the object and decodes it again with its class (`plain_form`). If the
-result differs, the send is refused. So a handler whose annotation is this class receives an equal
-object.
+A send encodes an object and decodes it again with the object's class (`plain_form`). If the result
+differs from the object, the send is refused. So a handler whose annotation is this class receives
+an equal object.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    """Convert a value from its JSON form, before a library checks the annotation's constraints."""
+    """Convert a value from its JSON form, so that a library can check the annotation's limits."""
     if wanted not in forms.READERS:
         return check
     read = _form(wanted)
@@ -149,7 +149,7 @@ def _inside(place: object, error: DecodeError) -> DecodeError:
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert the members of a list or map."""
+    """Convert each member of a list or a map with `inner`."""
     converted = []
     for place, item in body:
         try:
@@ -279,7 +279,7 @@ def _named_tuple(wanted: Any) -> Converter:
 
 
 class _Object:
-    """Builds a dataclass, an attrs class or a TypedDict from a map; unknown names are ignored.
+    """Builds a dataclass, an attrs class or a TypedDict from a map. Unknown names are ignored.
 
     Raises:
         InvalidType: RMQ cannot read the type of a field, or its name is not defined.
@@ -343,7 +343,7 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
 
 
 def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
-    """Validate a JSON-like body as JSON, because strict models and `Json` require that."""
+    """Validate a JSON-like body as JSON, because strict models and pydantic's `Json` need that."""
 
     def validate(body: Any) -> Any:
         try:
@@ -410,7 +410,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
 @lru_cache(1024)
 def _own_reader(kind: Any) -> Converter | None:
-    """Return the function that reads objects of a class, or None if there is none."""
+    """Return the function that reads objects of a class, or None if the class has none."""
     if not forms.is_object(kind):
         return None
     try:

@@ -1,7 +1,7 @@
 """Codecs: write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
 
 Each record has the number of its codec, so a consumer needs no configuration. A body that cannot be
-read raises DecodeError. There is no pickle codec. Custom codecs have the numbers 4 to 7; installed
+read raises DecodeError. There is no pickle codec. Custom codecs have the numbers 4 to 7. Installed
 packages list their codecs as entry points (`GROUP`).
 
 See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
@@ -41,10 +41,10 @@ class Codec(Protocol):
     number: int
 
     def encode(self, body: Any) -> bytes:
-        """Return the bytes of a body; raises EncodeError."""
+        """Return the bytes of a body, or raise EncodeError."""
 
     def decode(self, data: bytes) -> Any:
-        """Return the body in the bytes; raises DecodeError."""
+        """Return the body in the bytes, or raise DecodeError."""
 
 
 class BytesCodec:
@@ -54,7 +54,7 @@ class BytesCodec:
     number = 0
 
     def encode(self, body: Any) -> bytes:
-        """Return the bytes of a bytes-like body; raises EncodeError for any other."""
+        """Return the bytes of a bytes-like body. Any other body raises EncodeError."""
         if type(body) is bytes:
             return body
         if isinstance(body, bytes | bytearray | memoryview):
@@ -62,7 +62,7 @@ class BytesCodec:
         raise EncodeError(f"body: {type(body).__name__}; the bytes codec takes bytes")
 
     def decode(self, data: bytes) -> Any:
-        """Return the bytes; never raises."""
+        """Return the bytes unchanged. Never raises."""
         return data
 
 
@@ -81,13 +81,13 @@ _pack: Callable[[Any], bytes] = partial(_packb, default=_form)
 
 
 class MsgpackCodec:
-    """Writes bodies as msgpack; refuses extension types in both directions."""
+    """Writes bodies as msgpack. It refuses extension types when it writes and when it reads."""
 
     name = "msgpack"
     number = 2
 
     def encode(self, body: Any) -> bytes:
-        """Return the msgpack of a body; raises EncodeError that names an unsupported part."""
+        """Return the msgpack of a body. An EncodeError names a part that cannot be written."""
         try:
             return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -95,7 +95,7 @@ class MsgpackCodec:
             raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body; raises DecodeError for invalid bytes and for extension types."""
+        """Return the body. Invalid bytes and extension types raise DecodeError."""
         try:
             return _unpack(data)
         except _NOT_MSGPACK as error:
@@ -112,7 +112,8 @@ _unloadable: dict[str, str] | None = None
 def load_installed() -> dict[str, str]:
     """Register the codecs of installed packages once.
 
-    Return why a codec is unusable, by its name.
+    Returns:
+        The reason why a codec cannot be used, by the codec's name.
     """
     global _unloadable
     with _loading:
@@ -162,15 +163,16 @@ class Compressed:
     Args:
         codec: Codec that writes the body first: "json", "msgpack", "bytes", or the name of a codec
             from an installed package.
-        how: "zlib", or "zstd" (faster and smaller; producers and consumers need the extra `zstd`).
+        how: "zlib" or "zstd". zstd is faster and compresses more, but producers and consumers need
+            the extra `zstd`.
         above: Smallest body that is compressed, in bytes. A body that would not become smaller is
             not compressed.
 
     Attributes:
-        limit: Largest body before compression and after decompression, in bytes. For a collecting
-            message, the limit applies to the sum of its bodies. The limit protects a consumer from
-            a few bytes that expand to gigabytes. Set it on the class, to less than 16 MiB. It
-            applies to the whole process.
+        limit: Largest body before compression and after decompression, in bytes. For a message that
+            collects several bodies (`merge="collect"`), the limit applies to the sum of its bodies.
+            The limit protects a consumer from a few bytes that expand to gigabytes. Set it on the
+            class, to less than 16 MiB. It applies to the whole process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -256,7 +258,7 @@ NO_COPY = (
 
 
 def _decrypted(data: bytes) -> bytes:
-    """Decrypt a body of codec 3; return other bodies unchanged.
+    """Decrypt a body of codec 3. Return other bodies unchanged.
 
     Raises:
         DecodeError: This process cannot decrypt the body, or the body is a reference to an object
@@ -295,7 +297,7 @@ class Encrypted:
         inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`.
 
     Raises:
-        InvalidValue: A key is not valid; the error shows its id, never the key.
+        InvalidValue: A key is not valid. The error shows the id of the key, never the key itself.
         ConfigurationError: The package `cryptography` is missing.
     """
 
@@ -326,12 +328,12 @@ class Encrypted:
         return encryption.seal(self._source, _coded(self._inner, body))
 
     def decode(self, data: bytes) -> Any:
-        """Read a body; raises DecodeError as `Compressed.decode` does."""
+        """Read a body. Raises DecodeError as `Compressed.decode` does."""
         return COMPRESSED.decode(data)
 
 
 def _coded(codec: Codec, body: Any) -> bytes:
-    """Write a body in the format of codec 3."""
+    """Write a body in the format of codec 3, which is used for compressed and encrypted bodies."""
     data, number = codec.encode(body), codec.number
     return data if number == Compressed.number else bytes((PLAIN << 4 | number,)) + data
 
@@ -350,8 +352,8 @@ class Offloaded:
     becomes a dead letter. Use each store, or each folder of a store, for one Redis only.
 
     Args:
-        store: URL of the store: file:///srv/bodies, s3://bucket/folder, memory://folder. Options
-            come from fsspec's own configuration; a URL with a password is refused.
+        store: URL of the store, such as file:///srv/bodies, s3://bucket/folder or memory://folder.
+            Options come from fsspec's own configuration. A URL with a password is refused.
         above: Largest body that is stored in Redis, in bytes.
         inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`, or
             `rmq.Encrypted(keys)`.
@@ -394,7 +396,7 @@ class Offloaded:
         return data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body that is in Redis; raises DecodeError as `Compressed.decode` does."""
+        """Read a body that is in Redis. Raises DecodeError as `Compressed.decode` does."""
         return COMPRESSED.decode(data)
 
 
@@ -403,7 +405,7 @@ class Coded(bytes):
 
 
 def decode_object(data: bytes) -> Any:
-    """Read a stored object; raises DecodeError."""
+    """Read a stored object, or raise DecodeError."""
     codec, plain_bytes = COMPRESSED.unpack(data, max(Compressed.limit, len(data)))
     return decode(codec.number, plain_bytes)
 
@@ -441,7 +443,7 @@ class RawCodec:
 def register(codec: Codec) -> Codec:
     """Register a custom codec, which from now on reads every record with its number.
 
-    A codec with `passes_bytes` is not registered: its bodies are already encoded.
+    A codec with `passes_bytes` is not registered, because another codec has encoded its bodies.
 
     Raises:
         ConfigurationError: The number is not 4 to 7, or another codec has it.
@@ -513,9 +515,10 @@ class Encoded:
 
 
 class SharedLimit:
-    """Reads several bodies, whose decompressed sizes together may not exceed `Compressed.limit`.
+    """Reads several bodies whose decompressed sizes together may not exceed `Compressed.limit`.
 
-    A page of messages, or a collecting message, therefore needs no more memory than one body.
+    A page of messages, or a message that collects several bodies, therefore needs no more memory
+    than one body.
     """
 
     def __init__(self) -> None:
@@ -539,12 +542,12 @@ class SharedLimit:
         return codec.number, plain_bytes
 
     def decode(self, number: int, data: bytes) -> Any:
-        """Read a body; raises DecodeError as `decode` does."""
+        """Read a body. Raises DecodeError as the module's `decode` does."""
         return decode(*self.unpack(number, data))
 
 
 def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
-    """Read the bodies of a collecting message.
+    """Read all bodies of a message that collects several bodies.
 
     Raises:
         DecodeError: The codec is unknown, or it did not write one of the bodies.

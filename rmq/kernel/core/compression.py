@@ -62,7 +62,7 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
 
 
 def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Return at most the first `most` decompressed bytes; raises as `decompress` does."""
+    """Return at most the first `most` decompressed bytes. Raises as `decompress` does."""
     if how == ZLIB:
         return _from_zlib(data, most, cut=True)
     zstandard = _zstandard_for(data)

@@ -50,7 +50,7 @@ class Rate:
     """Limit deliveries to `count` messages in the time `per`, as a token bucket.
 
     The bucket has room for `burst` tokens and gets `count` tokens in each `per`. Each delivery
-    takes one token. A retry is a delivery, too. In any time `t`, at most burst + count * t / per
+    takes one token. A retry is a delivery, too. In any time `t`, at most `burst + count * t / per`
     messages are delivered.
 
     Args:
@@ -58,8 +58,8 @@ class Rate:
         per: Time in which `count` messages are delivered, seconds or timedelta, 1 ms to one day.
         burst: Number of messages that are delivered at once after a pause, 1 to 1 000 000. Default:
             `count`. With 1, messages are delivered one by one, at equal distances.
-        key: Header name: each value of this header has its own limit. Messages without the header
-            are not limited.
+        key: Name of a header. Each value of this header has a limit of its own. Messages without
+            the header are not limited.
     """
 
     count: int
@@ -95,8 +95,8 @@ class Concurrency:
 
     Args:
         count: Number of messages, at least the topic's slots and at most 1 000 000.
-        key: Header name: each value of this header has its own limit. Messages without the header
-            are not limited.
+        key: Name of a header. Each value of this header has a limit of its own. Messages without
+            the header are not limited.
     """
 
     count: int
@@ -117,7 +117,7 @@ class Limits:
     Attributes:
         rate: Limit of messages per time.
         concurrency: Limit of messages in flight.
-        key_rate: Limit of messages per time, for each value of the header.
+        key_rate: Limit of messages per time, for each value of a header.
         key_concurrency: Limit of messages in flight, for each value of the same header.
     """
 
@@ -137,9 +137,9 @@ class Limits:
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share of the limits, in the form that scripts read; '' without limits.
+        """Return a slot's share of the limits in the form that scripts read, or '' without limits.
 
-        The rate is divided exactly, because the share has the same count in a longer time. Bursts
+        The rate is divided exactly: the share has the same count in a longer time. Bursts
         and messages in flight are divided by `Layout.share`, so that each slot gets at least 1.
         """
         if self == Limits():
@@ -200,8 +200,8 @@ def _text(limit: Limit, exact: bool = False) -> str:
 def parse_limits(value: object) -> Limits:
     """Return the `Limits` for a Rate, a Concurrency, a list of these, a text, `Limits`, or None.
 
-    Examples of text are "rate:100:1s", "rate:100:1s:20" (with its burst) and "concurrency:5";
-    separate several limits with commas. ":key=tenant" at the end limits each value of that header
+    Examples of text are "rate:100:1s", "rate:100:1s:20" (with its burst) and "concurrency:5".
+    Commas separate several limits. ":key=tenant" at the end limits each value of that header
     separately.
 
     Raises:
@@ -269,7 +269,7 @@ def from_redis(text: str) -> Limits:
     """Read limits from their text in Redis.
 
     Raises:
-        InvalidValue: A later version of RMQ wrote it.
+        InvalidValue: A later version of RMQ wrote the text.
     """
     parts: list[Limit] = []
     try:

@@ -42,7 +42,7 @@ class KeySource:
     """Keys by id. They are read again for each body, so they may change at any time.
 
     Args:
-        keys: A mapping, or a function that returns a mapping; the last key is the newest.
+        keys: A mapping, or a function that returns a mapping. The last key is the newest.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -63,7 +63,7 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return the cipher of a key, or None if the key is missing; and its problem, or ''."""
+        """Return the cipher of a key (None if it is missing), and the problem with it, or ''."""
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
 
@@ -85,9 +85,9 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return the id of a key, its cipher, and its problem or ''.
+    """Return the id of a key, its cipher, and the problem with it, or ''.
 
-    If `name` is None, take the newest key.
+    If `name` is None, return the newest key.
     """
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
@@ -123,7 +123,10 @@ def _library() -> Any:
 
 
 def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
-    """Read keys from `ID:BASE64`, separated by lines, spaces or commas; also return a problem."""
+    """Read keys from `ID:BASE64`, separated by lines, spaces or commas.
+
+    Return a problem as well.
+    """
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
     for place, entry in enumerate(" ".join(lines).replace(",", " ").split(), 1):
@@ -205,7 +208,7 @@ _lock = threading.Lock()
 def source_of(keys: Keys | None) -> KeySource:
     """Return a source of keys, which is not yet opened.
 
-    None: the source of the environment's keys.
+    If `keys` is None, it is the source of the keys in the environment variables.
     """
     return ENVIRONMENT if keys is None else KeySource(keys)
 
@@ -214,7 +217,7 @@ def source_of(keys: Keys | None) -> KeySource:
 
 
 def seal(source: KeySource, data: bytes) -> bytes:
-    """Encrypt bytes with the newest key; raises as `KeySource.newest` does."""
+    """Encrypt bytes with the newest key. Raises as `KeySource.newest` does."""
     name, cipher = source.newest()
     head = bytes((FIRST, len(name))) + name.encode()
     nonce = os.urandom(NONCE_BYTES)

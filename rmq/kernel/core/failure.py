@@ -8,8 +8,8 @@ message, traceback, worker].
 All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
 reason, the type of the exception, its normalised message, and the last line of the traceback in the
 user's code. Normalising removes numbers, ids, quoted text and paths, which differ from message to
-message. A fingerprint is the same in every process and version; to change its rules is to change
-RMQ's format.
+message. A fingerprint is the same in every process and version. A change of its rules is therefore
+a change of RMQ's format.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ Error = BaseException | str | Rendered | None
 
 
 def text_of(error: BaseException | str | None) -> str:
-    """Return the text of an exception or a string, cut to size; never raises.
+    """Return the text of an exception or a string, cut to size. Never raises.
 
     A user's `__str__` may raise, or return something other than a string. The message that failed
     must still get its retry.
@@ -115,12 +115,12 @@ def text_of(error: BaseException | str | None) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return the type and the text of an exception; never raises."""
+    """Return the type and the text of an exception. Never raises."""
     return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an exception; never raises."""
+    """Return the traceback of an exception. Never raises."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException as problem:  # raised by an exception group, a note, or a user's property
@@ -141,7 +141,7 @@ def this_worker() -> str:
 
 
 def render(error: Error) -> Rendered:
-    """Return an error as text; never raises. It runs the exception's own code, which may hang."""
+    """Return an error as text. Never raises, but code of the exception itself runs and may hang."""
     if isinstance(error, BaseException):
         return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
     if isinstance(error, Rendered):
@@ -150,7 +150,7 @@ def render(error: Error) -> Rendered:
 
 
 def encode(error: Error, worker: str = "") -> bytes:
-    """Encode an error for a script, cut to size; never raises."""
+    """Encode an error for a script, cut to size. Never raises."""
     if error is None and not worker:
         return b""
     parts = [*render(error), *([worker] if worker else ())]
@@ -194,7 +194,7 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Return error, traceback and worker; unreadable details become the error."""
+    """Return error, traceback and worker. If the details are unreadable, they become the error."""
     if not details:
         return "", "", ""
     try:
@@ -287,7 +287,7 @@ _FOREIGN = re.compile(
 
 
 def normalised(error: str) -> str:
-    """Return an error without the parts that differ between failures of one cause."""
+    """Return an error without the parts that differ between failures with the same cause."""
     text = error[:NORMALISED_CHARS].partition("\n")[0]
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
@@ -307,7 +307,7 @@ def origin(traceback: str) -> str:
 
 @lru_cache(REMEMBERED)
 def fingerprint(failure: Failure | None) -> str:
-    """Return the fingerprint of a failure, 12 hex digits; '' for None."""
+    """Return the fingerprint of a failure, 12 hex digits, or '' without a failure."""
     if failure is None:
         return ""
     match = _TYPE.match(failure.error)

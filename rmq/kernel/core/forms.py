@@ -92,7 +92,7 @@ def is_object(kind: Any) -> bool:
 
 
 def attributes_of(kind: Any) -> list[str] | None:
-    """Return the names of the attributes that are written for an object; None for others."""
+    """Return the names of the attributes that are written for an object, or None for others."""
     for names in ("__struct_fields__", "__pydantic_fields__"):
         if hasattr(kind, names):
             return list(getattr(kind, names))
@@ -165,7 +165,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def json_of(value: Any) -> str:
-    """Return the JSON of a value that has a form; NaN is allowed."""
+    """Return the JSON of a value that has a form. NaN is allowed."""
     return json.dumps(value, default=to_builtins)
 
 
@@ -239,7 +239,7 @@ NAMED_DEPTH = 20  # an error never names a value that is nested deeper
 
 
 def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return path and type of the value that cannot be written, as `body['at']: complex`."""
+    """Return the path and type of a value that cannot be written, as `body['at']: complex`."""
     for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)

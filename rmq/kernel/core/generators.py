@@ -37,7 +37,7 @@ Procedure = Generator[Action, Any, T]
 
 
 class Call:
-    """An action that calls a function; in async code, an awaitable result is awaited."""
+    """An action that calls a function. In async code, an awaitable result is awaited."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         self._function = function
@@ -55,7 +55,7 @@ class Call:
 
 
 def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
-    """Run a generator: call `perform` for each value that it yields, and send back the result."""
+    """Run a generator: call `perform` for each value that it yields, and send back each result."""
     try:
         value = next(generator)
         while True:
@@ -87,7 +87,7 @@ async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Aw
 
 
 def run(procedure: Procedure[T]) -> T:
-    """Run a procedure in plain code; return its result."""
+    """Run a procedure in plain code, and return its result."""
     try:
         return drive(procedure, methodcaller("run"))
     except RuntimeError as error:
@@ -97,5 +97,5 @@ def run(procedure: Procedure[T]) -> T:
 
 
 async def run_async(procedure: Procedure[T]) -> T:
-    """Run a procedure in async code; return its result."""
+    """Run a procedure in async code, and return its result."""
     return await drive_async(procedure, methodcaller("run_async"))

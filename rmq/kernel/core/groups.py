@@ -27,16 +27,17 @@ class Groups:
     """How a topic delivers messages that are sent with a group.
 
     Args:
-        order: True: the messages of a group are delivered one at a time, in the order of the sends.
-            Among waiting messages of the group, a message with a larger priority goes first. False:
-            up to `concurrency` messages of a group are delivered at a time.
+        order: If True, the messages of a group are delivered one at a time, in the order of the
+            sends. Among waiting messages of the group, a message with a larger priority goes first.
+            If False, up to `concurrency` messages of a group are delivered at a time.
         concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000. It
             must be 1 with `order`. A message counts as soon as consumers may receive it.
         share: How groups with waiting messages share the deliveries: "equal", or a map from a group
             or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
             larger priority always goes first.
-        on_dead: After a message of the group becomes a dead letter: "continue", or "hold", which
-            stops the group until it is released (`Admin.group_release`).
+        on_dead: What happens after a message of the group becomes a dead letter. "continue"
+            delivers the next messages. "hold" stops the group until it is released
+            (`Admin.group_release`).
     """
 
     order: bool = True
@@ -71,7 +72,7 @@ class Groups:
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weights other than 1, by group or share key."""
+        """The weights that differ from 1, by group or share key."""
         return {} if self.share == "equal" else self.share
 
     def __str__(self) -> str:
@@ -82,14 +83,15 @@ class Groups:
     to_redis = __str__
 
     def of_slot(self) -> str:
-        """Return the field `groups` of a slot, which scripts read."""
+        """Return the field `groups` of a slot's hash, which scripts read."""
         return f"{self.concurrency}:{self.order:d}:{self.on_dead == 'hold':d}"
 
 
 def parse_groups(value: object) -> Groups | None:
     """Return how a topic delivers groups, from `Groups` or from text.
 
-    Text is `off`, or parts with commas: `order` or `concurrency=5`, `on_dead=hold`, `share.gold=4`.
+    Text is `off`, or parts separated by commas, such as `order`, `concurrency=5`, `on_dead=hold`
+    and `share.gold=4`.
 
     Raises:
         InvalidValue: The text is not valid.
@@ -138,7 +140,7 @@ def check_group(value: object, field_name: str = "group") -> str:
 
 
 def mark_of(group: str, share_key: str | None, weight: int) -> str:
-    """Return the header value of a message of this group."""
+    """Return the value of the header that stores a message's group, share key and weight."""
     if share_key is None and weight == 1:
         return group
     return f"\1{weight}\1{share_key or ''}\1{group}"

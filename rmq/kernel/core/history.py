@@ -1,18 +1,19 @@
 """The history of a topic: samples of its counts and counters, in rings of three resolutions.
 
-A ring has one place for each of its steps. Later samples overwrite earlier samples, so a history
+A ring has one place for each step of time. Later samples overwrite earlier samples, so a history
 never grows. A sample has counters instead of rates, so no event between two samples is missed. A
-sample has the time at which the oldest due message became due, instead of the duration of its wait.
-The samples of an idle topic are therefore equal, and one of them is enough.
+sample has the time at which the oldest due message became due, instead of the duration of the wait.
+The samples of an idle topic are therefore equal, and one sample is enough.
 
-A rate is the growth of a counter from one point to the next. Samples are rarely taken at points,
-and their distances differ. A counter is assumed to grow evenly between two samples, so the rates of
-successive points, times the step, add up to its growth. Equal figures are sampled only every
-SAME_MS. When they change, the previous reading is stored as well, because the growth belongs to the
-time after that reading.
+A chart shows points at equal steps. A rate is the growth of a counter from one point to the next.
+Samples are rarely taken exactly at points, and the time between samples differs. A counter is
+assumed to grow evenly between two samples, so the rates of successive points, times the step, add
+up to the growth of the counter. Equal figures are sampled only every SAME_MS. When figures change,
+the previous reading is stored as well, because the growth belongs to the time after that reading.
 
-If a counter has just moved, its growth after the newest sample is unknown, and a point there has no
-rates. After `_wait_ms` another reading would have shown a change, so the counter has not moved.
+If a counter has grown up to the newest sample, its growth after this sample is unknown, and a later
+point has no rates. After `_wait_ms` without another sample, the counter has not grown: a new
+reading would have shown a change.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Sample:
 
 
 class Figures(NamedTuple):
-    """A sample in its stored form."""
+    """The figures of a sample in their stored form."""
 
     at_ms: int
     due_since_ms: int  # when the oldest due message became due; 0 if no message is due
@@ -146,7 +147,7 @@ def read(stored: bytes) -> Figures | None:
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
-    """Return the counter of each bucket; empty if the sample has no lateness."""
+    """Return the counter of each bucket, or nothing if the sample has no lateness."""
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
@@ -159,7 +160,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
     """Return the newest figures at or before a time.
 
-    If there are none, return the oldest, or None.
+    If all figures are newer, return the oldest, or None without figures.
     """
     ordered = sorted(found, key=lambda figures: figures.at_ms)
     old = [figures for figures in ordered if figures.at_ms <= at_ms]
@@ -174,7 +175,7 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings whose samples are needed for points at this distance."""
+    """Return the rings whose samples are needed for points with this step."""
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 
@@ -221,7 +222,7 @@ def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
 
 
 def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
-    """Return the growth of each counter up to a time, which is at or after the first sample."""
+    """Return the growth of each counter up to a time at or after the first sample."""
     after = bisect_right(times, at_ms)
     if after == len(times):
         return [float(each) for each in grown[-1]]

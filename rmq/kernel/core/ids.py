@@ -12,7 +12,8 @@ Two bits of the first byte are marks. In all other ids, both bits are 0 until th
     0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
           random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
           bit set.
-    0x40  kept: the caller keeps the id to send the message again. `Topic.new_id` and the outbox
+    0x40  kept: the caller keeps the id, to be able to send the message again. `Topic.new_id` and
+        the outbox
           make such ids. Kept ids sort by time, after all ids that are neither kept nor derived.
           In a derived id the bit means nothing.
 
@@ -244,7 +245,7 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
         slot: Index of the slot, 0 to 1023.
         check: Value of `topic_check`.
         count: Number of ids.
-        kept: Whether the caller keeps the ids, to send the same messages again.
+        kept: Whether the caller keeps the ids, to be able to send the same messages again.
     """
     return list(make_run(slot, check, count, kept=kept))
 
@@ -256,7 +257,7 @@ def make_one(slot: int, check: int) -> MessageId:
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
-    """Make ids as `make` does, but each id only when it is used."""
+    """Make ids as `make` does, but make each id only when it is used."""
     stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
@@ -264,7 +265,7 @@ def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
 
 
 def key_bytes(key: object) -> bytes:
-    """Return a dedup key as bytes; a text and its UTF-8 bytes are the same key.
+    """Return a dedup key as bytes. A text and its UTF-8 bytes are the same key.
 
     Raises:
         InvalidType: The key is neither str nor bytes.
@@ -282,14 +283,14 @@ def key_bytes(key: object) -> bytes:
 
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
-    """Return the id for a dedup key. In a slot of a topic, a key always has the same id."""
+    """Return the id for a dedup key. In a slot of a topic, a key always gives the same id."""
     return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
 
 
 def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
-    """Return the id of a schedule's message for one time.
+    """Return the id of the message that a schedule sends for one time.
 
-    It never equals the id for a dedup key.
+    This id never equals the id for a dedup key.
     """
     text = f"{schedule}:{time_ms}".encode()
     digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()

@@ -32,8 +32,9 @@ class Outcome(NamedTuple):
     """The result of one run of a handler.
 
     Attributes:
-        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". "lost": the
-            lease of the delivery had expired. "own": the handler had settled the delivery itself.
+        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". It is
+            "lost" if the lease of the delivery had expired, and "own" if the handler had settled
+            the delivery itself.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
@@ -44,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Interceptor:
-    """Base class of interceptors; override the hooks you need.
+    """Base class of interceptors. Override the hooks that you need.
 
     On an AsyncClient and its async handlers, hooks may be `async def`. RMQ calls the hooks of one
     object from several threads.
@@ -70,7 +71,7 @@ class Interceptor:
         """
 
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a plain handler; `call_next(delivery)` runs the handler.
+        """Called around a plain handler. `call_next(delivery)` runs the handler.
 
         If this method returns or raises an exception, the effect is the same as if the handler did.
         If you do not call `call_next`, the handler does not run, but a return still settles the
@@ -81,11 +82,11 @@ class Interceptor:
     async def around_handle_async(
         self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async handler; see `around_handle`."""
+        """Called around an async handler. Does the same as `around_handle`."""
         await call_next(delivery)
 
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a plain handler with `batch`, with its deliveries; see `around_handle`.
+        """Called around a plain handler with `batch`, with its list of deliveries.
 
         You may call `call_next` with a part of the list. The other deliveries are settled as if the
         handler had run for them.
@@ -95,7 +96,7 @@ class Interceptor:
     async def around_batch_async(
         self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async handler with `batch`; see `around_batch`."""
+        """Called around an async handler with `batch`. Does the same as `around_batch`."""
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
@@ -176,7 +177,7 @@ class Hooks:
         """Refuse async hooks with these names, because `where` cannot await them.
 
         Raises:
-            InvalidType: A hook is async; the error names it.
+            InvalidType: A hook is async. The error names the hook.
         """
         for name in names:
             for hook in getattr(self, name):
@@ -192,7 +193,7 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Refuse `around_` hooks that would not be awaited, or cannot be hooks."""
+    """Refuse `around_` hooks that would not be awaited, or that are not functions for hooks."""
     for name in AROUND:
         hook = getattr(interceptor, name)
         if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
@@ -210,7 +211,7 @@ def _check_kinds(interceptor: Interceptor) -> None:
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:
-    """Call a hook and return its result, which may be awaitable; log an exception."""
+    """Call a hook and return its result, which may be awaitable. Log an exception."""
     try:
         return hook(*args)
     except Exception:
@@ -225,7 +226,7 @@ def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks in an event loop and await those results that are awaitable."""
+    """Call hooks in an event loop, and await each result that is awaitable."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -233,7 +234,7 @@ async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
-    """Await the result of an async hook; log an exception."""
+    """Await the result of an async hook. Log an exception."""
     try:
         await result
     except Exception:
@@ -241,7 +242,7 @@ async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
 
 
 def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
-    """Call hooks one after another; yield an awaitable for each async hook."""
+    """Call hooks one after another. Yield an awaitable for each async hook."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -272,7 +273,7 @@ class HandlerInfo(Protocol):
 
 
 class Middleware:
-    """Base class of middleware, which runs around a handler; override `run` and `run_async`.
+    """Base class of middleware, which runs around a handler. Override `run` and `run_async`.
 
     Attributes:
         parameter: Name of the handler's parameter that this middleware fills, or "".
@@ -285,7 +286,9 @@ class Middleware:
     accepts_batches = False
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Refuse a handler that this middleware cannot wrap. Called when the handler is registered.
+        """Refuse a handler that this middleware cannot wrap.
+
+        It is called when the handler is registered.
 
         Raises:
             ConfigurationError: The error names the handler and the change to make.
@@ -297,7 +300,7 @@ class Middleware:
     def check_store(self) -> None:
         """Refuse to start a worker if the middleware's store lacks something, for example a table.
 
-        A store that does not answer is not refused.
+        If the store does not answer, the worker may start.
 
         Raises:
             ConfigurationError: Something is missing. The error says what to create.
@@ -307,7 +310,7 @@ class Middleware:
         """Do the same as `check_store`, for an async handler."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Call `call_next` with the value of `parameter`.
+        """Run the handler with `call_next(value)`, where `value` is for the handler's `parameter`.
 
         Return False if the work was done before.
         """
@@ -327,7 +330,10 @@ class Middleware:
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
-    """Attach a middleware to a function, outside of its present middleware. Return the function.
+    """Attach a middleware to a function, outside of the middleware that it already has.
+
+    Returns:
+        The function.
 
     Raises:
         InvalidType: The function cannot carry middleware, or is already a registered handler.
@@ -356,7 +362,7 @@ def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
 
 
 def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
-    """Return the middleware that overrides `run` or `run_async`."""
+    """Return the middleware in a chain that overrides `run` or `run_async`."""
     inactive = Middleware.run, Middleware.run_async
     return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
 
@@ -364,7 +370,7 @@ def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
 def run_through(
     chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Any]
 ) -> bool:
-    """Call a function inside middleware; return False if the work was done before."""
+    """Call a function inside middleware. Return False if the work was done before."""
 
     def run_from(position: int, filled: dict[str, Any]) -> bool:
         if position == len(chain):
@@ -402,7 +408,7 @@ async def run_through_async(
 
 
 def mark_registered(function: Callable[..., Any]) -> None:
-    """Mark a function as a handler, because middleware attached later would not run."""
+    """Mark a function as a registered handler. Middleware that is attached later would not run."""
     try:
         setattr(function, _REGISTERED, True)
     except AttributeError:

@@ -40,7 +40,7 @@ class StdlibJson:
     """Writes and reads JSON with the standard library.
 
     Attributes:
-        read_at_once: Function that reads JSON; it may fail where `decode` does not.
+        read_at_once: Function that reads JSON. It may refuse JSON that `decode` accepts.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class StdlibJson:
         self.read_at_once = self.decode
 
     def plain(self, value: Any) -> Any:
-        """Return the JSON form of a value; raises TypeError or ValueError."""
+        """Return the JSON form of a value. Raises TypeError or ValueError if there is none."""
         return plain_form(value, self.write_unchecked, self._read)
 
     def encode(self, body: Any) -> bytes:
-        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        """Write JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
         return self._write(body).encode()
 
     def decode(self, data: bytes) -> Any:
-        """Read JSON; raises ValueError or RecursionError."""
+        """Read JSON. Raises ValueError or RecursionError if that is impossible."""
         return self._read(data.decode())
 
 
@@ -79,7 +79,7 @@ class MsgspecJson:
         self._stdlib = stdlib
 
     def plain(self, value: Any) -> Any:
-        """Return the JSON form of a value; raises TypeError, ValueError or RecursionError."""
+        """Return the JSON form of a value, or raise TypeError, ValueError or RecursionError."""
         return plain_form(value, self._write_unchecked, self.decode)
 
     def _write_unchecked(self, value: Any) -> bytes:
@@ -90,7 +90,7 @@ class MsgspecJson:
         )
 
     def encode(self, body: Any) -> bytes:
-        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        """Write JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
         try:
             # An object becomes a map of its fields.
             value = body if type(body) in _KNOWN else self.plain(body)
@@ -102,7 +102,7 @@ class MsgspecJson:
         return self._stdlib.encode(body)
 
     def decode(self, data: bytes) -> Any:
-        """Read JSON; raises ValueError or RecursionError."""
+        """Read JSON. Raises ValueError or RecursionError if that is impossible."""
         try:
             return self.read_at_once(data)
         except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or invalid JSON
@@ -112,9 +112,9 @@ class MsgspecJson:
 def is_written_alike(body: Any) -> bool:
     """Return whether msgspec and the standard library write the same bytes for a body.
 
-    They do for exact builtin types, and for times, ids and similar values of exact types. msgspec
-    writes infinite Decimals, offsets with seconds, sets and subclasses differently. It would also
-    write NaN as null, and floats with an exponent in another style.
+    The bytes are the same for exact builtin types, and for times, ids and similar values of exact
+    types. msgspec writes infinite Decimals, time zone offsets with seconds, sets and subclasses
+    differently. It would also write NaN as null, and floats with an exponent in another style.
     """
     kind = type(body)
     if kind is dict:
@@ -163,7 +163,7 @@ def installed() -> StdlibJson | MsgspecJson:
 
 
 class JsonCodec:
-    """Writes bodies as JSON in UTF-8; refuses NaN and infinity in both directions."""
+    """Writes bodies as JSON in UTF-8. It neither writes nor reads NaN and infinity."""
 
     name = "json"
     number = 1
@@ -173,7 +173,7 @@ class JsonCodec:
         return installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
-        """Return the JSON of a body; raises EncodeError that names the part without a JSON form."""
+        """Return the JSON of a body. An EncodeError names a part that has no JSON form."""
         try:
             return self._json.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -181,7 +181,7 @@ class JsonCodec:
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body; raises DecodeError for bytes that are not JSON."""
+        """Return the body. Bytes that are not JSON raise DecodeError."""
         try:
             return self._json.read_at_once(data)
         except Exception:

@@ -121,12 +121,12 @@ class SlotKeys:
 
     @property
     def schedules(self) -> bytes:
-        """The key of the topic's schedules; only slot 0 has them."""
+        """The key of the topic's schedules. Only slot 0 has them."""
         return self.slot.removesuffix(b"slot") + b"schedules"
 
     @property
     def schedule_times(self) -> bytes:
-        """The key of the times at which schedules are due; only slot 0 has them."""
+        """The key of the times at which schedules are due. Only slot 0 has them."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     @property
@@ -139,7 +139,7 @@ class SlotKeys:
         return MessageId(member[:8] + self.middle + member[8:])
 
     def ids_of(self, members: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of members of this slot; an empty member stays empty."""
+        """Return the ids of members of this slot. An empty member stays empty."""
         middle = self.middle
         return [member and member[:8] + middle + member[8:] for member in members]
 
@@ -266,6 +266,6 @@ def type_of(key: bytes) -> str | None:
 
 
 def printable(key: bytes) -> str:
-    """Return a key as printable text; a claim's key may contain any bytes of a caller's text."""
+    """Return a key as printable text. The key of a claim may contain any bytes."""
     text = key.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -38,7 +38,7 @@ class Resizing:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The history of a topic's slots; the current number of slots is a setting.
+    """The history of a topic's slots. The current number of slots is not part of it.
 
     Attributes:
         resizes: How often the topic was resized.
@@ -46,10 +46,10 @@ class Layout:
             keys and outbox stubs.
         most: Largest number of slots the topic ever had. RMQ reads all of these slots.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number at which the current slots start to count. It is the largest
-            delivery number in the slots that others had to wait for, or 0 if there were no such
-            slots.
-        dealt: Number of messages that waited in each slot when `max_length` was last divided; empty
+        delivered_from: Delivery number from which the current slots count. It is the largest
+            delivery number in the former slots that current slots had to wait for, or 0 without
+            such slots.
+        dealt: Number of messages that waited in each slot when `max_length` was last divided. Empty
             if the topic had no `max_length` at that time.
         numbers: Every number of slots that the topic has had. Each of these numbers chooses a slot
             for the name of a group, and the group may have messages in each of these slots.
@@ -66,8 +66,8 @@ class Layout:
     def is_blocked(self, slot: int, slots: int) -> bool:
         """Return whether a slot delivers nothing yet because another slot has older messages.
 
-        Two slots can have messages of one basis if their indexes are equal modulo the greatest
-        common divisor of both numbers of slots.
+        Two slots can have messages of the same `slot_basis` if their indexes are equal modulo the
+        greatest common divisor of the numbers of slots before and after the resize.
         """
         if self.resizing is None or slot >= slots:
             return False
@@ -77,7 +77,7 @@ class Layout:
         )
 
     def part(self, slot: int, slots: int) -> Fraction:
-        """Return a slot's part of the topic's capacity; the parts of all slots add up to 1."""
+        """Return a slot's part of the topic's capacity. The parts of all slots add up to 1."""
         return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
 
     def _parts_before(self, slot: int, slots: int) -> Fraction:
@@ -93,13 +93,13 @@ class Layout:
         )
 
     def share(self, count: int, slot: int, slots: int) -> int:
-        """Return a slot's share of `count`, at least 1; all shares add up to `count`."""
+        """Return a slot's share of `count`, at least 1. All shares add up to `count`."""
         rest = max(0, count - self.most)
         after, before = self._parts_before(slot + 1, slots), self._parts_before(slot, slots)
         return 1 + ceil(rest * after) - ceil(rest * before)
 
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
-        """Return how many messages may wait in a slot: its `dealt`, plus a part of the free places.
+        """Return how many messages may wait in a slot: its `dealt`, and a part of the free places.
 
         The result is rounded up, so that a slot without messages has room for one message. 0 means
         no limit.
@@ -113,7 +113,10 @@ class Layout:
         return dealt + ceil(free * self.part(slot, slots)) or 1
 
     def to_redis(self) -> dict[str, str]:
-        """Return the fields for the topic's hash; fields with an empty text must be removed."""
+        """Return the fields for the topic's hash.
+
+        Fields with an empty text must be removed from it.
+        """
         return {
             "layout": f"{self.resizes} {self.first} {self.most} {','.join(map(str, self.numbers))}",
             "resizing": self.resizing.to_redis() if self.resizing else "",

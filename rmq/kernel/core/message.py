@@ -1,4 +1,4 @@
-"""Messages as callers see them: Outgoing, SendResult, Receipt, Message; the names of queues."""
+"""Messages as callers see them: Outgoing, SendResult, Receipt and Message. Names of queues."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Outgoing:
 
     Args:
         body: Any value that the topic's codec can write.
-        priority: 17 to 1 048 575; a larger priority is delivered first. Default: the topic's
+        priority: 17 to 1 048 575. A larger priority is delivered first. Default: the topic's
             `default_priority`, or no priority for a message with `delay` or `at`.
         delay: Time until the message is due, seconds or timedelta. With 0 it is due at once.
         at: Due time: an aware datetime, or epoch ms. Not together with `delay`. A message with a
             past time is due at once. A time more than a year ago is refused as a mistake.
-        merge_key: Waiting messages with the same key become one message; needs `time_range`.
+        merge_key: Waiting messages with the same key become one message. Needs `time_range`.
         time_range: How long a merging message waits for others, seconds or timedelta.
         merge: Which body is kept: "first", "last", or "collect" (all bodies, as a list). A list is
             full at 256 KiB, or at `max_body` if that is less. The next body then starts a new list.
             Every merge writes the whole list again, so appending to a full list costs Redis ten
             times as much as starting a list. A smaller `max_body` limits that cost.
-        extend: True: every merge starts `time_range` again, up to `max_wait`.
-        max_wait: Longest wait of a merging message after its first arrival; needed with `extend`.
+        extend: Whether every merge starts `time_range` again, up to `max_wait`.
+        max_wait: Longest wait of a merging message after its first arrival. Needed with `extend`.
         slot_basis: Messages with the same basis are in the same slot, and so in order. Default: the
             merge key. Without both, RMQ chooses a slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
@@ -61,11 +61,11 @@ class Outgoing:
             of the first message. With a `dedup_window` of 0, this ends when the message is settled.
             The key chooses the slot, unless you give a `slot_basis`. Then give the same
             `slot_basis` whenever you use the key. Not with `id` or `merge_key`.
-        retry: Retry policy of this message; overrides all other policies.
+        retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
         type: Message type by which a worker chooses the handler, 1 to 128 of A-Z a-z 0-9 . _ -
-            : /. Messages of different types do not merge. None: the default handler receives the
-            message.
+            : /. Messages of different types do not merge. If the type is None, the default handler
+                receives the message.
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
             topic's setting `groups` says how groups are delivered. All messages of a group are in
             the slot that the name chooses, so a `slot_basis` must be equal to the group. Not with
@@ -74,7 +74,7 @@ class Outgoing:
             turns as one group. Default: each group has its own turns. Needs `group`.
         weight: How many turns the group or share key gets for each turn of a group with weight 1, 1
             to 64. Default: the weight in the topic's setting `groups`. Needs `group`.
-        marks: Headers that RMQ itself adds; their names begin with `rmq-`.
+        marks: Headers that RMQ itself adds. Their names begin with `rmq-`.
     """
 
     body: Any
@@ -105,7 +105,7 @@ _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Raise InvalidType for an unknown send option; the error suggests the right option."""
+    """Raise InvalidType for an unknown send option. The error suggests the right option."""
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
@@ -136,7 +136,7 @@ class SendResult(NamedTuple):
 
     @property
     def message_id(self) -> MessageId:
-        """The id of the message that has the body: `into` if the message merged, else `id`."""
+        """The id of the message that has the body: `into` if it was merged, otherwise `id`."""
         return self.into or self.id
 
 
@@ -176,7 +176,7 @@ class Receipt:
     def deadline(self) -> datetime | None:
         """The time at which the lease ends, by the server's clock, or None for a worker's delivery.
 
-        A worker's delivery has a shared lease: see `Delivery.deadline`.
+        A worker's delivery has a shared lease. `Delivery.deadline` shows its end.
         """
         return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
@@ -195,7 +195,7 @@ class Message:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
         slot: Index of the message's slot.
         offset: Acceptance number in the slot.
-        body: The decoded body; raw bytes if it cannot be decoded (see `unreadable`).
+        body: The decoded body, or raw bytes if it cannot be decoded (see `unreadable`).
         priority: Priority. None for a message with a due time and no priority.
         due: Due time. None for a message that was due when it was sent.
         expires: Time after which the message is no longer delivered, or None.
@@ -207,8 +207,8 @@ class Message:
         died: Time at which the message became a dead letter, or None.
         failure: Last failure, or None.
         score: Score of the message in its sorted set, as `redis-cli` shows it.
-        unreadable: Why the body could not be decoded and is raw bytes; an empty string if it was
-            decoded.
+        unreadable: Reason why the body could not be decoded (it is then raw bytes), or an empty
+            string if it was decoded.
         type: Message type, or None.
         group: Name of the group, or None.
         share_key: Share key that the message was sent with, or None.
@@ -240,7 +240,9 @@ class Message:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The failed attempts to handle this message, newest first; decoded at each access.
+        """The failed attempts to handle this message, newest first.
+
+        They are decoded at each access.
 
         Attempts before a redrive are included. RMQ keeps at most 51 attempts, and at most 8 KiB of
         attempts before the last. If the oldest attempt has a `number` above 1, older attempts were
@@ -277,7 +279,7 @@ _NAMES: dict[str, QueueName] = {
 
 
 def parse_queue(text: object, field: str = "queue") -> QueueName:
-    """Return the queue that a text names; "in flight" may have - or _ for the space.
+    """Return the queue that a text names. "in flight" may have - or _ in place of the space.
 
     Raises:
         InvalidValue: The text names no queue.

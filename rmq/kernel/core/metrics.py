@@ -31,12 +31,12 @@ NONE: Counts = (0,) * BUCKETS
 
 
 def bucket_of(late_ms: int) -> int:
-    """Return the bucket of a lateness; a lateness below 0 counts as 0."""
+    """Return the bucket of a lateness. A lateness below 0 counts as 0."""
     return min(late_ms.bit_length(), BUCKETS - 1) if late_ms > 0 else 0
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Add up the counts of several slots; missing buckets count as 0."""
+    """Add up the counts of several slots. Missing buckets count as 0."""
     return tuple(map(sum, zip(*(_filled(each) for each in counts), strict=True))) or NONE
 
 
@@ -74,7 +74,10 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 
 
 def read(stored: bytes) -> Counts:
-    """Read the counts that a slot stores as text; fewer than BUCKETS if the slot has no counts."""
+    """Read the counts that a slot stores as text.
+
+    The result has fewer than BUCKETS if the slot has no counts.
+    """
     return tuple(map(int, stored.split()))[:BUCKETS]
 
 
@@ -86,7 +89,7 @@ class LatenessCounter:
     """Counts the lateness of a consumer's deliveries until they are reported.
 
     Attributes:
-        report_at: Time of the next report, by the monotonic clock; infinity if there is none.
+        report_at: Time of the next report by the monotonic clock, or infinity if none is due.
     """
 
     __slots__ = ("_counts", "report_at")
@@ -113,7 +116,7 @@ class LatenessCounter:
 
         Args:
             ids: Message ids.
-            records: Message records; empty bytes for a message that is no longer held.
+            records: Message records, with empty bytes for a message that is gone.
             lefts: Number of retries left of each message, one byte each. Empty if all deliveries
                 are first attempts.
             max_retries: Retries left of a first attempt.
@@ -173,7 +176,7 @@ LABELS = {
 
 
 class Metric(NamedTuple):
-    """A metric.
+    """A metric: its name, kind, unit, labels and explanation.
 
     Attributes:
         name: Name under which the metric is exposed.
@@ -422,8 +425,9 @@ def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float 
 
     Args:
         attempt: Number of the attempt, from 1.
-        due_ms: Due time, epoch ms by the server's clock; 0 if the message was due when it was sent.
-        made_ms: Time of the send, epoch ms by the sender's clock; used if `due_ms` is 0.
+        due_ms: Due time, epoch ms by the server's clock, or 0 if the message was due when it was
+            sent.
+        made_ms: Time of the send, epoch ms by the sender's clock. It is used if `due_ms` is 0.
         now_ms: Current time, epoch ms by this machine's clock. A difference of clocks shifts the
             result, which is never below 0.
     """

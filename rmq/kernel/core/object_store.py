@@ -49,7 +49,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def read(cls, packed: bytes) -> Reference:
-        """Read the bytes of `packed`; raises DecodeError."""
+        """Read a reference from its bytes. Raises DecodeError if they are not a reference."""
         try:
             reference = cls(*msgpack.unpackb(packed))
             if tuple(map(type, reference)) == (str, str, int, bytes):
@@ -115,18 +115,18 @@ class Store:
         return Reference(self.url, name, len(data), hashlib.sha256(data).digest())
 
     def write(self, reference: Reference, data: bytes) -> None:
-        """Write an object; raises the exceptions of the store."""
+        """Write an object. Raises the exceptions of the store."""
         files, root = self._files()
         files.pipe_file(f"{root}/{reference.name}", data)
 
     def read(self, reference: Reference) -> bytes:
-        """Return an object; raises the exceptions of the store."""
+        """Return the bytes of an object. Raises the exceptions of the store."""
         files, root = self._files()
         data: bytes = files.cat_file(f"{root}/{reference.name}")
         return data
 
     def remove(self, name: str) -> None:
-        """Remove an object if it exists; raises the exceptions of the store."""
+        """Remove an object if it exists. Raises the exceptions of the store."""
         files, root = self._files()
         with contextlib.suppress(FileNotFoundError):
             files.rm_file(f"{root}/{name}")
@@ -176,7 +176,7 @@ def known_stores() -> list[Store]:
 
 
 def _store_of(reference: Reference) -> Store:
-    """Return the store of an object; raises DecodeError if this process does not have it."""
+    """Return the store of an object. Raises DecodeError if this process does not have the store."""
     with _lock:
         store = _stores.get(reference.store)
     try:
@@ -202,7 +202,7 @@ def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
-    """Write objects, all or none.
+    """Write all objects. If one cannot be written, write none.
 
     Raises:
         StoreUnavailable: The store refused an object.
@@ -225,7 +225,7 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 
 
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
-    """Read objects of at most `limit` bytes; return an error for each unreadable object."""
+    """Read objects of at most `limit` bytes. Return an error for each object that is unreadable."""
 
     def read(reference: Reference) -> bytes | DecodeError:
         what = reference.described
@@ -247,7 +247,7 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
 
 
 def remove_all(references: Sequence[Reference]) -> list[str]:
-    """Remove objects; return an error for each object that remains, and '' for the others."""
+    """Remove objects. Return for each an error if it remains, or '' if it is gone."""
 
     def remove(reference: Reference) -> str:
         try:

@@ -12,7 +12,7 @@ from rmq.errors import ConfigurationError
 
 
 def install(*extras: str) -> str:
-    """Return the command that installs extras, from a checkout: RMQ is in no package index."""
+    """Return the command that installs extras from a checkout. RMQ is in no package index."""
     return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
 
 
@@ -25,7 +25,7 @@ def load(module: str, extra: str, feature: str) -> Any:
         feature: Part of RMQ that needs the package, for the error.
 
     Raises:
-        ConfigurationError: The package is not installed; the error names the extra.
+        ConfigurationError: The package is not installed. The error names the extra.
     """
     try:
         return importlib.import_module(module)

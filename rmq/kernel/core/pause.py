@@ -21,7 +21,7 @@ TEXT_MAX = 500  # characters of `by`, and of `why`
 
 
 class Pause(NamedTuple):
-    """A pause of a topic: until it ends, no consumer gets messages, or no send is accepted.
+    """A pause of a topic: no consumer gets messages, or no send is accepted, until it ends.
 
     Attributes:
         since_ms: Start of the pause, epoch ms by the server's clock.

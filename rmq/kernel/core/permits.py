@@ -1,4 +1,4 @@
-"""Permits for a limited number of callers; a permit is free again when its caller is gone."""
+"""Permits for a limited number of callers. A permit is free again when its caller is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Permit:
     """A permit, in use until `free` is called or until Python frees this object.
 
     Attributes:
-        thread: The thread that uses the permit; 0: none.
+        thread: The thread that uses the permit, or 0 if none does.
     """
 
     __slots__ = ("__weakref__", "_idle", "thread")
@@ -24,8 +24,8 @@ class Permit:
     def free(self) -> None:
         """Free the permit, once for each `acquire`. Do not use this object afterwards.
 
-        The next caller gets the same object. If an error keeps a frame with this object, the permit
-        stays in use.
+        The next caller gets the same object. If this object is still in a stack frame that an
+        exception refers to, the permit stays in use.
         """
         if self.thread:
             self.thread = 0

@@ -1,25 +1,25 @@
 """Records: messages as Redis stores them, an envelope and a body.
 
-    byte 1      codec * 32 + flags; 8 without 4: the body is large (lua/README.md)
-    bytes 2-4   priority; 0 for a timed message without a priority
+    byte 1      codec * 32 + flags; flag 8 without flag 4 means a large body (lua/README.md)
+    bytes 2-4   priority, or 0 for a timed message without a priority
     bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
     optional, by flag and in this order:
       due       6 bytes, epoch ms; in a send, a value below 1e12 is a delay
       expiry    6 bytes, epoch ms; in a send, ms after the due time
       merge key 2 bytes of length and the key
       headers   2 bytes of length and msgpack
-    body        the rest; for a collecting message a list of 4 bytes of length and a body each
+    body        the rest; if the message collects several bodies, 4 bytes of length before each
 
 With eight bytes before the body, a 100-byte body stays in the same allocation class of Redis.
 `lua/lib/records/record.lua` reads the same format.
 
 A large body is in a separate hash, which plain commands write and read. The Lua of Redis hashes
-every byte of a string that a script gets or makes. A body of 10 KiB would cost 50 us in three
-scripts, and costs 8 us in plain commands. The record of a large body has the flag `LARGE` and ends
+every byte of a string that a script gets or makes. A body of 10 KiB would cost 50 µs in three
+scripts. With plain commands it costs 8 µs. The record of a large body has the flag `LARGE` and ends
 with a reference instead of the body:
 
     size    4 bytes
-    random  8 bytes; the field of the hash is the member followed by these bytes
+    random  8 bytes; the hash has the body in a field named by the member and these bytes
 
 `lua/lib/records/large_bodies.lua` reads the same format.
 """
@@ -49,12 +49,12 @@ REFERENCE = 4 + RANDOM
 
 
 def reference(size: int, random: bytes) -> bytes:
-    """Return the reference that replaces a body of `size` bytes; `random` has 8 bytes."""
+    """Return the reference that replaces a body of `size` bytes. `random` must have 8 bytes."""
     return size.to_bytes(4, "big") + random
 
 
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
-    """Return the record head with the flag for a large body, and the reference."""
+    """Return the record head with the flag for a large body, and the reference to the body."""
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
@@ -103,12 +103,12 @@ def queue_position(record: bytes) -> int:
 
 @lru_cache(4096)  # a producer uses few combinations
 def head(codec: int, flags: int, priority: int) -> bytes:
-    """Return the first four bytes."""
+    """Return the first four bytes of a record."""
     return bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Return the data after two bytes with its length."""
+    """Return the data with its length in two bytes before it."""
     return len(data).to_bytes(2, "big") + data
 
 
@@ -125,9 +125,9 @@ def envelope(
 
     Args:
         codec: Number of the body's codec.
-        priority: Priority; 0 only with a due time.
+        priority: Priority. It may be 0 only with a due time.
         due_ms: Due time in epoch ms, or a delay below 1e12 ms. None if the message is due at once.
-        expires_ms: Lifetime after the due time, in ms. 0: unlimited.
+        expires_ms: Lifetime after the due time, in ms, or 0 for no limit.
         merge_key: Merge key as it is stored. Empty if the message does not merge.
         collects: Whether the message collects the bodies of merging messages in a list.
     """
@@ -151,7 +151,8 @@ def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, b
 class Record(NamedTuple):
     """The fields of a record.
 
-    `body` is a reference if the body is large and was not fetched; `check_body` refuses that.
+    If the body is large and was not fetched, `body` is a reference. `check_body` refuses such a
+    record.
     """
 
     codec: int
@@ -198,7 +199,7 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
 
 
 def read(data: bytes) -> Record:
-    """Read a record; raises DecodeError as `fields_of` does."""
+    """Read a record. Raises DecodeError as `fields_of` does."""
     due, expires, key, headers, at = fields_of(data)
     return Record(
         data[0] >> 5,
@@ -214,9 +215,9 @@ def read(data: bytes) -> Record:
 
 
 def merge_key_of_type(key: str, message_type: str | None) -> str:
-    """Return a merge key as it is stored: messages of two types do not merge.
+    """Return a merge key as it is stored. Messages of different types do not merge.
 
-    A caller's key does not begin with NUL.
+    The stored key therefore contains the type. A caller's key cannot begin with NUL.
     """
     return key if message_type is None else f"\0{message_type}\0{key}"
 
@@ -249,7 +250,7 @@ def type_of(data: bytes) -> str | None:
 
 
 def check_body(flags: int) -> None:
-    """Refuse the flags of a record whose large body was not found.
+    """Refuse a record whose large body was not found, which its flags show.
 
     Raises:
         DecodeError: The record refers to a large body.
@@ -261,7 +262,7 @@ def check_body(flags: int) -> None:
 def audit_number(data: bytes) -> bytes:
     """Return the `<producer>.<number>` that `rmq.Audit` put on a message, or empty bytes.
 
-    Like `number_of` in `lua/lib/audit.lua`, it reads the first header only.
+    Only the first header is read, as by `number_of` in `lua/lib/audit.lua`.
     """
     at = _headers_at(data)
     at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
@@ -271,7 +272,7 @@ def audit_number(data: bytes) -> bytes:
 
 
 def collected_bodies(body: bytes) -> list[bytes]:
-    """Return the bodies of a collecting message, oldest first.
+    """Return the bodies of a message that collects several bodies, oldest first.
 
     Raises:
         DecodeError: The list is cut short.
@@ -305,20 +306,20 @@ def user_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def marks(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers that RMQ itself added."""
+    """Return the headers that RMQ itself added to the sender's headers."""
     return {name: text for name, text in headers.items() if name.startswith(RESERVED)}
 
 
 def is_bare(first: int) -> bool:
-    """Return whether records with this first byte are BARE bytes and an uncompressed body."""
+    """Return whether a record with this first byte is BARE bytes and an uncompressed body."""
     return not first & 31 and first >> 5 != Compressed.number
 
 
 def value_of(data: bytes | Record) -> bytes:
     """Return the body of a record as its codec wrote it, decompressed.
 
-    For a collecting message, return the list of its bodies: in JSON if all of them are JSON, else
-    in msgpack.
+    If the message collects several bodies, return the list of its bodies: in JSON if all of them
+    are JSON, otherwise in msgpack.
 
     Raises:
         DecodeError: The record is cut short, or cannot be decompressed.
@@ -338,7 +339,7 @@ def value_of(data: bytes | Record) -> bytes:
 
 
 def bodies_of(record: Record) -> list[bytes]:
-    """Return the bodies of a collecting message, or the single body of any other message.
+    """Return all bodies of a message that collects bodies, or the single body of another message.
 
     Raises:
         DecodeError: A body is missing or cut short.
@@ -350,7 +351,7 @@ def bodies_of(record: Record) -> list[bytes]:
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
     """Return the decompressed bodies of a record, each with the number of its codec.
 
-    Decompresses at most `most` bytes. The second value is False if there are more bytes.
+    At most `most` bytes are decompressed. The second value is False if there are more bytes.
 
     Raises:
         DecodeError: A body is missing, cut short, or damaged within these bytes.

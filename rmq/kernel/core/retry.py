@@ -1,14 +1,14 @@
 """Retry policies: how long a failed message waits before it may be delivered again.
 
-A policy becomes a ladder and a jitter. The ladder has the longest wait in ms before each retry. The
-jitter is the share of a wait that is drawn at random. Both are stored with the slot, and
-`lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. For the policy of
-a handler or a message, `draw_wait_ms` draws in the same way, and the worker sends the wait with its
-nack.
+A policy is stored as a ladder and a jitter. The ladder is a list of the longest wait in ms before
+each retry. The jitter is the share of a wait that is drawn at random. Both are stored with the
+slot, and `lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. For the
+policy of a handler or a message, `draw_wait_ms` draws in the same way, and the worker sends the
+wait with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
-https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/; the default levels are
-RocketMQ's (https://rocketmq.apache.org), 10 s to 2 h.
+https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. The default levels are
+the waits of RocketMQ (https://rocketmq.apache.org), 10 s to 2 h.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Exponential:
     Args:
         base: First wait, seconds or timedelta.
         cap: Longest wait, seconds or timedelta.
-        jitter: Share of each wait that is drawn at random, 0 to 1; 1 is "full jitter".
+        jitter: Share of each wait that is drawn at random, 0 to 1. 1 is "full jitter".
     """
 
     base: Duration = 1.0
@@ -63,7 +63,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Waits from a list, one for each retry; the last wait repeats.
+    """Waits from a list, one for each retry. Further retries use the last wait.
 
     Args:
         waits: 1 to 16 waits, seconds or timedeltas.
@@ -96,7 +96,7 @@ class Levels:
 class Immediate:
     """No wait: the message may be delivered again at once. The word "immediate" is the same policy.
 
-    An immediate retry loses its priority and sorts after all prioritized messages; one receive in
+    An immediate retry loses its priority and sorts after all prioritized messages. One receive in
     five takes such retries first. A retry that waits at least 1 ms keeps its priority.
     """
 
@@ -112,7 +112,7 @@ class Immediate:
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw the wait after an attempt (1 is the first delivery), as the scripts do."""
+    """Draw the wait after a failed attempt (1 is the first delivery), as the scripts do."""
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 

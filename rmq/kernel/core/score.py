@@ -1,9 +1,10 @@
-"""Scores: the family of a StoreQueue member, and the fields of a receipt.
+"""Scores of messages in sorted sets: the kinds of waiting messages, and the fields of a receipt.
 
 `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
-`lua/lib/leases/receipt.lua` make the scores; `lua/README.md`, "Scores", describes them. The
-families follow a design published by Alibaba's Taobao team in 2021. In RMQ the fraction also has
-the order of arrival and the state of a retry.
+`lua/lib/leases/receipt.lua` make the scores. `lua/README.md`, "Scores", describes them. A family is
+a range of scores for one kind of waiting message, for example messages with a priority. The
+families follow a design published by Alibaba's Taobao team in 2021. In RMQ the fraction of a score
+also has the order of arrival and the state of a retry.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Family = Literal["held", "retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
-    """Return the family of a StoreQueue score."""
+    """Return the family of a StoreQueue score: the kind of the waiting message."""
     if score < 0:
         return "held"  # waits in its group's lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
@@ -40,13 +41,13 @@ def family(score: float) -> Family:
 
 
 def lane_of(score: float) -> int:
-    """Return the lane of a held message, as `lane_score` in lua/lib encodes it."""
+    """Return the lane (a number for a group) of a held message from its score."""
     part, exponent = math.frexp(-score)
     return (exponent - 1) * 2048 + int((2 * part - 1) * 2048)
 
 
 def lane_range(lane: int) -> tuple[str, str]:
-    """Return the smallest and the largest score of a lane."""
+    """Return the smallest and the largest score of a lane, which holds the messages of a group."""
     largest = math.ldexp(2048 + lane % 2048, lane // 2048 - 11)
     end = math.ldexp(2049 + lane % 2048, lane // 2048 - 11)
     return f"({-end:.17g}", f"{-largest:.17g}"
@@ -71,7 +72,7 @@ def shared_lease(score: float) -> int:
 
 
 def lease_range(number: int) -> tuple[str, str]:
-    """Return the range of scores of a shared lease, as Redis reads a range."""
+    """Return the range of scores of a shared lease, in the form that Redis reads a range."""
     low = SHARED_MIN + number * 1000
     return str(low), f"({low + 1000}"
 

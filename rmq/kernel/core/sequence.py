@@ -1,9 +1,9 @@
-"""Sequence numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
+"""Numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
-A producer is one client in one process; after a fork or a restart it is a new producer. The
+A producer is one client in one process. After a fork or a restart it is a new producer. The
 sequence of a slot keeps the numbers in use, and the number up to which all are complete. A number
-is complete when its message was accepted or when no message has it. The sequence also keeps how far
-it has reported to Redis.
+is complete when its message was accepted or when no message has it. The sequence also keeps up to
+which number it has reported to Redis.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
 class Report(NamedTuple):
-    """A report to Redis about a slot.
+    """A report to Redis about the numbers of one slot.
 
     Attributes:
         old: Number up to which the previous report went.
@@ -77,7 +77,7 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Mark numbers as complete; no accepted message has the numbers in `unused`."""
+        """Mark numbers as complete. The numbers in `unused` belong to no accepted message."""
         with self._lock:
             self._unused.update(unused)
             self._above.update(numbers)
@@ -104,7 +104,7 @@ class SlotSequence:
             return Report(self.reported, sent, validation.from_numbers(unused), unused)
 
     def confirm(self, report: Report) -> None:
-        """Record that Redis has a report."""
+        """Record that Redis has stored a report."""
         with self._lock:
             self.reported = max(self.reported, report.sent)
             self._unused.difference_update(report.unused)
@@ -126,7 +126,7 @@ class ProducerSequence:
         self._is_scheduled = False
 
     def _check_fork(self) -> None:
-        """Start again in a forked child, which is another producer."""
+        """Start again in a forked child, because the child is another producer."""
         if self._process is not ids.process_bytes():
             self._lock = threading.Lock()
             self._start()

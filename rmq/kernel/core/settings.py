@@ -49,7 +49,7 @@ GROUPED_MAX = 250
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability: a send returns when `n` replicas have the message in memory (WAIT).
+    """Durability by WAIT: a send returns when `n` replicas have the message in memory.
 
     Args:
         n: Number of replicas, 1 to 100.
@@ -70,7 +70,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability: a send returns when the server and `n` replicas have it on disk (WAITAOF).
+    """Durability by WAITAOF: a send returns when the server and `n` replicas have it on disk.
 
     Needs Redis 7.2.
 
@@ -141,7 +141,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Return the priority of due timed messages from an int or its digits. "first" is 0."""
+    """Return the priority for timed messages when they are due, from a number. "first" is 0."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -165,7 +165,7 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic as a caller names them; `Settings` describes each setting.
+    """The settings of a topic as a caller names them. `Settings` describes each setting.
 
     Durations are seconds or a timedelta. None turns off a setting that can be off.
     """
@@ -192,46 +192,47 @@ class TopicSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a topic. Durations are in ms here; callers give seconds or timedelta.
+    """The settings of a topic. Durations are in ms here, but callers give seconds or timedelta.
 
     Attributes:
         slots: Number of slots, 1 to 1024. Messages are ordered only within a slot.
         default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
         timed_priority: Priority that a message with a due time and no priority gets when it is due,
-            17 to 1 048 575. This includes merged messages. 0: due messages go before all
+            17 to 1 048 575. This includes merged messages. With 0, due messages go before all
             priorities.
         lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h.
             Otherwise the delivery is rolled back.
         max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
-        dedup_window_ms: How long RMQ remembers the id of a settled message; 0 is off. If it is off,
-            a send that is repeated after its message was settled stores the message again, and the
-            body of a repeated merge may be collected twice.
-        max_length: Largest number of waiting messages, divided among the slots. 0: unlimited.
+        dedup_window_ms: How long RMQ remembers the id of a settled message. With 0, a send that is
+            repeated after its message was settled stores the message again, and the body of a
+            repeated merge may be collected twice.
+        max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
             drops retries, or timed messages before they are due. A slot above its share shrinks
             by up to 1000 messages with each send.
         max_body: Largest encoded body, bytes.
-        expires_ms: How long after its due time a message may still be delivered. 0: unlimited.
+        expires_ms: How long after its due time a message may still be delivered, or 0 for no limit.
         on_expire: What becomes of an expired message: "dead" (a dead letter) or "drop".
         durability: Which copies of the message a send waits for.
-        dead_retention_ms: How long a dead letter is stored. 0: until it is redriven or purged.
-            Older dead letters are dropped and counted by the next message that becomes a dead
-            letter, by consumers once a minute, and by commands that read dead letters.
+        dead_retention_ms: How long a dead letter is stored. 0 stores it until it is redriven or
+            purged. Older dead letters are dropped and counted by the next message that becomes a
+            dead letter, by consumers once a minute, and by commands that read dead letters.
         unhandled_ms: How long after its due time a message waits if workers have no handler for its
-            type. Then it becomes a dead letter. 0: unlimited.
+            type. Then it becomes a dead letter. 0 waits without limit.
         limit: Largest number of messages delivered per time, and of messages in flight. Both are
             divided among the slots.
         slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". It does not
             change the order of delivery. The doctor, the console, metrics and alerts show when it
             is missed.
-        groups: How messages with a group are delivered. None: the group of a message is only a
-            label.
-        paused: Pause of all receives, set by `Admin.topic_pause`. None: receives are not paused.
-        sends_paused: Pause of all sends. None: sends are not paused.
-        layout: Effects of `Admin.topic_resize` on the slots. None: the topic was never resized.
+        groups: How messages with a group are delivered. If it is None, the group of a message is
+            only a label.
+        paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
+        sends_paused: Pause of all sends, or None if they are not paused.
+        layout: Effects of `Admin.topic_resize` on the slots, or None if the topic was never
+            resized.
     """
 
     slots: int = 1
@@ -317,16 +318,16 @@ class Settings:
         return tuple(dict.fromkeys((self.slots, *past)))
 
     def slot_stamp(self, created: bytes) -> bytes:
-        """Return the stamp of the slots: the topic's stamp, plus 1 us for each resize."""
+        """Return the stamp of the slots: the topic's stamp, plus 1 µs for each resize."""
         resizes = self.layout.resizes if self.layout else 0
         return str(int(created) + resizes).encode() if resizes else created
 
     def to_redis(self) -> dict[str, str]:
-        """Return the fields of the topic's hash."""
+        """Return the settings as fields of the topic's hash."""
         return {"format": str(FORMAT)} | to_redis({name: getattr(self, name) for name in NAMES})
 
     def for_slot(self, index: int = 0) -> dict[str, str]:
-        """Return the fields of a slot's hash, which scripts read."""
+        """Return the settings as fields of a slot's hash, which scripts read."""
         layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
         paused = str(self.paused.since_ms) if self.paused else ""
         if layout and layout.resizing and layout.is_blocked(index, self.slots):

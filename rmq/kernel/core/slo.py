@@ -1,9 +1,10 @@
 """The setting `slo` of a topic: how late its messages may be delivered, and whether they are.
 
-A service-level objective such as "p99<2s": 99 of 100 messages are taken less than 2 s after they
-were due. It is compared with the messages taken in the last minutes (`WINDOW_MS`), as
-`metrics` counts them, to within a factor of 2. If none was taken, it is compared with the wait of
-the oldest message, whose lateness will be at least that long.
+A service-level objective such as "p99<2s" means that 99 of 100 messages are received less than 2 s
+after they were due. The objective is compared with the messages received in the last minutes
+(`WINDOW_MS`), as `metrics` counts them, to within a factor of 2. If no message was received, the
+objective is compared with the wait of the oldest message, whose lateness will be at least that
+long.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Slo(NamedTuple):
 
         Args:
             taken: Number of messages received in the last minutes, by lateness.
-            late_ms: How long the oldest message that consumers may receive has waited; 0 without
+            late_ms: How long the oldest message that consumers may receive has waited, or 0 without
                 such a message.
         """
         found = percentile_s(taken, self.percentile / 100)
@@ -81,7 +82,7 @@ def parse(value: object) -> Slo | None:
 
 
 def check(value: object) -> str:
-    """Return an objective as its text in Redis; "off" if there is no objective.
+    """Return an objective as its text in Redis, or "off" if there is no objective.
 
     Raises:
         InvalidType, InvalidValue: See `parse`.

@@ -1,6 +1,6 @@
 """The signals that stop a process.
 
-The first SIGTERM or SIGINT asks a worker to stop; the second ends the worker at once.
+The first SIGTERM or SIGINT asks a worker to stop. The second ends the worker at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Call `handler` with number and frame at each signal; restore the old handlers at the end."""
+    """Call `handler` with number and frame at each signal. Restore the old handlers at the end."""
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -41,7 +41,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def received(self) -> Iterator[None]:
-        """Receive signals if this is the main thread; do nothing in other threads."""
+        """Receive signals if this is the main thread. Do nothing in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -58,11 +58,11 @@ class StopSignals:
             self._received.get(timeout=seconds)
 
     def wake(self) -> None:
-        """End a wait; may be called from any thread."""
+        """End a wait. Any thread may call it."""
         self._received.put(0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal, without a lock: the interrupted code may hold the lock."""
+        """Record a signal without taking a lock, because the interrupted code may have the lock."""
         if self.asked:
             self.number = number
             self.at_once = True

@@ -39,7 +39,7 @@ def from_numbers(numbers: Iterable[int]) -> Ranges:
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges sorted and merged; they may be given in any order."""
+    """Return ranges sorted and merged. They may be given in any order."""
     result: Ranges = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -50,7 +50,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def intersection(left: Ranges, right: Ranges) -> Ranges:
-    """Return the numbers that are in both."""
+    """Return the numbers that are in both lists of ranges."""
     result, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         first, last = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
@@ -102,7 +102,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in a duration's text; raises ValueError that shows the accepted forms."""
+    """Return the seconds in a duration's text. A ValueError shows the accepted forms."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
@@ -121,7 +121,7 @@ def format_duration(value: Duration) -> str:
 
 
 def span(ms: float, gap: str = "", minute: str = "m") -> str:
-    """Return a length of time for people, in at most two units.
+    """Return a length of time as text for people, in at most two units.
 
     Args:
         ms: Length of time, ms.
@@ -141,7 +141,7 @@ def span(ms: float, gap: str = "", minute: str = "m") -> str:
 
 
 def utf8(text: str, field: str) -> bytes:
-    """Return a text as UTF-8; raises InvalidValue if it contains a surrogate."""
+    """Return a text as UTF-8. Raises InvalidValue if it contains a surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -149,7 +149,7 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def check_int(value: object, field: str, low: int, high: int) -> int:
-    """Return a whole number if it is in [low, high]; True and False are refused."""
+    """Return a whole number if it is in [low, high]. True and False are refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
         raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
@@ -248,7 +248,7 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
-    """Return a due time in epoch ms; a message with a past time is due at once.
+    """Return a due time in epoch ms. A message with a past time is due at once.
 
     Only a time more than a year ago is refused, as a mistake. The limit is wide because `now_ms` is
     a client's clock, which may be wrong, and because the call may reach Redis late.
@@ -263,7 +263,7 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question for an error, such as `, did you mean 'x'?`; '' if no name is similar."""
+    """Return a question for an error, such as `, did you mean 'x'?`, or '' for no similar name."""
     import difflib  # only errors need it
 
     matches = difflib.get_close_matches(name, list(names), 1)
