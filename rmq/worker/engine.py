@@ -27,7 +27,7 @@ from rmq.worker.receiving.fetcher import Fetcher
 from rmq.worker.running.event_loop import LoopHeartbeat
 from rmq.worker.running.executors import Executor, TaskExecutor, ThreadExecutor
 from rmq.worker.running.poison import PoisonSuspects
-from rmq.worker.settling.thread import SettlerThread
+from rmq.worker.settling.settler import SettlerThread
 
 log = logging.getLogger("rmq")
 
@@ -80,11 +80,11 @@ class Engine:
         suspects = PoisonSuspects()
         for number, feed in enumerate(self.feeds):
             for handler in feed.handlers:
-                feed.queues[handler] = HandlerQueue(
+                feed.add_queue(HandlerQueue(
                     handler, feed.topic, feed.invokers, hooks, executors[handler.is_async],
                     heartbeat if handler.is_async else None,
                     self.settler_threads[number % threads], self._stopping.is_set, values, suspects,
-                )  # fmt: skip
+                ))  # fmt: skip
         self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
 
     def _make_executor(

@@ -39,8 +39,9 @@ class HandledTopic:
     Attributes:
         flows: Flows that receive and settle deliveries.
         error_state: The error that blocks the topic now.
-        note_settled: Function that is called after deliveries were settled, or after an ordered
-            batch has ended. Any thread may call it.
+        is_full: Whether there was no room for more deliveries at the last check.
+        note_freed: Function that is called when settled deliveries, or the end of an ordered batch,
+            have made room in a full topic. Any thread may call it.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class HandledTopic:
         self.flows = make_flows(handlers)
         self.flows.share_leases(tracker)
         self.error_state = ErrorState(handlers.context.name)
-        self.note_settled: Callable[[], object] = lambda: None
+        self.is_full = False
+        self.note_freed: Callable[[], object] = lambda: None
 
 
 class ErrorState:

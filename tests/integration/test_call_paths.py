@@ -24,7 +24,7 @@ LIMITS = {
     "send": (11, 30),
     "receive": (14, 48),
     "ack": (11, 40),
-    "handled": (31, 123),
+    "handled": (29, 98),
 }
 
 Function = tuple[str, str, int]  # file below rmq/, name, line

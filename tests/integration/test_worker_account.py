@@ -73,9 +73,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
         assert len(memory._free_begun) == memory.shared.sizes[1]
         runs = worker._running.engine.queues[0].work
         # A thread that ran too long may run still.
-        wait_for(
-            lambda: not (runs._runtime_limits.running or runs._overrun or runs.suspects.running)
-        )
+        wait_for(lambda: not (runs.limits.running or runs.limits.overrun or runs.suspects.running))
 
     stats = api.admin.stats(name)
     assert stats["in_flight"] == 0

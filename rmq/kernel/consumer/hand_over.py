@@ -206,8 +206,8 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
             batch, is_retired = handed.batch, False
             if state.shared is not None:
                 number = shared_lease(batch.deadline_s * 1000)
-                is_retired = number != state.shared.number(handed.slot)  # no longer renewed
-                batch = batch._replace(lease=state.shared.handed_over(handed.slot, number))
+                lease = state.shared.handed_over(handed.slot, number)
+                batch, is_retired = batch._replace(lease=lease), not lease.is_renewed
                 credits.in_doubt = credits.in_doubt or is_retired
             slot_batch = state.context.slots[handed.slot], batch
             (state.undelivered if is_late or is_retired else batches).append(slot_batch)

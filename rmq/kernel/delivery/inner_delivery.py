@@ -119,7 +119,15 @@ class InnerDelivery:
 
 
 class SharedLease(Protocol):
-    """The lease of all deliveries that this process received from a slot under one number."""
+    """The lease of all deliveries that this process received from a slot under one number.
+
+    Attributes:
+        until: Time until which it is surely valid, as last read, by the monotonic clock; 0: lost.
+        is_renewed: Whether it is renewed, because the next receive uses it.
+    """
+
+    until: float
+    is_renewed: bool
 
     def is_lost(self) -> bool:
         """Return whether the lease is gone, or has ended as far as this process can see."""

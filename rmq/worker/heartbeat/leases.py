@@ -132,26 +132,32 @@ class WorkerMemory:
 
 
 class WorkerLease:
-    """A shared lease of a slot under which this worker receives, or has received."""
+    """A shared lease of a slot under which this worker receives, or has received.
 
-    __slots__ = ("_is_lost", "_shared", "_until", "in_flight", "lease_index", "number")
+    Attributes:
+        until: Time until which the lease was surely valid when it was last checked, by the
+            monotonic clock; 0 if the lease is lost or was never checked.
+        is_renewed: Whether the next receive of the slot uses the lease, so that it is renewed.
+    """
+
+    __slots__ = ("_is_lost", "_shared", "is_renewed", "lease_index", "number", "until")
 
     def __init__(self, shared: SharedMemory, lease_index: int, number: int, until: float) -> None:
         self._shared = shared
         self.lease_index = lease_index
         self.number = number
-        self.in_flight = 0  # number of deliveries
-        self._until = until  # known by the worker itself
+        self.until = until
+        self.is_renewed = False
         self._is_lost = False
 
     def safe_until(self) -> float:
         """Return until when the lease is surely valid (monotonic clock), or 0 if it is lost."""
         if self._is_lost or self._shared.lost(self.lease_index) == self.number:
-            self._is_lost = True
-            return 0.0
-        # Stored here, because the next lease of the slot overwrites the entry of the heartbeat.
-        self._until = max(self._until, self._shared.safe_until(self.lease_index, self.number))
-        return self._until
+            self.mark_lost()
+        else:
+            # Stored here, because the next lease of the slot overwrites the entry of the heartbeat.
+            self.until = max(self.until, self._shared.safe_until(self.lease_index, self.number))
+        return self.until
 
     def is_lost(self) -> bool:
         """Return whether the lease is lost, or has ended without a renewal."""
@@ -159,11 +165,11 @@ class WorkerLease:
 
     def note_received(self, since: float, lease_ms: int) -> None:
         """Record a receive that began at time `since`. At least half of the lease was left then."""
-        self._until = max(self._until, since + lease_ms / 2000)
+        self.until = max(self.until, since + lease_ms / 2000)
 
     def mark_lost(self) -> None:
         """Record that the lease no longer exists in Redis."""
-        self._is_lost = True
+        self._is_lost, self.until = True, 0.0
 
 
 class LeaseTracker:
@@ -206,10 +212,12 @@ class LeaseTracker:
             if lease is not None:
                 lease.safe_until()
                 lease.mark_lost()  # Redis did not have it any more
+                lease.is_renewed = False
             lease = self._leases[slot] = WorkerLease(
                 shared, lease_index, number, since + lease_ms / 1000
             )
-            self._write(lease)
+            lease.is_renewed = True
+            shared.words[shared.leases_at + lease_index * 3] = number << NUMBER_SHIFT
             self._memory.expect(self._topic, lease_ms)
             at = shared.topics_at + self._topic * 2
             shared.words[at] = max(shared.words[at], slot + 1)
@@ -229,7 +237,10 @@ class LeaseTracker:
         """Add deliveries. The heartbeat renews their leases from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
-            self._count(deliveries, 1)
+            for delivery in deliveries:
+                lease: Any = delivery.origin.lease
+                if lease.is_renewed:  # the last bits of its word are its number of deliveries
+                    self._shared.words[self._shared.leases_at + lease.lease_index * 3] += 1
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove deliveries that are settled or lost.
@@ -239,13 +250,17 @@ class LeaseTracker:
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]
             self._in_flight.difference_update(mine)
-            self._count(mine, -1)
-        if self._begun or self._claims:
             for delivery in mine:
-                self.cancel_begin(delivery)
-                row, _ = self._claims.pop(delivery, (-1, 0))
-                if row >= 0:
-                    self._memory.remove_claim(row)
+                lease: Any = delivery.origin.lease
+                if lease.is_renewed:
+                    self._shared.words[self._shared.leases_at + lease.lease_index * 3] -= 1
+        for delivery in mine if self._begun or self._claims else ():
+            row = self._begun.pop(delivery, -1)
+            if row >= 0:
+                self._memory.remove_begun(row)
+            row, _ = self._claims.pop(delivery, (-1, 0))
+            if row >= 0:
+                self._memory.remove_claim(row)
 
     def retire(self, slot: int) -> None:
         """Stop renewing the lease of a slot because one of its deliveries cannot be settled.
@@ -266,24 +281,9 @@ class LeaseTracker:
         with self._lock:
             if self._leases.get(slot) is lease:
                 lease.safe_until()  # stores the entry of the heartbeat
+                lease.is_renewed = False
                 del self._leases[slot]
                 self._shared.words[self._shared.leases_at + lease.lease_index * 3] = 0
-
-    def _count(self, deliveries: Iterable[InnerDelivery], step: int) -> None:
-        changed: Any = None
-        for delivery in deliveries:
-            lease: Any = delivery.origin.lease
-            if lease is not changed:
-                self._write(changed)
-                changed = lease
-            lease.in_flight += step
-        self._write(changed)
-
-    def _write(self, lease: WorkerLease | None) -> None:
-        """Write a lease's number of deliveries for the heartbeat, if the lease is still renewed."""
-        if lease is not None and self._leases.get(lease.lease_index % SLOTS_MAX) is lease:
-            word = lease.number << NUMBER_SHIFT | lease.in_flight
-            self._shared.words[self._shared.leases_at + lease.lease_index * 3] = word
 
     # --- for the worker --------------------------------------------------------------------------
 

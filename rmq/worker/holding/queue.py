@@ -24,8 +24,7 @@ from rmq.worker.running.invoker import TopicInvokers, invoker_class
 from rmq.worker.running.poison import PoisonSuspects
 from rmq.worker.running.work import HandlerWork
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.settler import Settler
-from rmq.worker.settling.thread import SettlerThread
+from rmq.worker.settling.settler import Settler, SettlerThread
 
 BLOCKED_S = 1.0  # an event loop that is blocked for longer gets no more work
 
@@ -112,7 +111,7 @@ class HandlerQueue:
         The thread of such a run hangs, or its task ignores the cancellation. The delivery is
         already settled.
         """
-        overrun = self.settler.overrun
+        overrun = self.work.limits.overrun
         return [run for run in list(self.work.times.running) if run in overrun] if overrun else []
 
     def hung(self) -> int:
@@ -169,7 +168,8 @@ class HandlerQueue:
 
     def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
         """Give received deliveries to the executor, and start the suspects that may run now."""
-        self.begin_last_suspect()  # it may have waited for a minute
+        if self._starter.last is not None:
+            self._starter.begin_last()  # it may have waited for a minute
         if self.suspects.running and self.suspects.must_wait():
             self._starter.put_off(deliveries)
             return
@@ -180,14 +180,13 @@ class HandlerQueue:
             return
         if suspects or self.suspects.running:
             deliveries = self._starter.start(deliveries, suspects)
-        if self.handler.batch:
-            self._start(self._partial.add(deliveries))
-        else:
-            self._start(deliveries)
+        works = self._partial.add(deliveries) if self.handler.batch else deliveries
+        if works:
+            self._executor.put(self.work_queue, works)
 
     def linger_until(self) -> float:
         """Return when the wait for a full batch ends, or infinity if no delivery waits for one."""
-        return self._partial.linger_until() if self.handler.batch else float("inf")
+        return self._partial.linger_until()
 
     def end_linger(self) -> None:
         """Start a batch that is not full if its first delivery has waited for the `linger` time."""

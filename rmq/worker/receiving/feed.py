@@ -39,23 +39,6 @@ GATHER_S = 0.001  # pause in which messages gather when they trickle in
 NEVER = float("inf")
 
 
-def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
-    """Run a flow, and call `note` before each of its steps."""
-    try:
-        step = next(flow)
-        while True:
-            note()
-            try:
-                value = yield step
-            except BaseException as error:
-                step = flow.throw(error)
-            else:
-                step = flow.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
 class TopicFeed:
     """Receives the deliveries of one topic, and gives them to the queues of handlers.
 
@@ -69,12 +52,10 @@ class TopicFeed:
         flows: Flows that receive and settle deliveries.
         state: State of the slots, with the time at which each slot next has work.
         queues: Queue of each handler.
-        is_full: Whether there was no room at the last check.
+        first_queue: Queue of the first handler, which gets all messages of an ordered topic.
         next_at: Time of the next visit, by the monotonic clock.
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
         subscription: Messages on `own_channel`, which the fetcher reads for all topics.
-        on_freed: Function that is called when settled deliveries have made room in a full feed. Any
-            thread may call it.
         on_step: Function that the fetcher's thread calls before each step of a flow.
     """
 
@@ -82,7 +63,6 @@ class TopicFeed:
         self, handlers: TopicHandlers, transport: Transport, tracker: LeaseTracker
     ) -> None:
         self.topic = HandledTopic(handlers, transport, tracker)
-        self.topic.note_settled = self._note_settled
         self.handlers = handlers
         self.context = handlers.context
         self.transport = transport
@@ -93,26 +73,24 @@ class TopicFeed:
         self.state.credits.hand_overs = HAND_OVERS
         self.invokers = TopicInvokers(handlers)
         self.queues: dict[Handler, HandlerQueue] = {}
-        self.is_full = False
+        self.first_queue: HandlerQueue
+        self._batch_queues: list[HandlerQueue] = []  # queues of handlers that get batches
         self.next_at = 0.0
-        self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
         self.on_step: Callable[[], object] = lambda: None
         self.own_channel = b""
         self.subscription = self.state.subscription
-        self._is_single = handlers.is_single
+        self._fills_one_queue = handlers.is_single or handlers.ordered
         self._trickle = TrickleDetector()
         self._not_before = 0.0
         self._pause_s = PAUSE_S
 
-    @property
-    def ready_at(self) -> list[float]:
-        """The time at which each slot next has work. It is empty until the topic is open."""
-        return self.state.ready_at
-
-    @property
-    def first_queue(self) -> HandlerQueue:
-        """The queue of the first handler. It gets all messages of an ordered topic."""
-        return next(iter(self.queues.values()))
+    def add_queue(self, queue: HandlerQueue) -> None:
+        """Add the queue of a handler."""
+        if not self.queues:
+            self.first_queue = queue
+        self.queues[queue.handler] = queue
+        if queue.handler.batch:
+            self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
         """Mark all slots as not checked yet, so that they are checked before they are visited.
@@ -144,13 +122,11 @@ class TopicFeed:
 
     def due_at(self) -> float:
         """Return when to receive next, or when to start a batch that is not full."""
-        work_at = NEVER if self.is_full else self._work_at()
-        return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
-
-    def _work_at(self) -> float:
-        """Return when a slot next has work, or when deliveries must be handed back."""
-        slots_at = min(self.ready_at, default=0.0)
-        return max(0.0 if self.state.must_hand_back else slots_at, self._not_before)
+        work_at = NEVER
+        if not self.topic.is_full:
+            slots_at = 0.0 if self.state.must_hand_back else min(self.state.ready_at, default=0.0)
+            work_at = max(slots_at, self._not_before)
+        return min([work_at, *(queue.linger_until() for queue in self._batch_queues)])
 
     # --- receiving, and giving deliveries to queues -----------------------------------------------
 
@@ -162,13 +138,14 @@ class TopicFeed:
         """
         for queue in self.queues.values():
             queue.begin_last_suspect()
+        for queue in self._batch_queues:
             queue.end_linger()
         room = self.room()
-        self.is_full = not room
+        self.topic.is_full = not room
         if not room:
             room = self.room()  # deliveries may have been settled before `is_full` was set
-            self.is_full = not room
-        if not room or self._work_at() > time.monotonic():
+            self.topic.is_full = not room
+        if not room or self.due_at() > time.monotonic():
             return False
         count = self._receive_by(room, partial(receive.receive_ready, self.state, room))
         if self._trickle.is_trickling(count) and not self.handlers.ordered:
@@ -177,26 +154,41 @@ class TopicFeed:
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
         """Receive deliveries with `get`, and give them to the queues. Return their number."""
-        deliveries = self._run(self.flows.receive_by(limit, get))
+        deliveries = self.transport.run(self._noted(self.flows.receive_by(limit, get)))
+        self._pause_s = PAUSE_S
+        if self.error_state.error is not None:
+            self.error_state.clear()
         if deliveries:
             if self.handlers.has_claims:
                 claim_keys(deliveries, self.handlers, self.flows, self.transport, self.tracker)
             self.state.until = time.monotonic() + CREDIT_S
-            self._dispatch(deliveries)
+            if self._fills_one_queue:
+                self._put(self.first_queue, deliveries)
+            else:
+                self._dispatch(deliveries)
         return len(deliveries)
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _noted(self, flow: Flow[T]) -> Flow[T]:
         """Run a flow in the fetcher's thread. Each step shows the watchdog that the thread runs."""
-        return self.transport.run(noted(flow, self.on_step))
+        try:
+            step = next(flow)
+            while True:
+                self.on_step()
+                try:
+                    value = yield step
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
     def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
         """Give deliveries to the queues of their handlers.
 
         Settle deliveries that have no handler.
         """
-        if self._is_single or self.handlers.ordered:
-            self._put(self.first_queue, deliveries)
-            return
         by_handler: dict[Handler | None, list[InnerDelivery]] = {}
         for delivery in deliveries:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
@@ -233,7 +225,7 @@ class TopicFeed:
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
-            messages = self._run(pipeline(calls))
+            messages = self.transport.run(self._noted(pipeline(calls)))
         except RMQError:
             return set(deliveries)
         return {
@@ -252,10 +244,11 @@ class TopicFeed:
         leases = self.tracker.numbers()
         if not leases:
             return
-        if self.has_credit:  # a hand-over may be on its way
+        if self.state.credits.standing:  # a hand-over may be on its way
             self._withdraw_credit()
-            self.ready_at[0] = 0.0
-        count = self._run(rollback.release_orphans(self.context, leases, self.flows.has_delivery))
+            self.state.ready_at[0] = 0.0
+        release = rollback.release_orphans(self.context, leases, self.flows.has_delivery)
+        count = self.transport.run(self._noted(release))
         if count:
             log.warning(
                 "topic %r: messages were in flight for this worker that it does not have: Redis "
@@ -275,41 +268,19 @@ class TopicFeed:
 
     # --- errors and reports -----------------------------------------------------------------------
 
-    def _note_settled(self) -> None:
-        """Record that deliveries were settled, or that an ordered batch has ended.
-
-        Any thread may call it.
-        """
-        if self.is_full:
-            self.on_freed(self)
-
     def note_error(self, error: Exception) -> None:
         """Record that receiving failed. The fetcher tries the topic again after a pause."""
         self.error_state.note(error)
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
 
-    def note_success(self) -> None:
-        """Record that Redis has answered for this topic."""
-        if self.error_state.error is not None:
-            self.error_state.clear()
-        self._pause_s = PAUSE_S
-
     def report_lateness(self, is_last: bool = False) -> None:
         """Report to metrics how late messages were received, if a report is due or the last."""
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
-            self._run(state.report(self.state))
+            self.transport.run(self._noted(state.report(self.state)))
 
     # --- hand-overs for a credit ------------------------------------------------------------------
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether the slot of this topic may have a credit in Redis.
-
-        A sender can hand over a message to it.
-        """
-        return bool(self.state.credits.standing)
 
     def accepts_hand_overs(self) -> bool:
         """Whether this topic leaves credits in Redis, so that a send can hand over its message.
@@ -317,16 +288,16 @@ class TopicFeed:
         It does if it has one slot, is not ordered, and has received messages recently.
         """
         return (
-            len(self.ready_at) == 1
+            len(self.state.ready_at) == 1
             and self.subscription.accepts_hand_overs
             and time.monotonic() < self.state.until
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
         """Receive hand-overs on `own_channel` of the fetcher's connection, or none if it is b""."""
-        if self.has_credit:
+        if self.state.credits.standing:
             self.state.credits.in_doubt = True
-            self.ready_at[0] = 0.0
+            self.state.ready_at[0] = 0.0
         self.own_channel = own_channel
         self.subscription.wait, self.subscription.connection = wait, bool(own_channel) or None
         self.subscription.forget_messages(own_channel)
@@ -337,7 +308,7 @@ class TopicFeed:
         Return whether the credit in Redis is used up.
         """
         get = partial(receive.receive_handed_over, self.state)
-        return bool(self._receive_by(BATCH_MAX, get)) and not self.has_credit
+        return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
         """Renew the credit by visiting the slot.
@@ -345,7 +316,7 @@ class TopicFeed:
         Withdraw it if no send has used it for CREDIT_S.
         """
         if time.monotonic() < self.state.until:
-            self.ready_at[0] = 0.0
+            self.state.ready_at[0] = 0.0
         else:
             self._withdraw_credit()
 
@@ -353,7 +324,7 @@ class TopicFeed:
         """Withdraw the credit from Redis, and receive no more hand-overs."""
         try:
             self.state.until = 0.0
-            if self.has_credit:
+            if self.state.credits.standing:
                 self._withdraw_credit()
         finally:
             self.subscription.wait = self.subscription.connection = None
@@ -364,7 +335,7 @@ class TopicFeed:
 
         Release the messages that were handed over for it.
         """
-        self._run(receive.withdraw_credits(self.state))
+        self.transport.run(self._noted(receive.withdraw_credits(self.state)))
 
 
 class TrickleDetector:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -88,7 +89,7 @@ class Fetcher:
         self._by_channel = {feed.context.channel: feed for feed in feeds}
         for feed in feeds:
             feed.subscription.is_sharded = transport.uses_shard_channels
-            feed.on_freed = self._note_freed
+            feed.topic.note_freed = partial(self._note_freed, feed)
             feed.on_step = self._note_step
             # A topic whose master is away must not delay the others.
             feed.state.fails_fast = len(feeds) > 1
@@ -147,7 +148,7 @@ class Fetcher:
                 feed.begin_unchecked()
             self._due.schedule(feed)
         while not self._stopping.is_set():
-            self._note_step()
+            self.last_step = time.monotonic()
             try:
                 self._do_next()
                 pause = PAUSE_S
@@ -167,17 +168,17 @@ class Fetcher:
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()
-            feed.is_full = False
+            feed.topic.is_full = False
             self._due.schedule(feed)
         if now >= self._poll_at:
             self._poll(now)
         elif now >= self._listened_at + LISTEN_S:
-            self._listen(0.0)
+            self._listen(now)
         due = self._due.remove_due(now)
         if self._unchecked and (due is None or now >= self._checked_at + CHECK_S):
             self._check_again()
         elif due is None:
-            self._wait(now)
+            self._listen(min(self._poll_at, self._due.next_at(), now + WAIT_S))
         if due is not None:
             self._visit(due)
 
@@ -195,8 +196,6 @@ class Fetcher:
         try:
             if receive():
                 self._unchecked[feed] = None
-            if not feed.is_full:
-                feed.note_success()
         except (Unavailable, OutcomeUnknown) as error:
             if not is_master_away(error):
                 feed.next_at = 0.0
@@ -217,14 +216,14 @@ class Fetcher:
         Do so once in POLL_S.
         """
         self._poll_at = now + POLL_S
-        self._listen(0.0)
+        self._listen(now)
         for feed in list(self._by_own_channel.values()):
-            if feed.has_credit:
+            if feed.state.credits.standing:
                 feed.renew_credit()
                 self._due.schedule(feed)
         for feed in self._feeds:
-            if feed.follow_slots() or feed.is_full:
-                feed.is_full = False
+            if feed.follow_slots() or feed.topic.is_full:
+                feed.topic.is_full = False
                 self._due.schedule(feed)
         self._check_due_slots()
         for feed in self._feeds:
@@ -240,18 +239,18 @@ class Fetcher:
 
     def _check_due_slots(self) -> None:
         """Check slots without work: all of them, or LOOKS slots in turn."""
-        feeds = [feed for feed in self._feeds if feed.ready_at]
-        slots = sum(len(feed.ready_at) for feed in feeds)
+        feeds = [feed for feed in self._feeds if feed.state.ready_at]
+        slots = sum(len(feed.state.ready_at) for feed in feeds)
         looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
         self._next_check = looks.stop
         if len(looks) == slots:
             self._check(feeds)
             self._has_checked_all = self._listener.is_heard
             return
-        every = [(feed, index) for feed in feeds for index in range(len(feed.ready_at))]
+        every = [(feed, index) for feed in feeds for index in range(len(feed.state.ready_at))]
         now = time.monotonic()
         due = every[looks.start : looks.stop]
-        places = [(feed, index) for feed, index in due if feed.ready_at[index] > now]
+        places = [(feed, index) for feed, index in due if feed.state.ready_at[index] > now]
         if places:
             self._check_slots(places)
         for feed in dict.fromkeys(feed for feed, _ in places):
@@ -262,10 +261,10 @@ class Fetcher:
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()
-        if len(feeds) == 1 and len(feeds[0].ready_at) == 1:
+        if len(feeds) == 1 and len(feeds[0].state.ready_at) == 1:
             # A receive from a single slot has the same effect, and gets new messages as well.
             self._unchecked.clear()
-            feeds[0].ready_at[0] = 0.0
+            feeds[0].state.ready_at[0] = 0.0
             self._due.schedule(feeds[0])
         else:
             self._check(feeds)
@@ -279,7 +278,7 @@ class Fetcher:
         places = [
             (feed, index)
             for feed in feeds
-            for index, ready_at in enumerate(feed.ready_at)
+            for index, ready_at in enumerate(feed.state.ready_at)
             if ready_at > now
         ]
         for start in range(0, len(places), NEXT_READY_MAX):
@@ -311,23 +310,18 @@ class Fetcher:
         for (feed, index), wait_us in zip(places, reply, strict=True):
             # -2: the topic was deleted or created again; the next receive raises the error.
             at = NEVER if wait_us == -1 else now + max(0, wait_us) / 1_000_000
-            feed.ready_at[index] = at
+            feed.state.ready_at[index] = at
             feed.error_state.clear()
-
-    def _wait(self, now: float) -> None:
-        until = min(self._poll_at, self._due.next_at(), now + WAIT_S)
-        self._is_waiting = True
-        try:
-            if not self._freed:
-                self._listen(max(0.0, until - now))
-        finally:
-            self._is_waiting = False
 
     # --- wake-ups and hand-overs -----------------------------------------------------------------
 
-    def _listen(self, seconds: float) -> None:
-        """Wait for wake-ups and hand-overs, and receive what was handed over."""
-        self._read(seconds)
+    def _listen(self, until: float) -> None:
+        """Wait for wake-ups and hand-overs until a time, and receive what was handed over."""
+        self._is_waiting = True
+        try:
+            self._read(0.0 if self._freed else max(0.0, until - time.monotonic()))
+        finally:
+            self._is_waiting = False
         for feed in list(self._by_own_channel.values()):
             if feed.subscription.payloads:
                 self._receive(feed, feed.receive_handed_over)
@@ -345,8 +339,8 @@ class Fetcher:
             feed = self._by_channel.get(channel)
             with suppress(ValueError):
                 slot = int(payload)
-                if feed is not None and 0 <= slot < len(feed.ready_at):
-                    feed.ready_at[slot] = 0.0
+                if feed is not None and 0 <= slot < len(feed.state.ready_at):
+                    feed.state.ready_at[slot] = 0.0
                     self._due.schedule(feed)
         for channel in self._listener.added.difference(self._by_own_channel, self._by_channel):
             for feed in self._feeds:
@@ -376,7 +370,7 @@ class Fetcher:
 
         A slot that is not tidy afterwards is tidied again.
         """
-        slots = [keys for feed in self._feeds if feed.ready_at for keys in feed.context.slots]
+        slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]
         if not slots:
             return
         keys = slots[self._tidied % len(slots)]

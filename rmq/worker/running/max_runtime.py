@@ -27,19 +27,26 @@ class RuntimeLimit(NamedTuple):
 class RuntimeLimits:
     """The time limits of the running deliveries of one handler.
 
-    Args:
-        overrun: Set to which deliveries beyond their limit are added.
+    Attributes:
+        running: Limits of running deliveries, by delivery.
+        overrun: Deliveries beyond their limit, which are settled although their handler still runs.
     """
 
-    def __init__(self, overrun: set[InnerDelivery]) -> None:
+    def __init__(self) -> None:
         self.running: dict[InnerDelivery, RuntimeLimit] = {}
-        self._overrun = overrun
+        self.overrun: set[InnerDelivery] = set()
         self._lock = threading.Lock()  # a delivery ends in time or too late, never both
 
-    def end(self, delivery: InnerDelivery) -> None:
-        """Forget the limit of a delivery whose handler has ended."""
+    def end(self, delivery: InnerDelivery) -> bool:
+        """Forget the limit of a delivery whose handler has ended.
+
+        Return whether the delivery had exceeded the limit.
+        """
         with self._lock:
             self.running.pop(delivery, None)
+            is_overrun = delivery in self.overrun
+            self.overrun.discard(delivery)
+            return is_overrun
 
     def next_limit(self) -> float:
         """Return when the next delivery exceeds its limit, or infinity if none has a limit."""
@@ -51,7 +58,8 @@ class RuntimeLimits:
             if now < limit.until:
                 continue
             with self._lock:
-                if self.running.pop(delivery, None) is None:
+                if delivery not in self.running:
                     continue  # it has ended just now
-                self._overrun.add(delivery)
+                self.overrun.add(delivery)  # first: `end` is only called if one of them has it
+                del self.running[delivery]
             yield Report(delivery, rest=limit.rest, overrun_s=limit.max_runtime_s)

@@ -88,6 +88,7 @@ class HandlerWork:
         suspects: Suspects of this process.
 
     Attributes:
+        limits: Limits of the running deliveries by `max_runtime`.
         ordered_ended: Number of ordered batches that have ended.
     """
 
@@ -113,8 +114,7 @@ class HandlerWork:
         self._topic = topic
         self._tracker = topic.tracker
         self._invokers = invokers
-        self._overrun = settler.overrun
-        self._runtime_limits = RuntimeLimits(self._overrun)
+        self.limits = RuntimeLimits()
 
     def run_function(self) -> Callable[[Any], Any]:
         """Return the function that runs one work item of this handler."""
@@ -181,21 +181,31 @@ class HandlerWork:
             seconds = None if invoker is None else invoker.handler.runtime_of(delivery)
             if seconds is not None:
                 until = time.monotonic() + seconds + margin_s
-                self._runtime_limits.running[delivery] = RuntimeLimit(until, seconds, rest)
+                self.limits.running[delivery] = RuntimeLimit(until, seconds, rest)
 
-    def _report(self, delivery: InnerDelivery, disposition: Disposition) -> None:
+    def _report(
+        self, delivery: InnerDelivery, disposition: Disposition, rest: Sequence[InnerDelivery] = ()
+    ) -> bool:
+        """Report a delivery whose run has ended, or has never begun.
+
+        Args:
+            delivery: The delivery.
+            disposition: How to settle it.
+            rest: Deliveries behind it in an ordered batch that stops here.
+
+        Returns:
+            False if the run has exceeded its max_runtime: then all of them are settled already.
+        """
         if disposition is not ACK:
             disposition = _rendered(disposition)
-        self._end_run(delivery)
-        self.settler.put(Report(delivery, disposition))
-
-    def _end_run(self, delivery: InnerDelivery) -> None:
-        """Record that the handler has ended for a delivery, or has never begun."""
-        if self._runtime_limits.running:
-            self._runtime_limits.end(delivery)
+        limits = self.limits
+        is_overrun = bool(limits.running or limits.overrun) and limits.end(delivery)
         began = self.times.end(delivery)
         if self.suspects.running:
             self.suspects.end(delivery, began)
+        if not is_overrun:
+            self.settler.put(Report(delivery, disposition, rest))
+        return not is_overrun
 
     # --- a batch ----------------------------------------------------------------------------------
 
@@ -271,23 +281,18 @@ class HandlerWork:
         self, run: list[InnerDelivery], place: int, disposition: Disposition
     ) -> bool:
         """Report a delivery of an ordered batch. Return whether the batch has to stop after it."""
-        delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
-        self._end_run(delivery)
-        if delivery in self._overrun:  # it was settled at its max_runtime, with the rest
-            self._overrun.discard(delivery)
-            return True
-        if disposition.verb in ("ack", "reject") and delivery.state == OPEN:
-            self._report(delivery, disposition)
-            return False
-        # It failed, or the handler settled it.
-        self.settler.put(Report(delivery, disposition, rest))
-        return True
+        delivery = run[place]
+        # Otherwise it failed, or the handler settled it.
+        goes_on = disposition.verb in ("ack", "reject") and delivery.state == OPEN
+        is_reported = self._report(delivery, disposition, () if goes_on else run[place + 1 :])
+        return not (goes_on and is_reported)
 
     def end_in_order(self) -> None:
         """Record the end of an ordered batch, so that the next batch can begin."""
         with self._lock:
             self.ordered_ended += 1
-        self._topic.note_settled()
+        if self._topic.is_full:
+            self._topic.note_freed()
 
     # --- work that does not begin, or does not end ------------------------------------------------
 
@@ -307,7 +312,7 @@ class HandlerWork:
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()
-        for report in self._runtime_limits.find_overruns(time.monotonic()):
+        for report in self.limits.find_overruns(time.monotonic()):
             delivery = report.delivery
             assert delivery is not None
             if claims is not None:
@@ -319,7 +324,7 @@ class HandlerWork:
 
     def next_limit(self) -> float:
         """Return when the next delivery exceeds its max_runtime, or infinity if none has one."""
-        return self._runtime_limits.next_limit()
+        return self.limits.next_limit()
 
 
 def _rendered(disposition: Disposition) -> Disposition:

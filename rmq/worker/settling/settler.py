@@ -1,4 +1,4 @@
-"""The settler of a handler: it settles deliveries after the handler has run for them.
+"""The settlers of handlers, which settle deliveries after their handler has run, and their threads.
 
 Threads of handlers report how each delivery is to be settled. A few other threads settle the
 reported deliveries, with one call per handler and verb. Reports that arrive during a call are
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,11 +31,90 @@ from rmq.kernel.transport.flow.steps import is_master_away
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import ACK, DONE_BEFORE, Disposition, Report
-from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
 ASIDE_PAUSE_MOST_S = 0.5  # longest pause between two tries while a replica takes over
+
+
+class SettlerThread:
+    """A thread that calls the functions that settlers have queued.
+
+    Args:
+        name: Name of the thread.
+        abandoned: Event that ends all pauses and repetitions of calls.
+
+    Attributes:
+        call_began: Start of the current call to Redis by the monotonic clock, or 0 during no call.
+    """
+
+    def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
+        self._name = name
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._abandoned = abandoned or threading.Event()
+        self._aside: SettlerThread | None = None
+        self.call_began = 0.0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether calls to Redis are no longer repeated while Redis cannot be reached."""
+        return self._abandoned.is_set()
+
+    def start(self) -> None:
+        """Begin to settle."""
+        self._thread.start()
+
+    def put(self, settle_queued: Callable[[], None]) -> None:
+        """Queue a settler's function, which settles the settler's queued reports."""
+        self._waiting.put(settle_queued)
+
+    def put_aside(self, settle: Callable[[], None]) -> None:
+        """Run a function in a second thread, because it waits for a master node of a cluster."""
+        if self._aside is None:
+            aside = SettlerThread(f"{self._name}-aside", self._abandoned)
+            aside.start()  # raises if the system has no thread left
+            self._aside = aside
+        self._aside.put(settle)
+
+    def after_aside(self, call: Callable[[], None]) -> None:
+        """Call a function when all functions given to the second thread so far have ended."""
+        if self._aside is None:
+            call()
+        else:
+            self._aside.put(call)
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is repeated, or until the worker ends."""
+        self._abandoned.wait(seconds)
+
+    def abandon(self) -> None:
+        """Settle the queued reports, and end. During an outage of Redis, calls are not repeated."""
+        self._abandoned.set()
+        self.end()
+
+    def end(self) -> None:
+        """End after all queued functions have run."""
+        self._waiting.put(None)
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for the end of the thread, and return whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
+
+    def _run(self) -> None:
+        is_ending = False
+        while not (is_ending and self._waiting.empty()):  # a settler may have queued itself again
+            settle = self._waiting.get()
+            if settle is None:
+                is_ending = True
+                continue
+            self.call_began = time.monotonic()
+            settle()
+            self.call_began = 0.0
+        if self._aside is not None:
+            self._aside.end()
 
 
 class Settler:
@@ -48,7 +129,6 @@ class Settler:
 
     Attributes:
         finished: Number of deliveries that were settled, lost, or given up.
-        overrun: Deliveries that were settled although their handler still runs.
         unsettled: Number of deliveries given up at the end because Redis could not be reached.
     """
 
@@ -70,7 +150,6 @@ class Settler:
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # of `finished` and `tally`: two threads may settle
         self._is_queued = False  # whether the thread is going to call `settle_queued`
-        self.overrun: set[InnerDelivery] = set()
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
@@ -138,8 +217,8 @@ class Settler:
             self._settle_one_by_one(reports)
         for event in flushed:
             self.thread.after_aside(event.set)
-        if reports:
-            self._topic.note_settled()
+        if reports and self._topic.is_full:
+            self._topic.note_freed()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
         """Settle the rest of these reports one by one.
@@ -171,7 +250,7 @@ class Settler:
 
     def _carry_out(self, given: list[Report]) -> None:
         """Settle the reported deliveries, with one call for each verb."""
-        reports = _SortedReports(given, self.overrun, self._disposition_of_overrun)
+        reports = _SortedReports(given, self._disposition_of_overrun)
         if reports.acks:
             self._settle("ack", reports.acks, self._flows.ack)
         if self._handler.middleware:
@@ -245,14 +324,26 @@ class Settler:
         Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
         reached, they wait in another thread, so that the other deliveries do not have to wait.
         """
-        call = _SettleCall(verb, deliveries, flow, is_aside)
+        call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
         while not self._is_done(call):
             pass
-        self._count(call)
+        not_needed = len(call.deliveries) - len(call.left)
+        with self._counting:
+            if call.is_answered:
+                self.tally[verb] += len(call.left) - len(call.lost)
+                self.tally["lost"] += len(call.lost)
+            if not_needed:  # lost before the handler began, or settled by the handler
+                all_lost = sum(delivery.state == LOST for delivery in call.deliveries)
+                lost_before = all_lost - len(call.lost)
+                self.tally["lost"] += lost_before
+                self.tally["own"] += not_needed - lost_before
+            self.finished += len(call.deliveries)
+        self._counted.append(call.deliveries)
 
     def _is_done(self, call: _SettleCall) -> bool:
         """Try to settle the rest of a call. Return whether no further try is needed."""
-        call.drop_settled()
+        # An unconfirmed delivery stays, even if a late reply has shown that it is settled.
+        call.left = [each for each in call.left if each.state == OPEN or each.unconfirmed]
         try:
             call.lost = self._run(call.flow(call.left)) if call.left else []
         except AlreadySettled:
@@ -292,7 +383,8 @@ class Settler:
             log.exception("%s: %d deliveries are not settled; their leases expire",
                           self._handler, len(deliveries))  # fmt: skip
             self._give_up(deliveries)
-        self._topic.note_settled()
+        if self._topic.is_full:
+            self._topic.note_freed()
 
     def _is_retried(self, call: _SettleCall, error: RMQError) -> bool:
         """Pause before the next try.
@@ -306,26 +398,9 @@ class Settler:
         self.thread.pause(call.next_pause_s())
         return True
 
-    def _count(self, call: _SettleCall) -> None:
-        not_needed = len(call.deliveries) - len(call.left)
-        with self._counting:
-            if call.is_answered:
-                self.tally[call.verb] += len(call.left) - len(call.lost)
-                self.tally["lost"] += len(call.lost)
-            if not_needed:  # lost before the handler began, or settled by the handler
-                all_lost = sum(delivery.state == LOST for delivery in call.deliveries)
-                lost_before = all_lost - len(call.lost)
-                self.tally["lost"] += lost_before
-                self.tally["own"] += not_needed - lost_before
-            self.finished += len(call.deliveries)
-        self._counted.append(call.deliveries)
-
 
 class _SortedReports:
     """Reports that a settler carries out together, sorted by verb.
-
-    A delivery whose handler exceeded `max_runtime` is settled once, at that time. The report of the
-    handler's end is dropped.
 
     Attributes:
         acks: Deliveries to be acked.
@@ -338,7 +413,6 @@ class _SortedReports:
     def __init__(
         self,
         reports: Iterable[Report],
-        overrun: set[InnerDelivery],
         disposition_of_overrun: Callable[[InnerDelivery, float], Disposition],
     ) -> None:
         self.acks: list[InnerDelivery] = []
@@ -355,8 +429,6 @@ class _SortedReports:
                 self.stopped.append(report)
             elif delivery is None:
                 continue
-            elif overrun and not report.overrun_s and delivery in overrun:
-                overrun.discard(delivery)
             elif report.disposition is ACK:
                 self.acks.append(delivery)
             elif report.disposition is DONE_BEFORE:
@@ -366,42 +438,31 @@ class _SortedReports:
                 self.others.append((delivery, report.disposition))
 
 
+@dataclass(slots=True, eq=False)
 class _SettleCall:
     """Deliveries that are settled by one verb, in as many tries as Redis needs.
 
-    Args:
+    Attributes:
         verb: Name of the verb.
         deliveries: Deliveries to settle.
         flow: Settles a list of deliveries, and returns the deliveries whose leases were lost.
         is_aside: Whether the call waits in its own thread for the master of its slots.
-
-    Attributes:
         left: Deliveries that may not be settled yet.
         lost: Deliveries whose leases were lost when the verb reached Redis.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
         outage: The last error of an outage of Redis, or None for no outage.
+        pause_s: Pause before the next try, seconds.
     """
 
-    def __init__(
-        self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool
-    ) -> None:
-        self.verb = verb
-        self.deliveries = deliveries
-        self.flow = flow
-        self.is_aside = is_aside
-        self.left = deliveries
-        self.lost: list[InnerDelivery] = []
-        self.is_answered = False
-        self.outage: RMQError | None = None
-        self._pause_s = PAUSE_S
-
-    def drop_settled(self) -> None:
-        """Keep only the deliveries that may still have to be settled.
-
-        A delivery whose ack is unconfirmed stays, even if a late reply has shown that it is
-        settled.
-        """
-        self.left = [each for each in self.left if each.state == OPEN or each.unconfirmed]
+    verb: str
+    deliveries: list[InnerDelivery]
+    flow: Verb
+    is_aside: bool
+    left: list[InnerDelivery]
+    lost: Sequence[InnerDelivery] = ()
+    is_answered: bool = False
+    outage: RMQError | None = None
+    pause_s: float = PAUSE_S
 
     def split_off_open(self) -> list[InnerDelivery]:
         """Remove and return the deliveries that are still open. The others have been settled."""
@@ -417,6 +478,6 @@ class _SettleCall:
 
         Each pause is twice as long as the one before.
         """
-        pause_s = self._pause_s
-        self._pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
+        pause_s = self.pause_s
+        self.pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
         return pause_s

@@ -89,5 +89,5 @@ def test_a_feed_that_has_something_to_hand_back_is_due_though_no_slot_has_work(h
         setattr(feed.state, held, [nothing])
 
         assert feed.due_at() == 0.0
-        feed.is_full = True
+        feed.topic.is_full = True
         assert feed.due_at() == NEVER
