@@ -46,7 +46,7 @@ def _held(
         heartbeat = worker._running.heartbeat  # type: ignore[union-attr]
         assert isinstance(heartbeat, HeartbeatProcess)
         processes = psutil.Process(heartbeat.process.pid), psutil.Process()
-        while sum(counts["held"] for counts in worker.counts().values()) < count:
+        while sum(counts["in_flight"] for counts in worker.counts().values()) < count:
             time.sleep(0.05)
         time.sleep(lease_s / 3)  # until the first renewal has opened connections
         before, began = [_seconds(one) for one in processes], time.monotonic()

@@ -20,7 +20,7 @@ from rmq.cli_framework.tables import Column
 from rmq.kernel.core.validation import format_duration
 from rmq.worker.worker import FINISHED, HANDED_BACK, LIFESPAN_FAILED, RECYCLED, STUCK
 
-OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
+OPS = ("received", "ack", "nack", "reject", "release", "lost", "own")
 GUARD_OPS = ("duplicate", "claim_lost")  # shown if a handler has guards
 
 COLUMNS = (
@@ -139,7 +139,7 @@ class WorkerReport:
                 for op in GUARD_OPS
                 if any(op in topic_counts for topic_counts in counts.values())
             ]
-            ops = (*OPS, *guard_ops, "held")
+            ops = (*OPS, *guard_ops, "in_flight")
             heads = ("by-handler" if op == "own" else op for op in ops)
             columns = [Column(head.upper().replace("_", "-"), right=True) for head in heads]
             rows = [

@@ -131,8 +131,8 @@ class Prometheus(Interceptor):
 
     def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:
         for metric, key in (
-            (metrics.IN_HAND, "held"),
-            (metrics.TAKEN, "taken"),
+            (metrics.IN_HAND, "in_flight"),
+            (metrics.RECEIVED, "received"),
             (metrics.LEASE_LOST, "lost"),
             (metrics.DUPLICATES, "duplicate"),
             (metrics.CLAIM_LOST, "claim_lost"),

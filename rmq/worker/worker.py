@@ -373,7 +373,7 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts of deliveries by topic: received ("taken"), in flight ("held"), settled.
+        """Return counts by topic: deliveries received, in flight, and settled by each verb.
 
         After a stop these are the last counts. For a handler with middleware, "duplicate" is the
         number of acked deliveries whose work was done before, and "claim_lost" is the number of

@@ -98,7 +98,7 @@ def test_after_the_grace_time_the_message_is_handed_back_and_no_retry_is_burnt(s
     assert program.end() == 4, "a thread that sleeps does not hold the process"
     assert "the grace time ended" in program.err
     account = dict(zip(*(line.split() for line in program.err.splitlines()[-3:-1]), strict=True))
-    assert (account["RELEASE"], account["HELD"]) == ("1", "0")
+    assert (account["RELEASE"], account["IN-FLIGHT"]) == ("1", "0")
     with orders.consumer() as consumer:
         (delivery,) = consumer.receive(1, wait=5)
         assert delivery.attempt == 1

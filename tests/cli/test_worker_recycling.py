@@ -109,7 +109,7 @@ def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_on
     assert "starting another in" not in program.err
     assert "ERROR" not in program.err
     totals = account(program)
-    assert (totals["ACK"], totals["NACK"], totals["LOST"], totals["HELD"]) == (
+    assert (totals["ACK"], totals["NACK"], totals["LOST"], totals["IN-FLIGHT"]) == (
         str(count), "0", "0", "0",
     )  # fmt: skip
 

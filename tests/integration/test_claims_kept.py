@@ -64,7 +64,7 @@ def test_a_run_beyond_its_limit_keeps_its_claim_until_it_ends(
         assert (slow.ran, kept.states()) == ([1], {"default:p": "consuming"})
         slow.go.set()
         wait_for(lambda: api.admin.stats(name)["settled"] == 1)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
 
     assert slow.ran == ([1, 2] if end == "fails" else [1])
     assert kept.states() == {"default:p": "consumed"}

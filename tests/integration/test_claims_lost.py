@@ -79,7 +79,7 @@ def test_a_claim_is_renewed_with_its_lease(
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
     with scene.working(heartbeat=heartbeat) as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 2)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert len(ran) == 1
@@ -156,7 +156,7 @@ def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
         wait_for(lambda: worker._running.memory.last_round() > beat + LEASE_S * 0.7 + 0.2)
         go.set()
         wait_for(lambda: api.admin.stats(name)["settled"] == 2)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert ran == [("first", "consuming"), ("behind", "consuming")]

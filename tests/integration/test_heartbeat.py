@@ -89,7 +89,7 @@ def test_held_messages_are_renewed_by_one_call_and_their_receipts_stay(
 
     topic.send_many([rmq.Outgoing(n) for n in range(500)])
     with rmq.Worker(client) as worker:
-        wait_for(lambda: worker.counts()[name]["held"] == 500)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 500)
         keys = [f"rmq:{{{name}_{slot}}}:prepare" for slot in range(2)]
         receipts = [raw.zrange(key, 0, -1, withscores=True) for key in keys]
         calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"]

@@ -30,7 +30,7 @@ def test_copies_of_a_key_run_once_and_all_are_settled(
 
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 90)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert ran == Counter({f"p{n}": 1 for n in range(30)})
@@ -115,7 +115,7 @@ def test_whatever_is_not_an_ack_gives_the_claim_up(
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working() as worker:
-        wait_for(lambda: ran and worker.counts()[name]["held"] == 0)
+        wait_for(lambda: ran and worker.counts()[name]["in_flight"] == 0)
 
     assert ran == [{"default:p": "consuming"}]
     assert kept.states() == {}
@@ -148,7 +148,7 @@ def test_a_batch_gets_one_message_of_each_key(
     )
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 20)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(key for batch in batches for key in batch) == [f"p{n}" for n in range(5)]
@@ -253,7 +253,7 @@ def test_a_check_that_says_done_settles_without_running(
     topic.send_many([rmq.Outgoing({KEY: key}) for key in ("done", "open")])
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 2)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(asked) == ["done", "open"]

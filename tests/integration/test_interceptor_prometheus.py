@@ -88,7 +88,7 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     assert counted("rmq_handled_total", verb="nack") == 1
     assert counted("rmq_handler_seconds") == 3
     assert counted("rmq_lateness_seconds") == 2, "first attempts only"
-    assert counted("rmq_taken_total") >= 4, "a copy may come back while the other one runs"
+    assert counted("rmq_received_total") >= 4, "a copy may come back while the other one runs"
     assert counted("rmq_lease_lost_total") == 0
     assert counted("rmq_duplicates_total") == 1
     assert counted("rmq_claim_lost_total") == 0
@@ -159,7 +159,7 @@ def test_what_workers_hold_is_watched_and_summed(
             for worker in (one, two, two):
                 metrics.watch(worker)
             wait_for(lambda: total(registry, "rmq_in_hand", topic=name) == 4)
-            assert total(registry, "rmq_taken_total", topic=name) == 4
+            assert total(registry, "rmq_received_total", topic=name) == 4
             go.set()
             wait_for(lambda: total(registry, "rmq_in_hand", topic=name) == 0)
 
@@ -171,7 +171,7 @@ def test_a_worker_that_is_gone_is_no_longer_watched(
 
     class Workers:
         def counts(self) -> dict[str, dict[str, int]]:
-            return {name: {"held": 5, "taken": 5}}
+            return {name: {"in_flight": 5, "received": 5}}
 
         def missing(self) -> dict[str, int]:
             return {name: 2}

@@ -174,7 +174,7 @@ def test_stop_finishes_what_runs_and_hands_back_what_has_not_begun(
     assert (stats["settled"], stats["in_flight"]) == (2, 0)
     with topic.consumer() as consumer:
         assert [d.attempt for d in consumer.receive(10)] == [1] * 4
-    assert worker.counts()[name]["held"] == 0
+    assert worker.counts()[name]["in_flight"] == 0
 
 
 @both_clients
@@ -451,7 +451,7 @@ def test_a_full_worker_is_not_well_either_while_it_cannot_settle(
         topic.handler(concurrency=1, prefetch=2)(lambda body: go.wait(30))
         topic.send_many([rmq.Outgoing(n) for n in range(3)])
         with rmq.Worker(client, heartbeat="thread") as worker:
-            wait_for(lambda: worker.counts()[name]["held"] == 2)
+            wait_for(lambda: worker.counts()[name]["in_flight"] == 2)
             own_server.signal(signal.SIGSTOP)
             go.set()
             wait_for(lambda: not worker.health().ok)
@@ -466,7 +466,7 @@ def test_hands_full_of_long_handlers_are_healthy(client: rmq.Client, name: str) 
     topic.handler(concurrency=1, prefetch=1)(lambda body: go.wait(30))
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     with rmq.Worker(client, heartbeat="thread") as worker:
-        wait_for(lambda: worker.counts()[name]["held"] == 1)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 1)
         time.sleep(1.5)  # a turn of the fetcher without room
         health = worker.health()
         go.set()

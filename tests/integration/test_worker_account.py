@@ -66,7 +66,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
     topic.send({"n": "misfit"})
     with scene.working() as worker:
         wait_for(lambda: (s := api.admin.stats(name))["settled"] + s["dead"] == COUNT + 1)
-        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
+        counts = wait_for(lambda: c if (c := worker.counts()[name])["in_flight"] == 0 else None)
         memory = worker._running.memory
         assert [held for _, _, held in memory.shared.leases(0)] in ([0], [0, 0])
         assert memory.shared.begun() == {}
@@ -79,7 +79,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
     assert stats["in_flight"] == 0
     assert stats["records"] == stats["dead"]
     outcomes = ("ack", "nack", "reject", "release", "lost", "own")
-    assert counts["taken"] == sum(counts[one] for one in outcomes) == stats["delivered"]
+    assert counts["received"] == sum(counts[one] for one in outcomes) == stats["delivered"]
     assert len(done) == COUNT
     assert stats["rolled_back"] == 0
 

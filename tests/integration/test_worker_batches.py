@@ -28,7 +28,7 @@ def test_a_batch_that_returns_settles_all_of_it(scene: Scene, api: Any, name: st
     scene.handle(topic, lambda batch: seen.append(bodies(batch)), batch=10, concurrency=2)
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 95)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
 
     assert sorted(n for batch in seen for n in batch) == list(range(95))
     assert max(map(len, seen)) <= 10
@@ -62,8 +62,9 @@ def test_what_a_batch_settles_one_by_one_is_left_alone_and_the_rest_is_acked(
     topic.send_many([rmq.Outgoing(w) for w in ("nack", "release", "reject", "ack", "x", "y")])
     scene.handle(topic, work, batch=10)
     with scene.working() as worker:
-        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 < c["taken"]
-                            else None)  # fmt: skip
+        counts = wait_for(
+            lambda: c if (c := worker.counts()[name])["in_flight"] == 0 < c["received"] else None
+        )
 
     stats = api.admin.stats(name)
     assert (stats["settled"], stats["later"], stats["dead"]) == (3, 2, 1)
@@ -166,7 +167,7 @@ def test_stopping_hands_back_a_batch_that_waits_for_more(scene: Scene, api: Any,
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     scene.handle(topic, lambda batch: seen.append(batch), batch=10, linger=60)
     with scene.working() as worker:
-        wait_for(lambda: worker.counts()[name]["held"] == 3)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 3)
 
     assert seen == []
     with topic.consumer() as consumer:

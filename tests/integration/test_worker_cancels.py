@@ -181,7 +181,7 @@ def test_a_run_that_cancels_all_tasks_costs_no_other_run_a_retry_and_ends_no_lif
         assert not lifespan
 
     assert set(attempts) == {1}
-    assert (counts["ack"], counts["nack"], counts["held"]) == (20, 0, 0)
+    assert (counts["ack"], counts["nack"], counts["in_flight"]) == (20, 0, 0)
     assert lifespan == ["ended"]
 
 
@@ -264,4 +264,4 @@ def test_what_comes_for_a_loop_of_the_program_s_own_that_has_ended_is_handed_bac
         worker.stop()
 
     assert attempts == [1] * 10
-    assert (counts["nack"], counts["own"], counts["held"]) == (0, 0, 0)
+    assert (counts["nack"], counts["own"], counts["in_flight"]) == (0, 0, 0)

@@ -102,7 +102,7 @@ def test_beside_a_thread_that_hangs_the_others_go_on_and_when_it_returns_so_does
         assert worker.health().ok
         go.set()
         wait_for(lambda: worker._running.engine.queues[0].hung() == 0)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert inside == [1] * 10
@@ -180,7 +180,7 @@ def test_while_no_thread_can_be_started_others_get_the_messages_and_then_it_goes
         wait_for(lambda: len(done) == 40)
 
     assert problems == ["handlers wait for threads: can't start new thread (0 run)"]
-    assert (before["nack"], before["held"]) == (0, 0)
+    assert (before["nack"], before["in_flight"]) == (0, 0)
     assert sorted(done) == [
         *[("mine", n) for n in range(20, 40)],
         *[("other", n) for n in range(20)],
@@ -415,7 +415,7 @@ def test_quick_handlers_are_given_more_than_run_at_a_time(
 ) -> None:
     topic = api.topic(name)
     held: list[int] = []
-    scene.handle(topic, lambda d: held.append(worker.counts()[name]["held"]), concurrency=2)
+    scene.handle(topic, lambda d: held.append(worker.counts()[name]["in_flight"]), concurrency=2)
     topic.send_many([rmq.Outgoing(n) for n in range(300)])
     worker = rmq.Worker(scene.client, heartbeat="thread")
     with worker:

@@ -317,7 +317,7 @@ def test_a_delivery_that_was_taken_away_is_lost_and_cannot_be_settled(
             rob(api, name, thief)
             taken.set()
             wait_for(lambda: len(found) == 3)
-            wait_for(lambda: worker.counts()[name]["held"] == 0)
+            wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
             assert api.admin.stats(name)["settled"] == 0
 
     assert found == [False, True, rmq.LeaseLost]
@@ -337,12 +337,12 @@ def test_what_was_lost_before_it_began_is_not_begun_and_counts_as_lost(
 
     topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
     with rmq.Worker(client, heartbeat="thread") as worker:
-        wait_for(lambda: worker.counts()[name]["held"] == 2 and begun)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 2 and begun)
         with topic.consumer(lease=60) as thief:
             rob(client, name, thief)
         time.sleep(LEASE_S + 1)  # until nobody can take it for held any more
         go.set()
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert begun == [1]
@@ -483,7 +483,7 @@ def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.handler(lease=6)(lambda body: go.wait(60))
     topic.send(1)
     with rmq.Worker(client) as worker:
-        wait_for(lambda: worker.counts()[name]["held"] == 1)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 1)
         heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
         first, beat = heartbeat.process.pid, worker._running.memory.last_round()

@@ -65,14 +65,14 @@ def test_a_thread_that_runs_too_long_has_failed_and_is_reported(api: Any, name: 
         time.sleep(0.3)  # would the second begin in a thread of its own?
         assert len(lost) == 2  # the thread keeps its place until it returns
         go.set()
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         wait_for(lambda: worker.counts()[name]["nack"] == 2)  # it counts after Redis has answered
         counts = worker.counts()[name]
 
     assert api.admin.stats(name)["dead"] == 2
     assert lost[:2] == [False, True]
     assert "max_runtime, 0.3 s" in dead.failure.error
-    assert (counts["taken"], counts["nack"], counts["ack"], counts["own"]) == (2, 2, 0, 0)
+    assert (counts["received"], counts["nack"], counts["ack"], counts["own"]) == (2, 2, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_running_too_long_is_ruled_as_any_failure_is(
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)[place] == 1)
         go.set()
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
 
     assert calls == [1]
 
@@ -136,7 +136,12 @@ def test_a_run_that_ends_in_time_is_not_counted_twice(scene: Scene, api: Any, na
         time.sleep(LONG_S + 0.3)  # three looks of the watch when all would be over their time
         counts = worker.counts()[name]
 
-    assert (counts["taken"], counts["held"], counts["ack"], counts["nack"]) == (300, 0, 300, 0)
+    assert (counts["received"], counts["in_flight"], counts["ack"], counts["nack"]) == (
+        300,
+        0,
+        300,
+        0,
+    )
 
 
 # --- suspects ------------------------------------------------------------------------------------
@@ -297,7 +302,7 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
 
         wait_for(lambda: len(began) == 2)
         go.set()
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert (waited, began) == (["busy"], ["busy", "first"])

@@ -41,11 +41,11 @@ def test_returning_settles_the_message(scene: Scene, api: Any, name: str) -> Non
     topic.send_many([rmq.Outgoing(n) for n in range(50)])
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 50)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(seen) == [(n, 1) for n in range(50)]
-    assert (counts["taken"], counts["ack"]) == (50, 50)
+    assert (counts["received"], counts["ack"]) == (50, 50)
     assert is_idle(api, name)
 
 
@@ -225,7 +225,7 @@ def test_what_a_handler_settles_itself_the_worker_leaves_alone(
     sent = topic.send(1)
     with scene.working() as worker:
         counts = wait_for(lambda: found if (found := worker.counts()[name])["own"] else None)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
 
     assert {key: api.admin.stats(name)[key] for key in expected} == expected
     assert sum(counts[one] for one in ("ack", "nack", "reject", "release", "lost")) == 0
@@ -367,7 +367,7 @@ def test_an_exception_whose_text_raises_counts_as_any_other_and_the_worker_goes_
         for n in range(3):
             topic.send(n)
         wait_for(lambda: done == [0, 1, 2])
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         health = worker.health()
 
     assert dead.failure is not None
@@ -394,11 +394,11 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
 
         monkeypatch.setattr(pool.settler, "_settle", faulty)
         wait_for(lambda: len(done) == 6)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
         stats = api.admin.stats(name)
         topic.send(6)
         wait_for(lambda: 6 in done)
-        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
 
     assert stats["in_flight"] <= 1
 

@@ -56,7 +56,7 @@ def test_both_clients_list_a_worker_with_its_oldest_runs_and_not_after_its_stop(
     assert len(status.running) == 20
     ages = [run.seconds for run in status.running]
     assert ages == sorted(ages, reverse=True)
-    assert 30 <= status.handlers[0].held <= 35
+    assert 30 <= status.handlers[0].in_flight <= 35
     assert 0 <= status.heartbeat_age_s < status.heartbeat_age_s + status.expires_in_s <= 0.301
     assert abs(status.started.timestamp() - time.time()) < 60
     assert after == []

@@ -26,11 +26,11 @@ def test_each_message_reaches_the_handler_of_its_type(scene: Scene, api: Any, na
 
     with scene.working() as worker:
         wait_for(lambda: api.admin.stats(name)["settled"] == 100)
-        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
+        counts = wait_for(lambda: c if (c := worker.counts()[name])["in_flight"] == 0 else None)
 
     expected = {0: "a", 1: "b or c", 2: "b or c", 3: "rest", 4: "rest"}
     assert sorted(seen, key=lambda one: one[1]) == [(expected[n % 5], n) for n in range(100)]
-    assert (counts["taken"], counts["ack"]) == (100, 100)
+    assert (counts["received"], counts["ack"]) == (100, 100)
 
 
 def test_plain_and_async_handlers_share_a_topic(client: rmq.Client, name: str) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # `make test` reads the README alone
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text()
 REDIS, DATABASE = "redis://localhost:6379/0", "sqlite:///shop.db"
-FIRST = "The ladder"  # the section with what all programs begin with
+FIRST = "All guards"  # the section with what all programs begin with
 TABLES = """
     CREATE TABLE article (id VARCHAR(20) PRIMARY KEY, shown INTEGER, price INTEGER, fence BIGINT);
     CREATE TABLE invoice (id VARCHAR(20) PRIMARY KEY, sent INTEGER);

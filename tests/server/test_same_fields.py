@@ -254,7 +254,7 @@ def _lose(slot: str) -> Iterator[Any]:
 
 
 def _status(now_ms: int) -> str:
-    handler = HandlerStatus("orders", "handle", 2, 1, 1, {"taken": 3, "nack": 1})
+    handler = HandlerStatus("orders", "handle", 2, 1, 1, {"received": 3, "nack": 1})
     return write_status(
         at_ms=now_ms, host="web1", pid=7, process=None, version="0", age_ms=1000,
         keep_ms=60_000, handlers=[handler], runs=[("0" * 26, 0, 500)],

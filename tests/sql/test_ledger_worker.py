@@ -60,7 +60,7 @@ def settled(client: rmq.Client, name: str) -> int:
 
 
 def counts_of(worker: rmq.Worker, name: str) -> dict[str, int]:
-    wait_for(lambda: worker.counts()[name]["held"] == 0)
+    wait_for(lambda: worker.counts()[name]["in_flight"] == 0)
     return dict(worker.counts()[name])
 
 

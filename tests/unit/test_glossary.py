@@ -34,7 +34,7 @@ PLAIN_ENGLISH = {
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "completion", "compressed", "content", "explain", "top", "rmq",
     "total", "seconds",
-    "sent", "handled", "taken", "held", "format", "encrypted", "offloaded",
+    "sent", "handled", "received", "held", "format", "encrypted", "offloaded",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",

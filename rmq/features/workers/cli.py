@@ -17,7 +17,7 @@ def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
     """Return the JSON fields of a process."""
     handlers = [
         {"topic": handler.topic, "handler": handler.name}  # with the names that a run has
-        | text.fields(handler, "concurrency", "running", "held", "counts", "run_s")
+        | text.fields(handler, "concurrency", "running", "in_flight", "counts", "run_s")
         for handler in status.handlers
     ]
     return text.fields(status) | {"handlers": handlers}
@@ -93,17 +93,17 @@ def show(worker: str) -> None:
         ]
     )  # fmt: skip
     click.echo()
-    ops = ["taken", "ack", "nack", "reject", "release", "lost"]
+    ops = ["received", "ack", "nack", "reject", "release", "lost"]
     output.table(
         [
             Column("TOPIC"), Column("HANDLER"), Column("CONCURRENCY", right=True),
-            Column("RUNS", right=True), Column("HELD", right=True),
+            Column("RUNS", right=True), Column("IN-FLIGHT", right=True),
             *(Column(op.upper(), right=True) for op in ops),
         ],
         [
             [
                 handler.topic, handler.name, text.number(handler.concurrency),
-                text.number(handler.running), text.number(handler.held),
+                text.number(handler.running), text.number(handler.in_flight),
                 *(text.number(handler.counts.get(op, 0)) for op in ops),
             ]
             for handler in status.handlers

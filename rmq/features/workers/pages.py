@@ -31,7 +31,7 @@ async def workers(request: PageRequest) -> View:
     return View(
         "workers.html",
         {"found": found[:ROWS], "count": len(found), "runs": runs, "contains": contains,
-         "silent_s": SILENT_S, "taken": lambda each: _sum(each, "taken"),
+         "silent_s": SILENT_S, "received": lambda each: _sum(each, "received"),
          "failed": lambda each: _sum(each, "nack"), "long_runs": long_runs},
         "Workers",
     )  # fmt: skip

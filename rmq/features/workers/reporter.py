@@ -109,12 +109,12 @@ class StatusReporter:
             handler, running = queue.handler, queue.work.times.running.copy()
             topic = handler.context.name
             counts = queue.counts()
-            held = counts.pop("held")
+            in_flight = counts.pop("in_flight")
             ended = sum(counts[verb] for verb in RUN_VERBS)
             run_s = self._means[index].update(now, queue.work.times.busy_s, ended)
             most = handler.concurrency
             handlers.append(
-                HandlerStatus(topic, handler.name, most, len(running), held, counts, run_s)
+                HandlerStatus(topic, handler.name, most, len(running), in_flight, counts, run_s)
             )
             runs += [(began, index, delivery) for delivery, began in running.items()]
         oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])

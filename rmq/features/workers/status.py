@@ -32,10 +32,10 @@ class HandlerStatus:
         name: Name of the handler's function.
         concurrency: Maximum number of runs at a time.
         running: Number of runs at the time of the report.
-        held: Number of deliveries that the process has for this handler: waiting, running, or to be
-            settled.
-        counts: Number of deliveries since the start, by "taken" (received) and by each verb that
-            settled them.
+        in_flight: Number of deliveries that the process has for this handler: waiting, running,
+            or to be settled.
+        counts: Number of deliveries since the start, by "received" and by each verb that settled
+            them.
         run_s: Mean time for which a delivery occupies a thread or task, with more weight on the
             last minutes. None if no run has ended, or if the worker's version of RMQ does not
             report it.
@@ -45,7 +45,7 @@ class HandlerStatus:
     name: str
     concurrency: int
     running: int
-    held: int
+    in_flight: int
     counts: Mapping[str, int]
     run_s: float | None = None
 
@@ -152,8 +152,8 @@ def write_status(
             "run_s": [handler.run_s for handler in handlers],
             "handlers": [
                 [
-                    handler.topic, handler.name, handler.concurrency, handler.running, handler.held,
-                    dict(handler.counts),
+                    handler.topic, handler.name, handler.concurrency, handler.running,
+                    handler.in_flight, dict(handler.counts),
                 ]
                 for handler in handlers
             ],
@@ -185,11 +185,11 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
                 str(name),
                 _number(most, 1),
                 _number(running),
-                _number(held),
-                {str(verb): _number(count) for verb, count in counts.items()},
+                _number(in_flight),
+                {_count_name(verb): _number(count) for verb, count in counts.items()},
                 None if run_s is None else _seconds(run_s),
             )
-            for (topic, name, most, running, held, counts), run_s in zip(
+            for (topic, name, most, running, in_flight, counts), run_s in zip(
                 report["handlers"], means, strict=True
             )
         )
@@ -210,6 +210,10 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
         )  # fmt: skip
     except UNREADABLE:
         return None
+
+
+def _count_name(name: object) -> str:
+    return "received" if name == "taken" else str(name)  # older workers report "taken"
 
 
 def _number(value: object, low: int = 0) -> int:

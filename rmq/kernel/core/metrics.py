@@ -242,9 +242,9 @@ IN_HAND = Metric(
     "rmq_in_hand", "gauge", "deliveries", ("topic",),
     "Deliveries that the watched workers hold: waiting, running, or about to be settled.",
 )  # fmt: skip
-TAKEN = Metric(
-    "rmq_taken_total", "counter", "deliveries", ("topic",),
-    "Deliveries that the watched workers have taken since they were started.",
+RECEIVED = Metric(
+    "rmq_received_total", "counter", "deliveries", ("topic",),
+    "Deliveries that the watched workers have received since they started.",
 )  # fmt: skip
 LEASE_LOST = Metric(
     "rmq_lease_lost_total", "counter", "deliveries", ("topic",),
@@ -264,7 +264,7 @@ AUDIT_MISSING = Metric(
 )  # fmt: skip
 
 METRICS = (
-    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
+    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, RECEIVED, LEASE_LOST,
     DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
 )  # fmt: skip
 

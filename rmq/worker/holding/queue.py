@@ -101,7 +101,7 @@ class HandlerQueue:
     def counts(self) -> dict[str, int]:
         """Return the number of deliveries received, in flight, and settled by each verb."""
         return {
-            "taken": self.received, "held": self.in_flight,
+            "received": self.received, "in_flight": self.in_flight,
             **self.settler.tally, **self.settler.claim_counts,
         }  # fmt: skip
 

@@ -45,15 +45,17 @@ def _describe_exit(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def add_counts(total: Counts, more: Mapping[str, Mapping[str, int]], held: bool = True) -> None:
+def add_counts(
+    total: Counts, more: Mapping[str, Mapping[str, int]], in_flight: bool = True
+) -> None:
     """Add the counts `more` to `total`.
 
-    `held` says whether to add the number of deliveries in flight.
+    `in_flight` says whether to add the number of deliveries in flight.
     """
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
         for name, value in counts.items():
-            mine[name] = mine.get(name, 0) + (value if held or name != "held" else 0)
+            mine[name] = mine.get(name, 0) + (value if in_flight or name != "in_flight" else 0)
 
 
 class Supervisor:
@@ -204,9 +206,9 @@ class Supervisor:
         assert process.popen is not None
         lived_s = time.monotonic() - process.started
         name, was_ready = str(process), process.is_ready
-        has_worked = any(counts.get("taken") for counts in process.counts.values())
+        has_worked = any(counts.get("received") for counts in process.counts.values())
         self._on_end(process.popen.pid)
-        add_counts(self._ended_counts, process.counts, held=False)
+        add_counts(self._ended_counts, process.counts, in_flight=False)
         process.popen, process.counts, process.health = None, {}, Health(True, [])
         process.code = 0 if code == RECYCLED else exit_code(code)
         if process.is_stopping:

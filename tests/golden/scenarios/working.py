@@ -56,7 +56,7 @@ def worker(scene: Scene) -> None:
     scene.handle(topic, handle, concurrency=1, prefetch=3)
     with working(scene) as worker:
         scene.wait_for_sent("reject")
-        scene.wait_until(lambda: not worker.counts()["orders"]["held"])
+        scene.wait_until(lambda: not worker.counts()["orders"]["in_flight"])
         scene.wait_for_credit()
         topic.send(3)
         scene.wait_for_sent("ack", 2)

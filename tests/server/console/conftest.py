@@ -120,7 +120,7 @@ def _report_worker(client: rmq.Client, held: str) -> None:
     """Report a worker whose host and handler have names of the corpus, and that runs a message."""
 
     def write(now_ms: int) -> str:
-        handler = HandlerStatus("orders", corpus.TEXTS[0], 2, 1, 1, {"taken": 3, "nack": 1})
+        handler = HandlerStatus("orders", corpus.TEXTS[0], 2, 1, 1, {"received": 3, "nack": 1})
         return write_status(
             at_ms=now_ms, host=corpus.TEXTS[1], pid=7, process=None, version="0", age_ms=1000,
             keep_ms=60_000, handlers=[handler], runs=[(held, 0, 500)],

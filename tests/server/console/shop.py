@@ -160,7 +160,7 @@ class Shop:
             handlers = [
                 HandlerStatus(
                     name, f"handle_{name}", 8, len(runs) if name == names[0] else 0, 0,
-                    {"taken": self._taken[name], "nack": self._failed[name]},
+                    {"received": self._taken[name], "nack": self._failed[name]},
                 )
                 for name in names
             ]  # fmt: skip
