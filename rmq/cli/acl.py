@@ -61,8 +61,8 @@ def generate(
     """Print the ACL rules of a Redis user with ROLE.
 
     ROLE: producer, consumer, worker, operator, viewer, server, admin.
-    Nothing is changed, and no connection to Redis is made. The rules of several roles are combined.
-    The rules contain no password: notes on stderr say how to set it.
+    The command does not connect to Redis. It combines the rules of several roles. The rules contain
+    no password; notes on stderr say how to set it.
     """
     common = common_options()
     rules_for = partial(rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix)

@@ -35,12 +35,13 @@ def create(database: str | None, sql: bool) -> None:
 
 @ledger.command(examples=("rmq ledger purge --older-than 30d",))
 @DATABASE
-@click.option("--older-than", type=DURATION, required=True, help="Time since the row was claimed.")
+@click.option("--older-than", type=DURATION, required=True, help="Remove rows older than this.")
 def purge(database: str | None, older_than: float) -> int:
     """Remove old rows: expired rows, and rows of exactly_once without ttl.
 
-    If the row of a message is removed, a copy of the message is handled again. So choose a time
-    longer than a message may wait or stay a dead letter. Exit code 3: there was nothing to remove.
+    If a message is delivered again after its row was removed, its work is done again. So choose a
+    time longer than a message may wait or stay a dead letter. Exit code 3 means that there was
+    nothing to remove.
     """
     from rmq import ledger as library
 
@@ -55,14 +56,15 @@ def purge(database: str | None, older_than: float) -> int:
 @click.argument("key")
 @DATABASE
 @click.option(
-    "--consumer", default="default", show_default=True, help="The name in the handler's guard."
+    "--consumer", default="default", show_default=True, help="Consumer in the handler's guard."
 )
 def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
     """Show the row of the business key KEY of TOPIC.
 
-    consuming: a delivery runs, or its process died and the row expires. If that row does not
-    expire, a run of exactly_once committed a part of its work. consumed: the work is done, and
-    copies are acked. Exit code 3: there is no row.
+    The state "consumed" means that the work is done. Other deliveries with this key are acked
+    without a run. The state "consuming" means that a handler runs, or that its process died and the
+    row expires. If a row in this state does not expire, a handler of exactly_once committed a part
+    of its work and failed; a person must decide. Exit code 3 means that there is no row.
     """
     from rmq import ledger as library
 

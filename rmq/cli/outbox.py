@@ -28,7 +28,7 @@ STATUSES = ("unsent", "unconfirmed", "confirmed", "void", "exhausted")
 
 @click.group(cls=CommandGroup)
 def outbox() -> None:
-    """Messages written in a database: create the tables, send, list and repair."""
+    """Manage an outbox: tables in your database with messages that RMQ sends after the commit."""
 
 
 @outbox.command(
@@ -61,25 +61,25 @@ def create(database: str | None, sql: bool) -> None:
 @click.option(
     "--app",
     metavar="MODULE[:ATTR]",
-    help="The module that declares the topics on its client, as for rmq worker.",
+    help="Module that declares your topics, as for rmq worker.",
 )
 @click.option(
     "--batch", type=int, default=500, show_default=True, help="Messages per batch, 1 to 1000."
 )
-@click.option("--max-sends", type=int, help="Sends after which a stub is exhausted.  [16]")
+@click.option("--max-sends", type=int, help="Maximum number of sends of a stub.  [16]")
 @click.option(
     "--resend",
     type=RETRY,
     help="How long after each send a message counts as lost.  [exponential:1m:1h]",
 )
 @click.option(
-    "--log-for", type=DURATION, help="How long a consumer's note in rmq_log counts.  [1h]"
+    "--log-for", type=DURATION, help="Time for which a note in rmq_log delays a resend.  [1h]"
 )
 @click.option(
     "--webhook",
     metavar="URL",
     default=lambda: variable("RMQ_OUTBOX_WEBHOOK"),
-    help="POST each exhausted stub there. Env RMQ_OUTBOX_WEBHOOK, if it holds a secret.",
+    help="Send exhausted stubs to this URL by POST. If it has a secret: env RMQ_OUTBOX_WEBHOOK.",
 )
 @logs.log_options
 def run(
@@ -93,15 +93,16 @@ def run(
 ) -> None:
     """Send the messages of committed transactions, until SIGTERM or Ctrl-C.
 
-    It also sends lost messages again, and reports exhausted stubs: as an error in its log, or
-    by a POST to --webhook with JSON (id, topic, sends, created, error).
+    A stub is the row of a message. If a message is not confirmed and Redis does not have it, the
+    command sends it again. After --max-sends sends, the stub is exhausted. The command then logs an
+    error, or sends a POST with JSON (id, topic, sends, created, error) to --webhook.
 
-    Any number may run. While Redis or the database is unavailable it waits and tries again; a
-    database that is unavailable at the start is an error (5). It finishes its batch before it ends.
+    Any number of these processes may run. While Redis or the database is unavailable, the command
+    waits and tries again. If the database is unavailable at the start, the exit code is 5.
 
-    A topic that is missing in Redis, as after a flush, is created with the settings that the
-    program declares: name its module with --app. Otherwise it gets the settings that this process
-    saw before the topic vanished, or the defaults.
+    If a topic is missing in Redis, for example after a flush, the command creates it with the
+    settings that your program declares. Name the module of your program with --app. Without --app,
+    the topic gets the settings that this process saw before the topic vanished, or the defaults.
     """
     from rmq.cli_framework.loader import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
@@ -167,7 +168,7 @@ OVERDUE_MS = 60_000  # a resender looks more often than this
 @outbox.command(examples=("rmq outbox status", "rmq outbox status --json"))
 @DATABASE
 def status(database: str | None) -> None:
-    """Count stubs by status; show the age of the oldest unsent one and the next resend time."""
+    """Count stubs by status; show the age of the oldest unsent stub and the next resend time."""
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:
@@ -192,7 +193,11 @@ def status(database: str | None) -> None:
 )
 @DATABASE
 @click.option(
-    "--status", "statuses", type=click.Choice(STATUSES), multiple=True, help="Only these."
+    "--status",
+    "statuses",
+    type=click.Choice(STATUSES),
+    multiple=True,
+    help="Only stubs with this status.",
 )
 @click.option("--topic", metavar="NAME", help="Only stubs of this topic.")
 @click.option(

@@ -38,7 +38,7 @@ REFUSALS = (StubNotFound, StubSettled)
 )
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @DATABASE
-@click.option("--exhausted", is_flag=True, help="All exhausted stubs.")
+@click.option("--exhausted", is_flag=True, help="Resend all exhausted stubs.")
 @click.option("--topic", metavar="NAME", help="Only stubs of this topic.")
 @DRY_RUN
 @YES
@@ -50,10 +50,11 @@ def resend(
     dry_run: bool,
     yes: bool,
 ) -> int | None:
-    """Have the relay send stubs again at once; their count of sends starts again.
+    """Make the relay send stubs again immediately; the number of their sends starts again at 0.
 
-    ID is the id of the stub or of its message; - reads ids from stdin. A stub that is confirmed or
-    void is not touched. With --exhausted it asks first. Exit code 4: some were resent; 3: none.
+    ID is the id of the stub or of its message; - reads ids from stdin. Confirmed and void stubs are
+    not changed. With --exhausted, the command asks for confirmation. Exit code 4 means that only
+    some stubs were resent. Exit code 3 means that no stub was resent.
     """
     if exhausted == bool(ids):
         raise click.UsageError("give ids, or --exhausted")
@@ -166,11 +167,12 @@ _MESSAGE_STATES = {
 @IDS
 @DATABASE
 def void(ids: tuple[str, ...], database: str | None) -> int:
-    """Withdraw stubs: they are never sent again; - reads ids from stdin.
+    """Withdraw stubs: RMQ never sends them again; - reads ids from stdin.
 
-    ID is the id of the stub or of its message. A message that waits in Redis is cancelled; one that
-    is in flight or dead is reported and left alone. A confirmed stub is not touched.
-    Exit code 4: some were withdrawn, or Redis did not answer; 3: none.
+    ID is the id of the stub or of its message. If the message waits in Redis, it is cancelled. If
+    the message is in flight or dead, it is not changed, and the table shows its state. A confirmed
+    stub is not changed. Exit code 4 means that only some stubs were withdrawn, or that Redis did
+    not answer. Exit code 3 means that no stub was withdrawn.
     """
     from rmq.outbox import Outbox
 
@@ -222,10 +224,11 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
 @DRY_RUN
 @YES
 def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> int | None:
-    """Delete stubs that are confirmed or void, and old notes of consumers that died.
+    """Delete stubs that are confirmed or void, and old notes in rmq_log of consumers that died.
 
-    Keep stubs for as long as their messages may be delivered again: without its stub, a consumer
-    treats a message as sent without an outbox. It asks for the name of the database first.
+    Keep stubs for as long as their messages may be delivered again. If the stub of a message is
+    missing, a consumer handles the message as if it had been sent without an outbox. The command
+    asks for the name of the database first.
     """
     from rmq.outbox import Outbox
 

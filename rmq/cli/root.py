@@ -34,8 +34,8 @@ SHELLS: dict[str, type[ShellComplete]] = {
 def completion(shell: str) -> None:
     """Print the completion script for a SHELL: bash, zsh or fish.
 
-    It completes commands, options, and names that Redis has at the time: topics, schedules, ids of
-    workers and messages. It needs bash 4.4 or later.
+    The script completes commands, options, and names in Redis: topics, schedules, ids of workers
+    and messages. It needs bash 4.4 or later.
     """
     complete = SHELLS[shell](click.Group("rmq"), {}, "rmq", "_RMQ_COMPLETE")
     # Not source(): for bash that starts bash, to look at its version.
@@ -84,10 +84,10 @@ def config() -> None:
 @config.command("show", examples=("rmq config show", "rmq config show --json --config rmq.toml"))
 @click.option("--config", "file", metavar="FILE", help="The configuration file.")
 def show(file: str | None) -> None:
-    """Show every setting, its value, and where the value came from, without a connection to Redis.
+    """Show every setting, its value and the source of the value, without a connection to Redis.
 
-    Passwords are hidden. A flag wins over the environment, the environment over the file, the file
-    over the default. Of the file, `url` and `prefix` hold for every command.
+    Passwords are hidden. An option overrides the environment, the environment overrides the file,
+    and the file overrides the default. `url` and `prefix` of the file apply to every command.
     """
     common = common_options()
     rows = _server_rows(file) + _variable_rows()

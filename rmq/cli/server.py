@@ -15,13 +15,13 @@ from rmq.cli_framework.param_types import DURATION
 
 HELP = """Run the server until SIGTERM or Ctrl-C.
 
-It gives back expired leases and drops old dead letters in all topics, sends the messages of
-schedules, and answers over HTTP: /livez, /readyz, /metrics, /api/v1. Several servers may run; one
-leads.
+For all topics, the server gives back messages whose leases expired, drops old dead letters, and
+sends the messages of schedules. It serves /livez, /readyz, /metrics, /api/v1 and /console over
+HTTP. Several servers may run; one of them (the leader) maintains the topics.
 
-Settings come from flags, the environment, or a file (--config, RMQ_CONFIG, rmq.toml,
-~/.config/rmq/rmq.toml, /etc/rmq/rmq.toml); `rmq config show` says from which.
-SIGHUP reads the file again; only log levels change without a restart.
+Settings come from options, the environment, or a file (--config, RMQ_CONFIG, rmq.toml,
+~/.config/rmq/rmq.toml, /etc/rmq/rmq.toml). `rmq config show` shows the source of each setting.
+SIGHUP reads the file again. Only log levels change without a restart.
 """
 
 

@@ -57,11 +57,17 @@ Row = dict[str, Any]
 def top(pattern: str, interval: float, once: bool) -> None:
     """Show all topics on the whole screen until q is pressed.
 
-    WAITING: due now. LATER: not due yet. LATE: how long the oldest waiting message has waited.
-    IN/S and OUT/S: accepted and settled from one read to the next. PROBLEM: paused; sends paused;
-    groups held by a dead letter; no consumer: messages have waited for 10 s, and none is received;
-    slo missed by the oldest message; cannot be read: `rmq stats` says why. Topics with a problem
-    are at the top. Keys: q quit, s sort by the next column. PATTERN is a name with * and ?.
+    PATTERN is the name of a topic, in which * and ? are wildcards. The key q quits, and the key s
+    sorts by the next column. Topics with a problem are at the top.
+
+    WAITING is the number of messages that are due. LATER is the number of messages that are not due
+    yet. LATE is how long the oldest due message has waited. IN/S and OUT/S are the numbers of
+    messages that were accepted and settled per second, since the previous read.
+
+    PROBLEM "no consumer" means that messages have waited for 10 s and no consumer receives them.
+    "slo missed" means that the oldest message is later than the slo of the topic allows. "groups
+    held" means that a dead letter has stopped a group. For "cannot be read", `rmq stats` gives the
+    reason.
     """
     if interval < 1:
         raise click.UsageError("--interval: give at least 1 second")

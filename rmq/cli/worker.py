@@ -49,23 +49,24 @@ def _host_port(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 HELP = """Run the handlers of MODULE until SIGTERM or Ctrl-C.
 
-MODULE is imported, with the current directory on Python's path. ATTR names an rmq.Client, an
-rmq.AsyncClient or an rmq.Worker in it; it may be left out if there is only one. The client decides
-which Redis and which prefix are used.
+The command imports MODULE, with the current directory on Python's path. ATTR is the name of an
+rmq.Client, an rmq.AsyncClient or an rmq.Worker in MODULE. You may omit ATTR if MODULE has only one
+of these. The client decides which Redis and which prefix are used.
 
 \b
-Exit codes; with --processes the largest of them:
+Exit codes (with --processes, the largest exit code of the processes):
   0   stopped; everything that had started was finished
   1   MODULE cannot be imported
   2   wrong usage, or settings that differ from those in Redis
-  4   the grace time ended and running messages were handed back, or Redis
-      was away and some acks could not be sent: these are delivered again
-  70  no progress (--watchdog), or a handler that hung (--timeout-kill)
-  134 the same, where the handler held the GIL: ended by SIGABRT
-  71  a lifespan raised: at the start, nothing was received; or it was not
-      closed in time
-  75  an rmq.Worker that reached its max_messages or max_memory, and has no
-      supervisor
+  4   the grace time ended, and running messages were released; or Redis
+      was unavailable, and messages without an ack are delivered again
+  70  the worker made no progress (--watchdog), or a handler hung
+      (--timeout-kill)
+  134 the same as 70, but the handler held the GIL; SIGABRT ended the process
+  71  a lifespan raised at the start, before any message was received; or a
+      lifespan raised or took too long at the end
+  75  an rmq.Worker without a supervisor reached its max_messages or
+      max_memory
   128 + n  a second signal n
 """
 
@@ -110,18 +111,18 @@ Exit codes; with --processes the largest of them:
     type=SIZE,
     envvar="RMQ_MAX_MEMORY",
     metavar="SIZE",
-    help="Replace a process that has more resident memory.",
+    help="Replace a process that uses more resident memory than SIZE.",
 )
 @click.option(
     "--timeout-kill",
     type=DURATION,
     envvar="RMQ_TIMEOUT_KILL",
-    help="Replace a process whose handler hangs for so long beyond its max_runtime.",
+    help="Replace a process if a handler hangs for this time beyond its max_runtime.",
 )
 @click.option("--reload", is_flag=True, help="Restart when a .py file changes.")
 @click.option("--grace", type=DURATION, help="How long a stop waits for running handlers.  [30s]")
 @click.option(
-    "--watchdog", type=DURATION_OR_OFF, help="Exit after so long without progress.  [60s]"
+    "--watchdog", type=DURATION_OR_OFF, help="Exit after this time without progress.  [60s]"
 )
 @click.option(
     "--heartbeat",

@@ -39,8 +39,9 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
     """Report whether messages of TOPIC, or of any topic, were lost.
 
     Producers whose clients use rmq.Audit number their messages. A number is missing if its message
-    was accepted, is in no queue, and was not settled or removed by RMQ. SEEN: acked. ACCOUNTED:
-    merged, cancelled, purged, expired or dropped. Exit code 1: numbers are missing.
+    was accepted, is in no queue, and was not settled or removed by RMQ. SEEN counts acked messages.
+    ACCOUNTED counts messages that were merged, cancelled, purged, expired or dropped. Exit code 1
+    means that numbers are missing.
     """
     if forget and topic is None:
         raise click.UsageError("--forget: name the TOPIC")

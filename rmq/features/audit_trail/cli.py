@@ -19,10 +19,8 @@ from rmq.kernel.core.score import moment
 def audit_trail(limit: int) -> None:
     """List actions of users and programs, newest first.
 
-    The audit trail contains jobs, wherever they were started, and actions over HTTP and in the
-    console.
-
-    The newest 10 000 actions are kept.
+    The audit trail contains all jobs, commands that change something, and actions over HTTP and in
+    the console. Redis keeps the newest 10 000 actions.
     """
     common = common_options()
     with common.client() as client:

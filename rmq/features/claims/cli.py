@@ -26,8 +26,9 @@ from rmq.cli_framework.options import common_options
 def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
     """Show the claim on the business key KEY of TOPIC.
 
-    consuming: a delivery is running, or its process died and the claim ends with the lease.
-    consumed: the work is done, and copies are acked. Exit code 3: there is no claim.
+    The state "consuming" means that a handler runs, or that its process died and the claim ends
+    with the lease. The state "consumed" means that the work is done; other deliveries with this key
+    are acked without a run. Exit code 3 means that there is no claim.
     """
     common = common_options()
     with common.client() as client:

@@ -31,11 +31,12 @@ NAME, SEVERITY = 18, 9
 )  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the checks without making them.")
 def doctor(only: tuple[str, ...], list_only: bool) -> int:
-    """Check Redis and all topics; nothing is changed.
+    """Check Redis and all topics without changing them.
 
-    Each finding has a severity, its evidence, and the command that fixes it; commands in capitals
-    are for redis-cli. Exit code 1: there are errors; 4: there are warnings and no errors. If this
-    Redis user lacks a right that a check needs, the check is skipped, with the reason.
+    Each finding has a severity, its evidence, and the command that fixes it. Commands in capitals
+    are for redis-cli. Exit code 1 means that there are errors. Exit code 4 means that there are
+    warnings and no errors. If this Redis user lacks a right that a check needs, the check is
+    skipped and gives the reason.
     """
     common = common_options()
     if list_only:

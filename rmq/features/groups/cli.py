@@ -47,9 +47,10 @@ def _row(state: GroupState) -> list[str]:
 @click.option("--limit", type=int, default=100, show_default=True, help="Number of groups.")
 @click.option("--skip", type=int, default=0, show_default=True, help="Number of groups to skip.")
 def list_groups(topic: str, sort: Sort, limit: int, skip: int) -> None:
-    """List groups of TOPIC that have messages out, are paused, or are held by a dead letter.
+    """List groups of TOPIC that have messages, are paused, or are stopped by a dead letter.
 
-    OUT: messages that are available, in flight, or retried. HELD: messages that wait for them.
+    OUT counts messages that can be received, are in flight, or wait for a retry. HELD counts
+    messages that wait behind these messages.
     """
     common = common_options()
     with common.client() as client:
@@ -71,9 +72,9 @@ def _report(topic: str, group: str, key: str, done: bool, said: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def pause(topic: str, group: str) -> None:
-    """Pause GROUP: its held messages stay held; messages in flight may be settled.
+    """Pause GROUP; consumers can still settle its messages in flight.
 
-    In a topic with concurrency, messages that are available already are still delivered.
+    If the groups of the topic have a concurrency, RMQ still delivers the messages in OUT.
     """
     with common_options().client() as client:
         done = client.admin.group_pause(topic, group)
@@ -94,9 +95,9 @@ def resume(topic: str, group: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def release(topic: str, group: str) -> None:
-    """Release GROUP, which a dead letter holds; the dead letter stays.
+    """Release GROUP, which a dead letter has stopped; the dead letter stays.
 
-    If you redrive the dead letter before, it is delivered first; if you purge it, it is skipped.
+    If you redrive the dead letter before the release, it is delivered first.
     """
     with common_options().client() as client:
         done = client.admin.group_release(topic, group)

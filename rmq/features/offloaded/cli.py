@@ -29,10 +29,11 @@ def offloaded() -> None:
 @DRY_RUN
 @YES
 def sweep(topic: str, older: float, dry_run: bool, yes: bool) -> None:
-    """Remove the objects of TOPIC that no message of any topic refers to.
+    """Remove the objects of TOPIC that belong to no message of any topic.
 
-    Such objects remain when a send stops before its message is stored. RMQ_STORES names the stores.
-    Reads all records in Redis, and asks for the name of the topic first.
+    Such an object remains if a program dies during a send, before the message is stored. The
+    variable RMQ_STORES names the stores. The command reads all records in Redis. It asks for the
+    name of the topic first.
     """
     common = common_options()
     with common.client() as client:

@@ -164,8 +164,8 @@ def run(topic: str, name: str) -> None:
 def delete(topic: str, name: str, yes: bool) -> None:
     """Delete the schedule NAME of TOPIC; messages that it has sent are not deleted.
 
-    The schedule stays deleted until a program declares it again; a program with a worker does that
-    when it starts. Asks for the name of the schedule first.
+    The schedule stays deleted until a program declares it again. When a worker starts, it declares
+    the schedules of its program. The command asks for the name of the schedule first.
     """
     common = common_options()
     with common.client() as client:
@@ -184,8 +184,8 @@ def delete(topic: str, name: str, yes: bool) -> None:
 def work(topics: tuple[str, ...]) -> None:
     """Send the messages of the schedules of TOPICS, or of all topics, until Ctrl-C or SIGTERM.
 
-    Workers do this for their own topics. Any number of processes may do this at the same time: each
-    time is sent once.
+    A worker sends the messages of schedules for its own topics. Any number of processes may send at
+    the same time: each time of a schedule is sent once.
     """
     common = common_options()
     logs.start(None, False)

@@ -29,10 +29,10 @@ def query() -> None:
 def list_queries(topic: str) -> None:
     """List the queries that have a lease on messages of TOPIC, by the end of the lease.
 
-    LEASE: time until the lease ends and the next consumer gives the messages back, unless the
-    driver renews the lease. OWNED: time for which no other driver may run the query. ROWS, BYTES,
-    REPLAYS and LAG, if the driver reports them: rows and bytes read, repeated batches, and age of
-    the oldest waiting message.
+    LEASE is the time until the lease on the messages ends. If the driver does not renew the lease,
+    another consumer then gives the messages back. OWNED is the time for which no other driver may
+    run the query. The driver may report ROWS and BYTES (read by the query), REPLAYS (repeated
+    batches) and LAG (age of the oldest waiting message).
     """
     common = common_options()
     with common.client() as client:
@@ -83,12 +83,12 @@ def _left(seconds: float) -> str:
 def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Give back to TOPIC, immediately, all messages that the query RUN holds.
 
-    Use it for a query that will not start again; otherwise the messages are given back when the
-    lease ends. Each message loses a retry and waits as usual. RUN is the name in `rmq query ls`, or
-    at least its first 4 digits.
+    Use the command for a query that will not start again. Without the command, the messages are
+    given back when the lease ends. Each message loses a retry and waits for the usual delay. RUN is
+    the name in `rmq query ls`, or at least its first 4 digits.
 
-    Exit code 6: a driver runs the query, and would replay a batch that is gone. Stop the driver, or
-    use --force. Asks for the name of the topic first.
+    Exit code 6 means that a driver runs the query. The driver could not replay its batch after the
+    release. Stop the driver, or use --force. The command asks for the name of the topic first.
     """
     common = common_options()
     if not _RUN_PREFIX.fullmatch(run):
@@ -135,8 +135,9 @@ def sink() -> None:
 def list_sinks(topic: str) -> None:
     """List the queries that have published to TOPIC, with their last batches.
 
-    PUBLISHED: the last published batch. BEGUN: a batch that has begun and not ended. These records
-    never expire. They have no index, so the command scans all keys of the database.
+    PUBLISHED is the last published batch. BEGUN is a batch that has begun and not ended. RMQ keeps
+    the records of such queries forever. There is no index of them, so the command scans all keys of
+    the database.
     """
     common = common_options()
     with common.client() as client:
@@ -164,8 +165,9 @@ def _batch(number: int | None) -> str:
 def forget(topic: str, query: str, yes: bool) -> None:
     """Delete the record of the batches that QUERY has published to TOPIC.
 
-    Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay of
-    the last batch is published a second time. Asks for the name of the topic first.
+    Use the command after you have deleted the checkpoint of the query. If the checkpoint is still
+    in use, a replay of the last batch is published a second time. The command asks for the name of
+    the topic first.
     """
     common = common_options()
     with common.client() as client:

@@ -46,7 +46,7 @@ def _bodies(token: rmq.AccessToken) -> bool:
 @click.option("--bodies", is_flag=True, help="Let a viewer see bodies of messages.")
 @click.option("--expires", type=DURATION, help="Lifetime.  [until it is revoked]")
 def create(name: str, role: str, bodies: bool, expires: float | None) -> None:
-    """Create the token NAME and print it. It cannot be shown again: Redis has only its digest."""
+    """Create the token NAME and print it once: Redis stores only its digest."""
     common = common_options()
     with common.client() as client:
         made = client.admin.token_create(name, role, sees_bodies=bodies, expires=expires)

@@ -37,9 +37,9 @@ def _oldest(status: rmq.WorkerStatus) -> str:
 def list_workers(topic: str | None) -> None:
     """List the worker processes that use this Redis and prefix.
 
-    RUNS and OLDEST: number of running handlers, and duration of the oldest run. SEEN: time since
-    the last report; a process reports every 10 seconds. A stopped process disappears immediately, a
-    dead process 30 seconds after its last report.
+    RUNS is the number of running handlers, and OLDEST is the duration of the oldest run. SEEN is
+    the time since the last report; a process reports every 10 seconds. A process that stops is
+    removed from the list immediately. A dead process is removed 30 seconds after its last report.
     """
     common = common_options()
     with common.client() as client:
@@ -132,11 +132,12 @@ def show(worker: str) -> None:
 @click.option("--min", type=int, default=1, show_default=True, help="Minimum, 0 or more.")
 @click.option("--max", type=int, help="The most.")
 def wanted(topic: str, min: int, max: int | None) -> None:
-    """Compute how many worker processes TOPIC needs, and show the terms.
+    """Compute how many worker processes TOPIC needs, and show the figures.
 
-    Busy executors (threads or tasks) = arrivals per second x mean run time + backlog x mean run
-    time / time to work off the backlog, which is set by the topic's slo (60 seconds without an
-    slo). Processes = executors / executors of a process. Unknown terms are listed.
+    An executor is a thread or task that runs a handler. Needed executors = arrivals per second x
+    mean run time + backlog x mean run time / time to work off the backlog. The topic's slo sets the
+    time to work off the backlog; it is 60 seconds without an slo. Processes = needed executors /
+    executors of a process. The command lists figures that it does not know.
     """
     common = common_options()
     with common.client() as client:

@@ -58,8 +58,9 @@ def list_dead(
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    FILTER is for example error contains "timeout" and age>1h; see docs/dead-letters.md. With
-    --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
+    A FILTER is for example 'error contains "timeout" and age>1h'; see docs/dead-letters.md. --json
+    prints NDJSON with complete bodies and tracebacks. Exit code 3 means that a filter matched
+    nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -132,10 +133,11 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 @click.argument("topic")
 @filter_argument
 def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
-    """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
+    """Count the dead letters of TOPIC by cause, which is the fingerprint of their error.
 
-    Errors that differ only in numbers, ids, quoted text and paths have the same fingerprint. Use it
-    in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
+    Errors that differ only in numbers, ids, quoted text and paths have the same fingerprint. You
+    can use a fingerprint in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. --json
+    prints NDJSON.
     """
     common = common_options()
     with common.client() as client, progress("reading") as on_progress:
@@ -176,11 +178,12 @@ def redrive(
 ) -> int | None:
     """Send dead letters of TOPIC back to be consumed again, with all their retries.
 
-    Sends all dead letters, or those that match FILTER and every option. Asks for the name of the
-    topic first, unless you select by --id only. The work is a job: after Ctrl-C or a crash, rmq
-    server or rmq job resume continues it; see rmq job ls. With --to, a message that the other topic
-    refuses stays dead: the id exists there, the topic is full, the message is too large, or sends
-    are paused.
+    Sends all dead letters, or the dead letters that match FILTER and every option. Asks for the
+    name of the topic first, unless you select by --id only. The redrive is a job (see rmq job ls).
+    After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
+
+    With --to, the other topic may refuse a message: it has the id already, it is full, its sends
+    are paused, or the message is too large. Such a message stays a dead letter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -252,7 +255,7 @@ def _refused_text(job: rmq.Job) -> str:
     type=DURATION,
     default=TRASH_KEEP_S,
     show_default="24h",
-    help="How long the messages can be restored; 0: not at all.",
+    help="Time for which you can restore the dead letters; 0 deletes them immediately.",
 )
 @YES
 def purge_dead(
@@ -263,10 +266,10 @@ def purge_dead(
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Put dead letters of TOPIC into the trash; rmq dlq restore brings them back.
+    """Move dead letters of TOPIC to the trash, from which rmq dlq restore can restore them.
 
-    Purges all dead letters, or those that match FILTER and every option. After --keep the messages
-    are deleted permanently. Asks for the name of the topic first.
+    The command moves all dead letters, or the dead letters that match FILTER and every option.
+    After the time --keep, they are deleted permanently. Asks for the name of the topic first.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -312,9 +315,9 @@ def restore(
 ) -> int | None:
     """Restore dead letters of TOPIC from the trash, with the time at which they died.
 
-    Restores all messages of the trash, or those that match FILTER and every option; a filter cannot
-    use `age` or `died`. In a topic with --dead-retention, each message stays for at least another
-    24 hours, or for the retention if that is shorter.
+    Restores all dead letters of the trash, or the dead letters that match FILTER and every option.
+    A filter cannot use `age` or `died`. In a topic with --dead-retention, RMQ keeps each restored
+    dead letter for at least 24 hours, or for the retention if that is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -367,9 +370,9 @@ def import_dead(topic: str) -> int | None:
     """Send exported dead letters from stdin to TOPIC as messages to be consumed.
 
     The messages keep ids, types, headers and priorities, and have all their retries. If the topic
-    still has a message with the id, waiting, in flight or dead, the line is a duplicate and changes
-    nothing; so you can repeat an import. A bad line is reported by its number and not sent. Exit
-    code 4: some lines were bad, 1: all lines were bad.
+    still has a message with the id (waiting, in flight or dead), the line changes nothing. So you
+    can repeat an import. If a line is not valid, the command does not send it and prints its
+    number. Exit code 4 means that some lines were not valid. Exit code 1 means that no line was.
     """
     common = common_options()
     with common.client() as client:

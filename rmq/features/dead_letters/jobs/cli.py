@@ -129,7 +129,7 @@ def _said(id: str, changed: bool, done: str, not_done: str) -> None:
 @job.command(examples=("rmq job pause orders.1a2b3c4d",))
 @click.argument("id")
 def pause(id: str) -> None:
-    """Pause the job ID until it is resumed. The current batch is finished first."""
+    """Pause the job ID until it is resumed; the job finishes its current batch first."""
     with common_options().client() as client:
         _said(id, client.admin.job_pause(id), "paused", "is not running; nothing was done")
 
@@ -140,7 +140,7 @@ def pause(id: str) -> None:
 def resume(id: str, detach: bool) -> None:
     """Resume the job ID if it is paused, and work on it until it ends.
 
-    Use it also for a job without a runner, for example after Ctrl-C without an rmq server.
+    If no process runs the job, for example after Ctrl-C, the command continues it as well.
     """
     common = common_options()
     with common.client() as client:

@@ -81,7 +81,8 @@ def _change_each(
 def cancel(topic: str, ids: tuple[str, ...]) -> int:
     """Cancel waiting messages of TOPIC; - reads ids from stdin.
 
-    Other messages are not touched. Exit code 4: some messages were cancelled; 3: none.
+    Messages that do not wait are not changed. Exit code 4 means that only some messages were
+    cancelled. Exit code 3 means that no message was cancelled.
     """
     return _change_each(topic, ids, lambda opened, message_id: opened.cancel(message_id))
 
@@ -96,7 +97,8 @@ def cancel(topic: str, ids: tuple[str, ...]) -> int:
 def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
     """Change the due time of waiting messages of TOPIC; - reads ids from stdin.
 
-    Other messages are not touched. Exit code 4: some messages were changed; 3: none.
+    Messages that do not wait are not changed. Exit code 4 means that only some messages were
+    changed. Exit code 3 means that no message was changed.
     """
     if (at is None) == (delay is None):
         raise click.UsageError("use either --at or --delay")
@@ -112,7 +114,8 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
 def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
     """Change the priority of waiting messages of TOPIC; - reads ids from stdin.
 
-    A message joins its new priority as the newest. Other messages are not touched. Exit code 4:
-    some messages were changed; 3: none.
+    A message goes behind all messages of its new priority. Messages that do not wait are not
+    changed. Exit code 4 means that only some messages were changed. Exit code 3 means that no
+    message was changed.
     """
     return _change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

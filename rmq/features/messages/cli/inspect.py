@@ -46,9 +46,9 @@ def peek(
 ) -> None:  # fmt: skip
     """Show messages of TOPIC without receiving them.
 
-    Waiting messages are listed in the order in which their slot would deliver them. RMQ guarantees
-    an order only within a slot. With --json: NDJSON, with whole bodies and the cursor for --cursor,
-    null at the end.
+    Waiting messages of a slot are in the order of delivery. Messages of different slots have no
+    order. --json prints NDJSON with complete bodies. Its field `cursor` is the value for --cursor
+    that continues after this line (null at the end).
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")

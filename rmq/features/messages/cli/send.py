@@ -116,12 +116,14 @@ def send(
 ) -> None:
     """Send BODY to TOPIC. BODY is JSON; with -, every line of stdin is a BODY.
 
-    Prints the id of the message, or with - a count. Lines are sent in batches of 1000, or fewer
-    when a pipe pauses. Blank lines are skipped. A bad line stops the stream: its batch is not sent,
-    and the error names the last line that was sent. Write -- before a BODY that begins with -.
+    Prints the id of the message, or with - the number of messages. Lines are sent in batches of
+    1000, or in smaller batches if the input pauses. Blank lines are skipped. If a line is not
+    valid, its batch is not sent, and the error names the last line that was sent. Write -- before a
+    BODY that begins with -.
 
-    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}. Its fields are
-    named like the options, with _ instead of -, and override them; "headers" is an object.
+    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}. The names of its
+    fields are the options with _ instead of -. The fields override the options. "headers" is an
+    object.
     """
     common = common_options()
     options = _outgoing_options(given_options)

@@ -42,16 +42,16 @@ def tail(
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
-    Without --consume, it receives nothing: every half second it reads about 2000 waiting messages
-    and the messages in flight, and shows the new messages. In a longer queue, a new message that is
-    not among the last of its priority may be shown later. Messages that are settled or merged
-    before they are read are not shown. At the end, it prints the number of missed messages and the
-    cursor for --cursor.
+    Without --consume, the command receives no message. Every half second it reads about 2000
+    waiting messages and the messages in flight, and shows the new messages. In a longer queue, it
+    may show a new message later. It does not show messages that were settled or merged before it
+    read them. At the end, it prints the number of messages that it did not show, and the cursor for
+    --cursor.
 
-    With --consume, it is a consumer: it shows messages and acks them, so no other consumer receives
-    them.
+    With --consume, the command is a consumer. It shows messages and acks them, so no other consumer
+    receives them.
 
-    With --json: NDJSON, with whole bodies and the cursor of the messages before.
+    --json prints NDJSON with complete bodies. The field `cursor` continues after the lines before.
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")

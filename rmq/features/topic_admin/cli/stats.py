@@ -39,9 +39,9 @@ Rows = list[list[str]]
 def stats(topic: str | None, slots: bool, due: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
-    LATER: messages that are not due yet. LATE: how long the oldest available message has waited.
-    Counters start when the topic is created. With --watch, IN/S and OUT/S are rates since the
-    previous read.
+    LATER is the number of messages that are not due yet. LATE is how long the oldest due message
+    has waited. Totals count from the creation of the topic. With --watch, IN/S and OUT/S are the
+    numbers of messages accepted and settled per second, since the previous read.
     """
     if (slots or due) and topic is None:
         raise click.UsageError(f"--{'slots' if slots else 'due'}: name the TOPIC")

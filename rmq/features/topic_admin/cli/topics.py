@@ -73,11 +73,13 @@ _settings = with_options(
     click.option(
         "--dedup-window", type=DURATION_OR_OFF, help="How long a settled id is remembered.  [1m]"
     ),
-    click.option("--max-length", type=int, help="Maximum of waiting messages; 0: no limit.  [0]"),
+    click.option(
+        "--max-length", type=int, help="Maximum number of waiting messages, or 0 for no limit.  [0]"
+    ),
     click.option(
         "--overflow",
         type=click.Choice(["reject", "block", "drop_lowest"]),
-        help="Effect of a send at max-length.  [reject]",
+        help="What a send does if the topic has reached --max-length.  [reject]",
     ),
     click.option("--max-body", type=SIZE, help="Largest body, in bytes or as 256k, 2M.  [256k]"),
     click.option(
@@ -137,8 +139,8 @@ def _without_none(given: dict[str, Any]) -> dict[str, Any]:
 def create(name: str, **given: Any) -> None:
     """Create topic NAME with these settings; [defaults] in brackets.
 
-    Settings are stored in Redis. If the topic exists, its settings are compared; a difference is an
-    error (exit code 2). `rmq topic set` changes settings.
+    Redis stores the settings. If the topic exists and has other settings, nothing is changed, and
+    the exit code is 2. `rmq topic set` changes settings.
     """
     common = common_options()
     with common.client() as client:
@@ -164,10 +166,10 @@ def create(name: str, **given: Any) -> None:
 def set_settings(name: str, **given: Any) -> None:
     """Change settings of topic NAME while it is in use; [defaults] in brackets.
 
-    Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
-    restarted. A program whose code has another value is refused when it starts: change its code as
-    well. `rmq topic resize` changes slots; groups cannot be changed. After an interruption,
-    run the command again.
+    Running programs use the new settings within 30 seconds. A consumer or worker keeps its lease
+    until it is restarted. RMQ refuses a program whose code has another value when it starts, so
+    change the code as well. `rmq topic resize` changes slots, and groups cannot be changed. If the
+    command is interrupted, run it again.
     """
     common = common_options()
     changes = _without_none(given)
@@ -226,10 +228,10 @@ def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
 def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> None:
     """Stop every delivery of topic NAME, or every send to it.
 
-    receive: no consumer, worker or query gets messages until `rmq topic resume`, even after a
-    restart. Messages in flight may be settled. send: senders get TopicPaused, schedules hold their
-    messages, the relay of an outbox waits; redrives continue. After an interruption, run the
-    command again.
+    --receive: no consumer, worker or query gets messages until `rmq topic resume`, even after a
+    restart. Messages in flight may be settled. --send: senders get TopicPaused, schedules send
+    nothing, and the relay of an outbox waits. Redrives continue. If the command is interrupted, run
+    it again.
     """
     common = common_options()
     with common.client() as client:
@@ -262,11 +264,11 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
 def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     """Change the number of slots of topic NAME while it is in use.
 
-    SLOTS is a multiple or a divisor of the present number. No message moves: new messages go to
-    slots by the new number. They are delivered after older messages of the same bases are settled
-    or dead; the command waits for that. After an interruption, a server (rmq server) finishes the
-    resize, or you run the command again; until then, new messages may wait. Programs whose code has
-    another number are refused when they start: change their code.
+    SLOTS must be a multiple or a divisor of the present number. Stored messages stay in their
+    slots, and only new messages go to the new slots. RMQ delivers new messages after older messages
+    of the same slot_basis are settled or dead. The command waits for this. If the command is
+    interrupted, rmq server finishes the resize, or you run the command again. Until then, new
+    messages may wait. RMQ refuses programs whose code has another number when they start.
     """
     common = common_options()
     with common.client() as client:
@@ -342,9 +344,9 @@ def _pause_text(pause: rmq.Pause) -> str:
 def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
     """Delete topic NAME permanently, with everything that belongs to it.
 
-    Refuses a topic that contains messages (exit code 6) without --force. Asks for the name of the
-    topic. Programs that use the topic get an error that says so. After an interruption, no program
-    can open the topic any more; run the command again.
+    Without --force, the command refuses a topic that has messages (exit code 6). It asks for the
+    name of the topic. Programs that use the topic get TopicVanished. If the command is interrupted,
+    no program can open the topic; run the command again.
     """
     common = common_options()
     with common.client() as client:
