@@ -20,7 +20,7 @@ VARIABLE = "RMQ_DATABASE_URL"
 DATABASE = click.option(
     "--database",
     metavar="URL",
-    help=f"SQLAlchemy URL. Env {VARIABLE}; put a password there, `ps` shows arguments.",
+    help=f"SQLAlchemy URL of the database. If it has a password, use env {VARIABLE}.",
 )
 
 SQL = click.option(

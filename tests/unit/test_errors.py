@@ -82,7 +82,7 @@ def test_each_exception_has_its_heading() -> None:
     assert undescribed(public_exceptions(), page.replace("### LeaseLost", "### Lost")) == [
         "LeaseLost", "Lost",
     ]  # fmt: skip
-    assert undescribed(public_exceptions(), page.replace("- **Do:** repeat it. A send", "")) == [
+    assert undescribed(public_exceptions(), page.replace("- **Do:** repeat the call. Repeat", "")) == [
         "OutcomeUnknown"
     ]
     assert {"RuntimeExceeded", "Snooze", "Endless", "UsageError"} <= public_exceptions()
