@@ -89,7 +89,7 @@ COMMANDS = {
     ),
     "outbox": Place(
         "rmq.cli.outbox:outbox",
-        "Messages written in a database: create the tables, send, list and repair.",
+        "Manage an outbox: messages in your database that RMQ sends after the commit.",
         ("rmq.cli.outbox_repair",),
     ),
     "worker": Place("rmq.cli.worker:worker", "Run handlers, or list the processes that run them."),
@@ -100,7 +100,7 @@ COMMANDS = {
     ),
     "acl": Place("rmq.cli.acl:acl", "Print the minimal rights of a Redis user."),
     "doctor": Place(
-        "rmq.features.doctor.cli:doctor", "Check Redis and all topics; nothing is changed."
+        "rmq.features.doctor.cli:doctor", "Check Redis and all topics without changing them."
     ),
     "explain": Place(
         "rmq.cli.explain:explain",

@@ -28,7 +28,7 @@ STATUSES = ("unsent", "unconfirmed", "confirmed", "void", "exhausted")
 
 @click.group(cls=CommandGroup)
 def outbox() -> None:
-    """Manage an outbox: tables in your database with messages that RMQ sends after the commit."""
+    """Manage an outbox: messages in your database that RMQ sends after the commit."""
 
 
 @outbox.command(

@@ -82,9 +82,9 @@ def test_each_exception_has_its_heading() -> None:
     assert undescribed(public_exceptions(), page.replace("### LeaseLost", "### Lost")) == [
         "LeaseLost", "Lost",
     ]  # fmt: skip
-    assert undescribed(public_exceptions(), page.replace("- **Do:** repeat the call. Repeat", "")) == [
-        "OutcomeUnknown"
-    ]
+    assert undescribed(
+        public_exceptions(), page.replace("- **Do:** repeat the call. Repeat", "")
+    ) == ["OutcomeUnknown"]
     assert {"RuntimeExceeded", "Snooze", "Endless", "UsageError"} <= public_exceptions()
 
 
