@@ -29,7 +29,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it.
 --- @include "lib/clock"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
---- @include "lib/records/large_bodies"
+--- @include "lib/records/drop_records"
 --- @include "lib/leases/receipt"
 --- @include "lib/member"
 --- @include "lib/replay"

@@ -118,7 +118,7 @@ local function look_at(n, created)
   if stamp ~= created then
     return -2
   end
-  local ordered_until = ordered and end_of_wait(ordered, now)
+  local ordered_until = end_of_wait(ordered, now)
   local gate = gate_of(paused, limit, accepted)
   local wait, field = next_ready_in(now_us, leases_until, ordered_until, gate)
   takes_credit[n] = wait ~= 0 and field == 'waiting' and not ordered_until and not gate

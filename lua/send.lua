@@ -59,9 +59,22 @@ local members
 if head ~= '' then
   members = run_members(first_member, count)
 end
-local body_names = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
+local body_names, remove_bodies = false, nil
+if redis.call('HLEN', bodies) > 0 then
+  --- @include "lib/send/sent_bodies"
+  body_names, remove_bodies = sent_names(ARGV, BEFORE, count, head, members), drop_unused
+end
+
+-- Remove the large bodies of messages that are not stored.
+--- @inline
+local function drop_sent_bodies()
+  if body_names then
+    remove_bodies(body_names)
+  end
+end
+
 if last_call and tonumber(string.match(last_call, '^%d+')) > tonumber(call_number) then
-  drop_unused(body_names) -- answer_in refuses this late copy
+  drop_sent_bodies() -- answer_in refuses this late copy
 end
 -- The kept answer is checked before the stamp: the topic may have been resized since an earlier
 -- copy of the call stored the messages.
@@ -69,16 +82,16 @@ local earlier_answer = answer_in(last_call, call_number)
 if earlier_answer then
   --- @include "lib/writes"
   write_again(slot, session, last_call)
-  drop_unused(body_names)
+  drop_sent_bodies()
   local accepted, letters = string.match(earlier_answer, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
 end
 if fields[CREATED] ~= ARGV[5] then
-  drop_unused(body_names)
+  drop_sent_bodies()
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  drop_unused(body_names)
+  drop_sent_bodies()
   return { 0, 'P' }
 end
 local now = clock(ARGV[1])
@@ -116,7 +129,7 @@ if body_names then
     redis.call('HINCRBY', slot, 'large', stored)
   end
   if reply[2] ~= '' then
-    drop_unused(body_names)
+    drop_sent_bodies()
   end
 end
 if reply[2] == '' or string.find(reply[2], 's', 1, true) then

@@ -9,4 +9,5 @@ Atomic    The state changes. A second run finds the job paused.
 --- @keys job
 --- @include "lib/clock"
 --- @include "lib/dead_letters/jobs"
-return change_state('running', 'paused', clock(ARGV[1]))
+local now = clock(ARGV[1])
+return change_state('running', 'paused', now)

@@ -9,4 +9,5 @@ Atomic    The state changes. A second run finds the job running.
 --- @keys job
 --- @include "lib/clock"
 --- @include "lib/dead_letters/jobs"
-return change_state('paused', 'running', clock(ARGV[1]))
+local now = clock(ARGV[1])
+return change_state('paused', 'running', now)

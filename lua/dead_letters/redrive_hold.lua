@@ -22,7 +22,8 @@ Atomic    Nothing moves. A letter that is already held for this topic keeps its 
 --- @include "lib/records/record"
 --- @include "lib/dead_letters/holds"
 --- @include "lib/member"
-local now, token, topic = clock(ARGV[1]), ARGV[2], ARGV[3]
+local now = clock(ARGV[1])
+local token, topic = ARGV[2], ARGV[3]
 if not redis.call('HGET', slot, 'created') then
   fail('GONE', slot)
 end

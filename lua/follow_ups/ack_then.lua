@@ -36,7 +36,7 @@ Atomic    Follow-ups of a delivery are stored if its receipt is valid, else drop
 --- @include "lib/leases/verify_receipts"
 --- @include "lib/member"
 --- @include "lib/records/envelope"
---- @include "lib/records/large_bodies"
+--- @include "lib/records/drop_records"
 --- @include "lib/records/record_bytes"
 --- @include "lib/replay"
 --- @include "lib/send/store_messages"

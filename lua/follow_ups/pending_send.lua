@@ -26,7 +26,8 @@ Atomic    The field `<` and source of the slot has the highest number that was s
 --- @include "lib/records/record_bytes"
 --- @include "lib/slot_fields"
 local FIRST, EACH = 6, 4 -- first argument of the entries, and arguments of each
-local now, source = clock(ARGV[1]), ARGV[5]
+local now = clock(ARGV[1])
+local source = ARGV[5]
 local n = (#ARGV - FIRST + 1) / EACH
 if n < 1 or n > MOST or n % 1 > 0 then
   fail('ARG', 'count')

@@ -28,7 +28,8 @@ Atomic    Only entries with numbers up to the given number are removed, so a lat
 --- @include "lib/member"
 --- @include "lib/records/record"
 --- @include "lib/writes"
-local now, target, claim = clock(ARGV[1]), ARGV[2], ARGV[4]
+local now = clock(ARGV[1])
+local target, claim = ARGV[2], ARGV[4]
 check_place(target)
 local upto = whole_number(ARGV[3], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[5], 0, MOST, 'limit')

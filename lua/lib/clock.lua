@@ -4,6 +4,7 @@
 
 -- Return the server's time as epoch ms and epoch us. Each script reads it once. A test passes its
 -- own time in us, other callers pass ''.
+--- @inline
 local function clock(test_us)
   if test_us ~= '' then
     whole_number(test_us, 0, NUMBER_MOST, 'now_us')

@@ -26,6 +26,7 @@ local KEPT_S = 300
 local SWEPT = 5
 
 -- Split a call into its session and number, and check both.
+--- @inline
 local function session_of(call)
   local session, number = string.match(call, '^(@[^ ]+) (%d+)$')
   if not session then
@@ -36,6 +37,7 @@ end
 
 -- Return the answer to the call of this number, or nil if it is new. `kept`: the value of the
 -- session's field.
+--- @inline
 local function answer_in(kept, number)
   if kept then
     local colon = string.find(kept, ':', 1, true)
@@ -51,6 +53,7 @@ local function answer_in(kept, number)
 end
 
 -- Format the value of a session's field.
+--- @inline
 local function kept_answer(number, now, answer)
   local seconds = string.format('%010d', now / 1000)
   local value = session_answer(number, seconds, answer)
@@ -58,6 +61,7 @@ local function kept_answer(number, now, answer)
 end
 
 -- Look at `count` fields of the slot, and remove sessions that have been silent for long.
+--- @inline
 local function sweep_sessions(now, count)
   local swept = redis.call('HGET', slot, 'swept') or '0'
   local page = redis.call('HSCAN', slot, swept, 'COUNT', count)
@@ -77,15 +81,18 @@ local function sweep_sessions(now, count)
 end
 
 -- Return the answer to a call, or nil if it is new.
+--- @inline
 local function replayed(call)
   local session, number = session_of(call)
   return answer_in(redis.call('HGET', slot, session), number)
 end
 
 -- Keep the answer to a call. A new session removes other sessions that are silent.
+--- @inline
 local function remember(call, now, answer)
   local session, number = session_of(call)
-  if redis.call('HSET', slot, session, kept_answer(number, now, answer)) == 1 then
+  local value = kept_answer(number, now, answer)
+  if redis.call('HSET', slot, session, value) == 1 then
     sweep_sessions(now, SWEPT)
   end
 end

@@ -24,7 +24,8 @@ Atomic    Redis refuses the first write at maxmemory. A second run finds the sam
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
-local now, name = clock(ARGV[1]), ARGV[3]
+local now = clock(ARGV[1])
+local name = ARGV[3]
 check_created(ARGV[2])
 if #ARGV ~= 9 or name == '' then
   fail('ARG', 'name')

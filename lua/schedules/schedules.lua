@@ -15,7 +15,8 @@ Atomic    Only reads. A schedule that moves between two pages may be on both pag
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
-local now, name = clock(ARGV[1]), ARGV[2]
+local now = clock(ARGV[1])
+local name = ARGV[2]
 local offset = whole_number(ARGV[3], 0, SCHEDULES_MOST, 'offset')
 local limit = whole_number(ARGV[4], 1, 100, 'limit')
 if redis.call('HEXISTS', slot, 'created') == 0 then

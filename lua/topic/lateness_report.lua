@@ -25,7 +25,8 @@ local created, lateness = unpack(redis.call('HMGET', slot, 'created', 'lateness'
 if not created then
   fail('GONE', slot)
 end
-if replayed(ARGV[2]) then
+local earlier_answer = replayed(ARGV[2])
+if earlier_answer then
   return 1
 end
 local bucket = 0

@@ -414,7 +414,7 @@ def test_records_are_removed_in_few_places():
         "alone/ack.lua": 2,  # the short form, not where the slot has `offloaded`
         "lib/settle/remove_deliveries.lua": 1,  # the same
         "lib/wake/hand_over_alone.lua": 1,  # what this call has just stored
-        "lib/records/large_bodies.lua": 1,
+        "lib/records/drop_records.lua": 1,
     }
 
 

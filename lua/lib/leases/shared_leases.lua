@@ -45,6 +45,7 @@ end
 -- Return the number and the end of the shared lease of a take: the named lease. If it is gone, or
 -- `number` is 0, create a lease. A worker renews its lease, so less than half of it is left only
 -- after a pause. Then the take renews it. `until_ms`: `leases_until` of the slot.
+--- @inline
 local function lease_for_take(number, lease_end, lease, now, until_ms)
   if number == 0 or lease_end <= 0 then
     -- The number comes from the clock. If Redis lost its last second, or the slot was created

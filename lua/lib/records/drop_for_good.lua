@@ -1,7 +1,7 @@
 -- Deleting messages for good.
 --- @needs slot failures
 --- @include "lib/records/envelope"
---- @include "lib/records/large_bodies"
+--- @include "lib/records/drop_records"
 
 -- Delete everything that belongs to messages which are no longer in a queue. The first write needs
 -- no memory.

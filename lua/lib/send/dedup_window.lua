@@ -54,6 +54,7 @@ end
 
 -- Return a list with 1 for each id of given[from..to] that was settled inside the window, else 0;
 -- nil if no id was settled.
+--- @inline
 local function find_settled(window, last_turn, now, given, from, to)
   local turn = turn_of(window, now, last_turn)
   if last_turn == nil or turn - last_turn >= 2 then

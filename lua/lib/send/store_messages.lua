@@ -126,11 +126,15 @@ end
 -- score.
 --- @inline
 local function plan_entries(batch, fields, duplicates, now, enter)
-  local plan, kinds, count = {}, {}, 0
   local given, at, heads_at = batch.given, batch.at, batch.at + batch.count - 1
   local accepted, order = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0)
   order = restarted_order(order)
-  local scores, new_records, earliest = {}, {}, nil
+  local kinds, count, scores, new_records, earliest = {}, 0, {}, {}, nil
+  -- All fields are named here: a table that grows later is slower.
+  local plan = {
+    count = 0, accepted = accepted, order = order, scores = scores, records = new_records,
+    earliest = nil, at_once = false, expires = false, coded = false, score_of_time = nil,
+  }
   for i = 1, batch.count do
     if not (duplicates and duplicates[i]) then
       local id, head, rest = given[at + i], given[heads_at + 2 * i], given[heads_at + 2 * i + 1]
@@ -159,7 +163,6 @@ local function plan_entries(batch, fields, duplicates, now, enter)
     end
   end
   plan.count, plan.accepted, plan.order, plan.earliest = count, accepted, order, earliest
-  plan.scores, plan.records = scores, new_records
   return plan
 end
 
@@ -198,6 +201,7 @@ end
 -- - batch: `given` has, from at + 1 on, `count` ids, and then head and rest of each message.
 --   `large`: whether messages may have large bodies
 -- - fields: from read_store_fields
+--- @inline
 local function store_messages(batch, fields, now)
   local capacity, front = tonumber(fields[CAPACITY]), tonumber(fields[FRONT] or 0)
   local new_front = restarted_front(front)

@@ -10,7 +10,7 @@
 local function remove_deliveries(has_bodies, ids, failed, low, high)
   -- Removing the records also notices a wrong type there, before anything else is removed.
   if has_bodies then
-    --- @include "lib/records/large_bodies"
+    --- @include "lib/records/drop_records"
     drop_records(ids)
   else
     redis.call('HDEL', records, unpack(ids))

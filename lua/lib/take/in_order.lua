@@ -20,6 +20,7 @@ distinguish. Then messages with a priority go by the acceptance number in the re
 -- Return the time, epoch ms, before which the slot gives no messages. Return 1 if the slot does not
 -- wait, nil if it is not in order. The wait ends early if the message that failed or was snoozed is
 -- cancelled or purged: the field `holder` names this message. `ordered`: the field of the slot.
+--- @inline
 local function end_of_wait(ordered, now)
   local ends = ordered and tonumber(ordered) or nil
   if not ends or ends <= now then

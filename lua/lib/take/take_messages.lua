@@ -15,7 +15,9 @@
 local function state_of_order(take)
   --- @include "lib/take/in_order"
   local since = take.fields[ORDERED]
-  local ordered_until = end_of_wait(since, take.now) or 1
+  local ordered_until
+  ordered_until = end_of_wait(since, take.now)
+  ordered_until = ordered_until or 1
   local in_flight = redis.call('ZCARD', prepare) > 0
   if in_flight and take.ordered and not since then
     -- Deliveries from before the slot was in order go to the front when they come back.
@@ -207,6 +209,7 @@ end
 -- - ids, records: lists; records are missing if they were not read
 -- - retries_left: false, or by position the retries that remain to messages that have failed before
 -- - any_large: whether a message has a large body
+--- @inline
 local function take_messages(take)
   local fields, ordered_until = take.fields, nil
   if fields[AUDITED] then

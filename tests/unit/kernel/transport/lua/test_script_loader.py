@@ -163,7 +163,7 @@ def test_a_short_form_may_have_a_function_of_the_long_form(checkout: Path) -> No
 def test_constants_and_inline_functions_of_a_library_may_be_included_twice(checkout: Path) -> None:
     sites: script_loader.Sites = {}
 
-    script_loader.composed("cancel", sites=sites)
+    script_loader.composed("prepare", sites=sites)
 
     assert any(len(places) > 1 for places in sites.values())
     assert script_loader.final_text("cancel")

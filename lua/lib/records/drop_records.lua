@@ -1,0 +1,70 @@
+-- Removing records with their bodies, which lib/records/large_bodies describes.
+--- @needs slot records bodies
+--- @include "lib/records/large_bodies"
+
+-- Read records, `page` at a time. Return the names of their large bodies, and the references to
+-- their offloaded bodies.
+--- @inline
+local function find_bodies(ids, page)
+  local own, references = {}, {}
+  for from = 1, #ids, page do
+    local last = math.min(#ids, from + page - 1)
+    local batch = redis.call('HMGET', records, unpack(ids, from, last))
+    for i = 1, #batch do
+      local record = batch[i] or ''
+      local has_body = is_large(record)
+      if has_body then
+        local name = body_name(ids[from + i - 1], record)
+        own[#own + 1] = name
+      else
+        local reference = offloaded_reference(record)
+        references[#references + 1] = reference
+      end
+    end
+  end
+  return own, references
+end
+
+-- Remove large bodies. `keeps_hash`: whether the hash may have other fields after the last body.
+--- @inline
+local function drop_bodies(names, keeps_hash)
+  redis.call('HDEL', bodies, unpack(names))
+  if redis.call('HINCRBY', slot, 'large', -#names) > 0 then
+    return
+  end
+  redis.call('HDEL', slot, 'large')
+  if not keeps_hash then
+    redis.call('UNLINK', bodies) -- a send may have failed after it had written its bodies
+  end
+end
+
+-- Leave tombstones. `released`: the field of the slot.
+--- @inline
+local function leave_tombstones(references, released)
+  local first = redis.call('HINCRBY', slot, 'offloaded', #references) - #references
+  if tonumber(released or 0) > first then -- written late, for a slot that had been deleted
+    redis.call('HSET', slot, 'released', first)
+  end
+  for i = 1, #references do
+    redis.call('HSET', bodies, 'gone:' .. first + i, references[i])
+  end
+end
+
+-- Remove records with their large bodies. Leave tombstones for their offloaded bodies, unless the
+-- messages were `moved` to another slot. Until the records are removed, each write frees memory.
+local function drop_records(ids, moved)
+  local chunk, large, offloaded, released =
+    unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
+  local names, gone = {}, {}
+  if large or offloaded then
+    redis.call('HLEN', bodies) -- a wrong type shows before the first write
+    names, gone = find_bodies(ids, tonumber(chunk or 1))
+  end
+  redis.call('HDEL', records, unpack(ids))
+  if #names > 0 then
+    drop_bodies(names, offloaded)
+  end
+  if offloaded and not moved and #gone > 0 then
+    leave_tombstones(gone, released)
+  end
+end
