@@ -155,10 +155,11 @@ class Storm:
         self.taking = threading.Lock()  # a consumer receives in one thread at a time
         self.windows = [Window() for _ in range(THREADS)]
         self.main = Window()
+        self.until = 0.0  # nothing is interrupted later
 
     def play(self) -> None:
         """Call, and interrupt, for a while."""
-        until = time.monotonic() + PLAY_S
+        self.until = until = time.monotonic() + PLAY_S
         jobs = [
             threading.Thread(target=self._work, args=(f"thread{n}", window, until))
             for n, window in enumerate(self.windows)
@@ -195,7 +196,7 @@ class Storm:
             self.books.errors.append(error)
 
     def _make(self, window: Window, verb: str, call: Callable[[], Any]) -> Any:
-        if window is self.main:
+        if window is self.main and time.monotonic() < self.until:
             after_s = self.rng.uniform(0.00005, 4 * self.pause_s)
             signal.setitimer(signal.ITIMER_REAL, after_s)
         return window.make(verb, call)
