@@ -46,6 +46,16 @@ if stamps ~= 1 and stamps ~= slots then
   fail('ARG', 'created')
 end
 
+-- Return the reply if no slot has work, and each credit stays as it is.
+--- @inline
+local function untouched_reply()
+  local reply = {}
+  for n = 1, slots do
+    reply[n], reply[slots + n] = -1, 1
+  end
+  return reply
+end
+
 -- The offer of credits: `channel` and `ends`; `renews` and `listeners` for credits that the caller
 -- has; else `text`, `limit`, `lease` and `words`, which end with the calls.
 local offer
@@ -59,11 +69,7 @@ if offers then
     local stamp, credits = unpack(redis.call('HMGET', slot, 'created', 'credits'))
     if not again and stamp == ARGV[3] and listeners == 1
         and are_untouched(all_keys, credits or '', channel, ends, now) then
-      local reply = {}
-      for n = 1, slots do
-        reply[n], reply[slots + n] = -1, 1
-      end
-      return reply
+      return untouched_reply()
     end
   else
     local words = {}

@@ -99,6 +99,31 @@ local function open_keys(key_limit, chunk, now)
   return keys
 end
 
+-- Return when the bucket of a key is full if this take takes nothing more. Return nil if the key
+-- gets no bucket now.
+--- @inline
+local function bucket_of(keys, key)
+  local now, most_ahead = keys.now, keys.limit.burst * keys.limit.interval
+  local since = keys.since[key]
+  if since then
+    return since
+  end
+  since = tonumber(redis.call('ZSCORE', rates, key) or 0)
+  if since <= now and keys.new <= 0 then
+    keys.next_at = math.min(keys.next_at, now + 1000)
+    return nil
+  end
+  if since <= now then -- full
+    since, keys.new = now, keys.new - 1
+  elseif since - now > most_ahead then
+    -- The clock was set back: see lib/take/room_in.
+    since = now + most_ahead
+    keys.set_back[#keys.set_back + 1], keys.set_back[#keys.set_back + 2] = since, key
+  end
+  keys.since[key] = since
+  return since
+end
+
 -- Return whether a message of this key may be taken now, and count it if so. Sets `next_at` of the
 -- keys: when the first missing token arrives.
 local function admit(keys, key)
@@ -107,21 +132,9 @@ local function admit(keys, key)
     return false
   end
   if limit.interval then
-    local since = keys.since[key] -- when the bucket is full if nothing is taken
+    local since = bucket_of(keys, key)
     if not since then
-      since = tonumber(redis.call('ZSCORE', rates, key) or 0)
-      if since <= keys.now then -- full
-        if keys.new <= 0 then
-          keys.next_at = math.min(keys.next_at, keys.now + 1000)
-          return false
-        end
-        since, keys.new = keys.now, keys.new - 1
-      elseif since - keys.now > limit.burst * limit.interval then
-        -- The clock was set back: see lib/take/room_in.
-        since = keys.now + limit.burst * limit.interval
-        keys.set_back[#keys.set_back + 1], keys.set_back[#keys.set_back + 2] = since, key
-      end
-      keys.since[key] = since
+      return false
     end
     local free_at = since + (taken + 1 - limit.burst) * limit.interval
     if free_at > keys.now then

@@ -41,6 +41,10 @@ local function due_messages(take, page, past, limit)
         priority = #record >= FIXED and priority_of(record) or 0
       end
       priority = priority > 0 and priority or timed_priority
+      if priority > 0 and priority ~= last_priority then
+        last_priority = priority
+        step = score_step(priority)
+      end
       if enter then
         joining[#joining + 1], joining[#joining + 2] = 0, id -- counted; enter chooses the score
         enter(record, id, priority > 0 and priority or PRIORITY_MIN)
@@ -48,10 +52,6 @@ local function due_messages(take, page, past, limit)
         ids[#ids + 1] = id
       else
         order = order + 1
-        if priority ~= last_priority then
-          last_priority = priority
-          step = score_step(priority)
-        end
         local new_score = score_at(priority, step, order)
         joining[#joining + 1], joining[#joining + 2] = new_score, id
       end
@@ -78,6 +78,15 @@ local function due_messages(take, page, past, limit)
   return ids, #joining / 2
 end
 
+-- Append the messages with this score, at most `most`. The smallest id is first.
+--- @inline
+local function add_tied(ids, score, most)
+  local tied = redis.call('ZRANGEBYSCORE', store, score, score, 'LIMIT', 0, most)
+  for t = 1, #tied do
+    ids[#ids + 1] = tied[t]
+  end
+end
+
 -- Return messages of priorities from a slot whose counters are larger than a score can order. Later
 -- messages share the lowest score of their priority, and messages that were given back the
 -- highest. Redis lists equal scores from above with the largest id first. Here the smallest id is
@@ -98,10 +107,7 @@ local function tied_messages(limit)
       local integer = math.floor(score)
       local _, exponent = math.frexp(integer)
       if score == integer or score == integer + 1 - math.ldexp(1, exponent - 53) then
-        local tied = redis.call('ZRANGEBYSCORE', store, page[i + 1], page[i + 1], 'LIMIT', 0, room)
-        for t = 1, #tied do
-          ids[#ids + 1] = tied[t]
-        end
+        add_tied(ids, page[i + 1], room)
         break
       end
       ids[#ids + 1] = page[i]

@@ -89,8 +89,24 @@ local function keep_within(batch, most_bytes)
   batch.records = kept
 end
 
--- Read the records of the first messages of a batch, up to READ_BYTES. A large body counts a
--- quarter of its size, because it does not pass through the script. A record that is missing or
+-- Return the bytes that a record counts. A large body counts a quarter of its size, because it does
+-- not pass through the script. Sets `any_large` of the batch. `flags`: from the record.
+--- @inline
+local function counted_bytes(batch, record, flags)
+  if flags < COLLECTS then
+    return #record
+  end
+  --- @include "lib/records/large_bodies"
+  local has_body = is_large(record)
+  if not has_body then
+    return #record
+  end
+  batch.any_large = true
+  local size = large_size(record)
+  return #record + size / 4
+end
+
+-- Read the records of the first messages of a batch, up to READ_BYTES. A record that is missing or
 -- shorter than FIXED becomes '': the caller makes its message a dead letter. Sets `records`,
 -- `any_large` and `to_inspect` of the batch. `to_inspect`: nil, or the positions of messages that
 -- may have expired or may be in the merge index.
@@ -105,20 +121,13 @@ local function read_records(batch, chunk)
       if not record or #record < FIXED then
         record, found[i] = '', ''
       end
-      bytes = bytes + #record
       local flags = (string.byte(record, 1) or 0) % HEADERS
       if flags >= EXPIRES and flags % COLLECTS >= EXPIRES then
         to_inspect = to_inspect or {}
         to_inspect[#to_inspect + 1] = from + i - 1
       end
-      if flags >= COLLECTS then
-        --- @include "lib/records/large_bodies"
-        local has_body = is_large(record)
-        if has_body then
-          local size = large_size(record)
-          batch.any_large, bytes = true, bytes + size / 4
-        end
-      end
+      local size = counted_bytes(batch, record, flags)
+      bytes = bytes + size
     end
     if from == 1 then
       read = found
