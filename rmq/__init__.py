@@ -11,7 +11,7 @@
             with d:
                 work(d.body)
 
-The names in `__all__` are the public API; other names may change without notice.
+The names in `__all__` are the public API. Other names may change without notice.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 * `SendError`: the producer can fix it (a smaller body, a later send), or the operator (more
   memory).
 * `DeliveryError`: this consumer may no longer settle the delivery. Do not try again.
-* `DecodeError`: the producer can fix the bytes, or the reader the codec that reads them.
+* `DecodeError`: the producer can fix the bytes, or the reader can fix the codec that reads them.
 * `StorageError`: the server or the network failed. Each subclass says whether the call took effect.
 
 Exceptions of redis-py are translated by `rmq.kernel.transport` and become `__cause__`.
@@ -46,7 +46,7 @@ class RMQError(Exception):
 
 
 class ConfigurationError(RMQError):
-    """An argument or a setting cannot work; nothing was sent."""
+    """An argument or a setting cannot work. No message was sent."""
 
 
 class InvalidValue(ConfigurationError, ValueError):
@@ -123,7 +123,7 @@ class SettingsMismatch(ConfigurationError):
 
 
 class FormatMismatch(ConfigurationError):
-    """Another version of RMQ wrote the topic, in another format; nothing was changed.
+    """Another version of RMQ wrote the topic in another format, and was not changed.
 
     The error message names the format and says what to do.
     """
@@ -160,22 +160,26 @@ class SendError(RMQError):
 
 
 class PayloadTooLarge(SendError, ValueError):
-    """The encoded body is over the topic's `max_body`; nothing was sent."""
+    """The encoded body is over the topic's `max_body`. No message was sent."""
 
 
 class StoreUnavailable(SendError):
-    """The store of `rmq.Offloaded` did not take the bodies; nothing was sent. Try again later."""
+    """The store of `rmq.Offloaded` did not take the bodies. Try again later.
+
+    No message was sent.
+    """
 
 
 class EncodeError(SendError, ValueError):
-    """The body cannot be written by the codec; nothing was sent."""
+    """The codec cannot write the body. No message was sent."""
 
 
 class QueueFull(SendError):
-    """The topic's `max_length` is reached, or Redis is at `maxmemory`; try again later.
+    """The topic's `max_length` is reached, or Redis is at `maxmemory`. Try again later.
 
     Attributes:
-        results: For `send_many`: one entry for each message, in order. None for a refused message.
+        results: For `send_many`, one entry for each message, in order, with None for a refused
+            message.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -184,11 +188,11 @@ class QueueFull(SendError):
 
 
 class TopicPaused(SendError):
-    """Sends to the topic are paused; nothing was stored. Send again when it is resumed.
+    """Sends to the topic are paused. No message was stored. Send again when the topic is resumed.
 
     Attributes:
-        results: For `send_many`: one entry for each message, in order. None for a refused message.
-            All messages are refused, unless the pause began or ended during the call.
+        results: For `send_many`, one entry for each message, in order, with None for a refused
+            message. All messages are refused, unless the pause began or ended during the call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -197,10 +201,10 @@ class TopicPaused(SendError):
 
 
 class NotDurable(SendError):
-    """The message is stored, but not enough replicas, or no fsync, confirmed this in time.
+    """The message is stored, but not enough replicas or disks confirmed the message in time.
 
-    You can send the message again with the same id. RMQ adds no second message while the first one
-    exists, nor within the topic's `dedup_window` after the first one was settled.
+    You can send the message again with the same id. RMQ stores no second message while the first
+    message exists, nor within the topic's `dedup_window` after the first message was settled.
 
     Attributes:
         results: Result of each message, with the durability that was reached. None for a message
@@ -220,9 +224,9 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease expired and was rolled back: another consumer may have the message now.
+    """The lease expired and was rolled back. Another consumer may have the message now.
 
-    Nothing was changed. Do not repeat the call; the other consumer settles the message.
+    Nothing was changed. Do not repeat the call: the other consumer settles the message.
     """
 
 
@@ -231,7 +235,7 @@ class AlreadySettled(DeliveryError):
 
 
 class InvalidKey(DeliveryError, ValueError):
-    """A message has no usable business key; its handler was not run.
+    """A message has no usable business key. Its handler was not run.
 
     This error counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends
     such messages to the dead letters at once.
@@ -247,7 +251,7 @@ class ClaimLost(DeliveryError):
 
 
 class WorkRolledBack(DeliveryError):
-    """The handler returned, but the database had rolled back its transaction before the commit.
+    """The handler returned, but the database had already rolled back its transaction.
 
     A statement failed, and the handler caught the error and continued. The transaction changed
     nothing. This error counts as a failure of the handler.
@@ -309,14 +313,14 @@ class StorageError(RMQError):
 
 
 class Unavailable(StorageError):
-    """Redis cannot be reached or refuses to work now; the call did not take effect."""
+    """Redis cannot be reached or refuses to work now. The call did not take effect."""
 
     # Whether Redis answers but refuses all writes, because its disk is full or a snapshot failed.
     _refuses_writes: bool = False
 
 
 class OutcomeUnknown(StorageError):
-    """The call may have taken effect: its reply never came.
+    """The call may have taken effect, but its reply never came.
 
     You can repeat every RMQ call safely: repeat a send with the same message id, and an ack or
     another call on a delivery with the same consumer. Within a minute, the repeated call gets the

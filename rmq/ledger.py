@@ -12,7 +12,7 @@ more: the ledger's row and the handler's own writes commit in one transaction.
         connection.execute(insert(bookings).values(order=order["id"]))
 
 RMQ supports PostgreSQL, MySQL, MariaDB and SQLite through SQLAlchemy 2. Install the extra `sql` and
-a driver. `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to
+a driver. `rmq ledger create` makes the table. For Alembic, add `rmq.ledger.metadata` to
 `target_metadata`.
 """
 

@@ -1,1 +1,1 @@
-"""Clients, topics and administration; the blocking classes are generated."""
+"""Clients, topics and administration. The blocking classes are generated from the async ones."""

@@ -35,4 +35,4 @@ class AsyncAdmin(
     AsyncTokenAdmin,
     AsyncDoctorAdmin,
 ):
-    """Administrative operations. Each names its topic, which must exist."""
+    """Administrative operations. Each operation names its topic, which must exist."""

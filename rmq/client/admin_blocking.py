@@ -33,4 +33,4 @@ class Admin(
     TokenAdmin,
     DoctorAdmin,
 ):
-    """Administrative operations. Each names its topic, which must exist."""
+    """Administrative operations. Each operation names its topic, which must exist."""

@@ -117,7 +117,7 @@ class ClientBase:
         return context
 
     def lifespan(self, function: F) -> F:
-        """Register a function that surrounds the life of each worker process; return the function.
+        """Register a function that surrounds the life of each worker process, and return it.
 
         Use `@client.lifespan` on a plain or async function that yields once. The worker receives
         its first message after the yield. It runs the rest of the function after the last handler
@@ -172,14 +172,14 @@ def parts_of(client: ClientBase) -> ClientParts:
 
 
 class AsyncClient(ClientBase):
-    """A connection to RMQ on a Redis, for `async with`; tasks of one event loop may share it.
+    """A connection to RMQ on a Redis, for `async with`. Tasks of one event loop may share it.
 
     Args:
         url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
             redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
             Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
             example `?protocol=3`.
-        prefix: First part of every key; default: RMQ_PREFIX, else "rmq".
+        prefix: First part of every key. Default: RMQ_PREFIX, else "rmq".
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
         timeout: Longest wait for a reply, in seconds or as a timedelta.
@@ -222,7 +222,7 @@ class AsyncClient(ClientBase):
                 4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
-            settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
+            settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
@@ -255,7 +255,7 @@ class AsyncClient(ClientBase):
         return facts(await self._transport.raw_command("info", "INFO", section))
 
     async def close(self) -> None:
-        """Close every connection; an embedded server stops with its last client."""
+        """Close every connection. An embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 await self._transport.run(report.report(self._hooks.producer_sequence, again=False))

@@ -21,14 +21,14 @@ from rmq.kernel.producer import report
 
 
 class Client(ClientBase):
-    """A connection to RMQ on a Redis, for `with`; threads may share it.
+    """A connection to RMQ on a Redis, for `with`. Tasks of one event loop may share it.
 
     Args:
         url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
             redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
             Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
             example `?protocol=3`.
-        prefix: First part of every key; default: RMQ_PREFIX, else "rmq".
+        prefix: First part of every key. Default: RMQ_PREFIX, else "rmq".
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
         timeout: Longest wait for a reply, in seconds or as a timedelta.
@@ -71,7 +71,7 @@ class Client(ClientBase):
                 4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
-            settings: Settings by name, see `rmq.Settings`; durations in seconds or as a timedelta.
+            settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
@@ -102,7 +102,7 @@ class Client(ClientBase):
         return facts(self._transport.raw_command("info", "INFO", section))
 
     def close(self) -> None:
-        """Close every connection; an embedded server stops with its last client."""
+        """Close every connection. An embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 self._transport.run(report.report(self._hooks.producer_sequence, again=False))

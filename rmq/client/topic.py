@@ -48,7 +48,7 @@ class TopicBase:
 
     @property
     def settings(self) -> Settings:
-        """Settings of the topic in Redis; available after `open()` or the first call."""
+        """Settings of the topic in Redis. They are available after `open()` or the first call."""
         return self._context.settings
 
     @overload
@@ -89,7 +89,7 @@ class TopicBase:
         body: Any = None,
         type: str | Sequence[str] | None = None,
     ) -> Any:
-        """Register a function as a handler of messages, for workers; return the function.
+        """Register a function as a handler of messages, for workers, and return the function.
 
         Use `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic may have a
         handler for each type of message, and a handler without `type` for all other messages.
@@ -138,7 +138,7 @@ class TopicBase:
 
 
 class AsyncTopic(TopicBase, AsyncSchedules):
-    """A topic, as `AsyncClient.topic` returns it; the first call, or `open`, opens it in Redis."""
+    """A topic, as `AsyncClient.topic` returns it. The first call, or `open`, opens it in Redis."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
@@ -207,13 +207,13 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             message.
 
         Raises:
-            InvalidValue, InvalidType: An argument is not valid; nothing was sent.
-            EncodeError, PayloadTooLarge: The body cannot be encoded, or is too large; nothing
+            InvalidValue, InvalidType: An argument is not valid. No message was sent.
+            EncodeError, PayloadTooLarge: The body cannot be encoded, or is too large. No message
                 was sent.
             QueueFull: The topic is at max_length, or Redis is at maxmemory.
-            TopicPaused: Sends are paused; nothing was stored.
+            TopicPaused: Sends are paused. No message was stored.
             NotDurable: The message is stored with less durability than requested.
-            Unavailable: Redis could not be reached; nothing was stored.
+            Unavailable: Redis could not be reached. No message was stored.
             OutcomeUnknown: The reply of Redis was lost, so the message may be stored.
         """
         if unknown:
@@ -232,7 +232,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
-        """Send messages; return one result for each, in order.
+        """Send messages, and return one result for each, in order.
 
         All messages are checked and encoded before the first is sent. The messages of one slot are
         stored in groups of up to 1000 (with a merge key, 400). Each such group is stored completely
@@ -247,7 +247,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def new_id(
         self, slot_basis: str | bytes | None = None, *, group: str | None = None
     ) -> MessageId:
-        """Return a message id; pass it to every attempt of a send that you may have to repeat.
+        """Return a message id. Pass it to every attempt of a send that you may have to repeat.
 
         If the send has a slot_basis or a group, pass the same value here.
         """
@@ -258,17 +258,25 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(reading.get(self._context, id))
 
     async def cancel(self, id: Id) -> CancelStatus:
-        """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (unchanged)."""
+        """Cancel a waiting message.
+
+        Returns:
+            "cancelled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+        """
         return await self._run(change.cancel(self._context, id))
 
     async def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
-        """Reschedule a waiting message: "rescheduled", or "in_flight", "dead", "gone"."""
+        """Change the due time of a waiting message.
+
+        Returns:
+            "rescheduled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+        """
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority; it goes behind the messages of that priority.
+        """Give a waiting message another priority. It goes behind the messages of that priority.
 
         Returns:
             "changed", "unchanged" (the message had that priority already), or, for a message that
@@ -288,9 +296,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             lease: Time until an unsettled delivery is rolled back, 1 s to 12 h. Default: the
                 topic's setting.
-            mode: "at_least_once": you settle each delivery, for example by ack. "at_most_once": a
-                message is settled before it is delivered. The message is lost if the process dies
-                in between, or if the reply of Redis is missing for more than a minute.
+            mode: With "at_least_once", you settle each delivery, for example by ack. With
+                "at_most_once", a message is settled before it is delivered. The message is lost if
+                the process dies in between, or if the reply of Redis is missing for more than a
+                minute.
             ordered: Whether a slot delivers its next messages only after the previous messages are
                 settled, across all consumers. A failed message is delivered again before later
                 messages. Either all consumers of a topic should be ordered, or none.
@@ -317,7 +326,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
-            owner: Name of the process that runs the query now; other owners are refused.
+            owner: Name of the process that runs the query now. Other owners are refused.
             lease: Time without a renewal after which the messages go back to the queue, 1 s
                 to 12 h.
             owner_lease: Time after the owner's last call during which other owners are refused.
@@ -370,9 +379,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             start when a message is published.
 
         Raises:
-            StageLost: A stage has lost messages; no further messages were published.
-            QueueFull: The topic is at max_length, or Redis is at maxmemory; publish again later.
-            NotDurable: The messages are less durable than the topic requires; publish again.
+            StageLost: A stage has lost messages. No further messages were published.
+            QueueFull: The topic is at max_length, or Redis is at maxmemory. Publish again later.
+            NotDurable: The messages are less durable than the topic requires. Publish again.
         """
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 

@@ -30,7 +30,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Topic(TopicBase, Schedules):
-    """A topic, as `Client.topic` returns it; the first call, or `open`, opens it in Redis."""
+    """A topic, as `Client.topic` returns it. The first call, or `open`, opens it in Redis."""
 
     def __init__(self, transport: Transport, context: TopicContext, handlers: Handlers) -> None:
         super().__init__(context, handlers)
@@ -97,13 +97,13 @@ class Topic(TopicBase, Schedules):
             message.
 
         Raises:
-            InvalidValue, InvalidType: An argument is not valid; nothing was sent.
-            EncodeError, PayloadTooLarge: The body cannot be encoded, or is too large; nothing
+            InvalidValue, InvalidType: An argument is not valid. No message was sent.
+            EncodeError, PayloadTooLarge: The body cannot be encoded, or is too large. No message
                 was sent.
             QueueFull: The topic is at max_length, or Redis is at maxmemory.
-            TopicPaused: Sends are paused; nothing was stored.
+            TopicPaused: Sends are paused. No message was stored.
             NotDurable: The message is stored with less durability than requested.
-            Unavailable: Redis could not be reached; nothing was stored.
+            Unavailable: Redis could not be reached. No message was stored.
             OutcomeUnknown: The reply of Redis was lost, so the message may be stored.
         """
         if unknown:
@@ -122,7 +122,7 @@ class Topic(TopicBase, Schedules):
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
-        """Send messages; return one result for each, in order.
+        """Send messages, and return one result for each, in order.
 
         All messages are checked and encoded before the first is sent. The messages of one slot are
         stored in groups of up to 1000 (with a merge key, 400). Each such group is stored completely
@@ -137,7 +137,7 @@ class Topic(TopicBase, Schedules):
     def new_id(
         self, slot_basis: str | bytes | None = None, *, group: str | None = None
     ) -> MessageId:
-        """Return a message id; pass it to every attempt of a send that you may have to repeat.
+        """Return a message id. Pass it to every attempt of a send that you may have to repeat.
 
         If the send has a slot_basis or a group, pass the same value here.
         """
@@ -148,17 +148,25 @@ class Topic(TopicBase, Schedules):
         return self._run(reading.get(self._context, id))
 
     def cancel(self, id: Id) -> CancelStatus:
-        """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (unchanged)."""
+        """Cancel a waiting message.
+
+        Returns:
+            "cancelled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+        """
         return self._run(change.cancel(self._context, id))
 
     def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
-        """Reschedule a waiting message: "rescheduled", or "in_flight", "dead", "gone"."""
+        """Change the due time of a waiting message.
+
+        Returns:
+            "rescheduled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+        """
         return self._run(change.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority; it goes behind the messages of that priority.
+        """Give a waiting message another priority. It goes behind the messages of that priority.
 
         Returns:
             "changed", "unchanged" (the message had that priority already), or, for a message that
@@ -178,9 +186,10 @@ class Topic(TopicBase, Schedules):
         Args:
             lease: Time until an unsettled delivery is rolled back, 1 s to 12 h. Default: the
                 topic's setting.
-            mode: "at_least_once": you settle each delivery, for example by ack. "at_most_once": a
-                message is settled before it is delivered. The message is lost if the process dies
-                in between, or if the reply of Redis is missing for more than a minute.
+            mode: With "at_least_once", you settle each delivery, for example by ack. With
+                "at_most_once", a message is settled before it is delivered. The message is lost if
+                the process dies in between, or if the reply of Redis is missing for more than a
+                minute.
             ordered: Whether a slot delivers its next messages only after the previous messages are
                 settled, across all consumers. A failed message is delivered again before later
                 messages. Either all consumers of a topic should be ordered, or none.
@@ -207,7 +216,7 @@ class Topic(TopicBase, Schedules):
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
-            owner: Name of the process that runs the query now; other owners are refused.
+            owner: Name of the process that runs the query now. Other owners are refused.
             lease: Time without a renewal after which the messages go back to the queue, 1 s
                 to 12 h.
             owner_lease: Time after the owner's last call during which other owners are refused.
@@ -260,9 +269,9 @@ class Topic(TopicBase, Schedules):
             start when a message is published.
 
         Raises:
-            StageLost: A stage has lost messages; no further messages were published.
-            QueueFull: The topic is at max_length, or Redis is at maxmemory; publish again later.
-            NotDurable: The messages are less durable than the topic requires; publish again.
+            StageLost: A stage has lost messages. No further messages were published.
+            QueueFull: The topic is at max_length, or Redis is at maxmemory. Publish again later.
+            NotDurable: The messages are less durable than the topic requires. Publish again.
         """
         return self._run(publish_flow(self._context, staged, query, batch, timeout))
 

@@ -1,8 +1,8 @@
 """Active runs: the deliveries whose handler a thread or task runs, with an interceptor's note.
 
-An interceptor keeps its state between `before_handle` and `after_handle` in a context variable:
-spans and log records made inside the handler find it, also in threads and tasks that the handler
-starts with its context. The variable is reset when the run ends.
+An interceptor keeps its state between `before_handle` and `after_handle` in a context variable.
+Spans and log records made inside the handler find this state, also in threads and tasks that the
+handler starts with its context. The variable is reset when the run ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The current runs of one interceptor. T is the type of the note that it keeps per delivery."""
+    """The current runs of one interceptor. T is the type of the note kept for each delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)

@@ -33,10 +33,10 @@ _runs: Runs[float | None] = Runs("rmq_logging")
 class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
-    The text is for people; the fields are in `extra`, as in `rmq.kernel.core.metrics.EVENTS`.
-    The level is INFO for success, and WARNING for a send that raised an error and for a handler
-    that failed. If a handler of `logging` has a `MessageFilter`, log records from inside a message
-    handler have the message's id.
+    The text is for people. The fields are in `extra`, as listed in
+    `rmq.kernel.core.metrics.EVENTS`. The level is INFO for success, and WARNING for a send that
+    raised an error and for a handler that failed. If a handler of `logging` has a `MessageFilter`,
+    log records from inside a message handler have the message's id.
     """
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
@@ -100,7 +100,7 @@ _MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 
 
 class MessageFilter(logging.Filter):
-    """Adds the fields of the current message to every record; it rejects no record.
+    """Adds the fields of the current message to every record. It rejects no record.
 
     Add this filter to a handler of `logging`: a filter on a logger does not see the records of
     child loggers. The filter works for code that a message handler calls, and for threads and tasks

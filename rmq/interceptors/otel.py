@@ -1,7 +1,7 @@
 """Traces: a span for each send and each run of a handler, linked by a header of the message.
 
-Needs the extra `otel`, which is OpenTelemetry's API; the program chooses SDK and
-exporter. Names follow OpenTelemetry's semantic conventions for messaging.
+Needs the extra `otel`, which is OpenTelemetry's API. The program chooses SDK and exporter. Names
+follow OpenTelemetry's semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class OpenTelemetry(Interceptor):
     possibly baggage), in addition to the sender's headers. If a message already has one of these
     headers, or has no room for them, it is not changed.
 
-    Inside a handler, the consumer span is the current span; in a batch, it is the span of the first
-    delivery.
+    Inside a handler, the consumer span is the current span. For a batch, the current span is the
+    span of the first delivery.
 
     Args:
         tracer_provider: Tracer provider of the SDK. Default: the global provider.
-        parent: Whether the consumer span is also a child of the producer's span, in one trace.
-            False: each run begins a trace of its own, linked to the sender's trace.
+        parent: Whether the consumer span is also a child of the producer's span, in one trace. If
+            False, each run begins a trace of its own, linked to the sender's trace.
 
     Raises:
         ConfigurationError: The package is missing.
@@ -148,7 +148,7 @@ def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
-    """Return whether the trace fits into these headers; without room it is omitted."""
+    """Return whether the trace fits into these headers. Without room it is omitted."""
     if not isinstance(headers, Mapping):
         return False  # the send itself raises the error
     if any(name in headers for name in trace_headers):

@@ -20,7 +20,7 @@ class Counting(Protocol):
     """The part of a worker that `watch` uses."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts of deliveries by topic: received, present and lost."""
+        """Return counts of deliveries by topic: received, in flight (held), lost."""
 
     def missing(self) -> dict[str, int]:
         """Return the number of missing messages in the last audit, by topic."""
@@ -64,9 +64,9 @@ class Prometheus(Interceptor):
             ) from error
 
     def watch(self, worker: Counting) -> None:
-        """Expose the counts of a worker (held, taken, lost) until the worker is garbage-collected.
+        """Expose the counts of a worker (held, taken, lost) as long as the worker object exists.
 
-        From now on, the label `type` also takes the message types of the worker's handlers. A
+        From now on, the label `type` can also be a message type of the worker's handlers. A
         worker whose client has this interceptor calls this method itself.
         """
         self._workers.add(worker)

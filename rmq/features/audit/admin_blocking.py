@@ -29,7 +29,8 @@ class AuditAdmin(AdminPart):
             topic: Name of the topic.
             older_than: Minimum time since a message was reported as accepted, in seconds or
                 as a timedelta.
-            forget: Whether to forget missing messages, so that no later audit reports them.
+            forget: Whether to forget missing messages afterwards, so that no later audit reports
+                them.
             progress: Function that is called with (examined messages, all messages) during the
                 work.
 

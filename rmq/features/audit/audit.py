@@ -1,8 +1,8 @@
 """The audit: `rmq.Audit` numbers messages as they are sent, so that lost messages can be found.
 
-A script that removes a message (ack, cancel, purge, drop) also records that its number is accounted
-for. A number is lost if it is not accounted for and no message in any queue has it.
-`rmq.features.audit.flows` finds lost numbers.
+A script that removes a message (ack, cancel, purge, drop) also records the message's number as
+accounted for. A number is lost if it was not recorded in this way and no message in any queue has
+it. `rmq.features.audit.flows` finds lost numbers.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class AuditResult(NamedTuple):
 class Audit(Interceptor):
     """Number every message that a client sends, so that lost messages can be found.
 
-    Pass it to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`. Consumers do
-    not need it. A worker whose client has `rmq.Audit(every=60.0)` audits its topics itself.
+    Pass an `rmq.Audit` to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`.
+    Consumers do not need one. A worker whose client has `rmq.Audit(every=60.0)` audits its topics
+    itself.
 
     Args:
         every: Interval between two audits of a topic, by any of its workers, in seconds or as a
@@ -102,7 +103,10 @@ class Audit(Interceptor):
         return ProducerSequence()
 
     def report(self, topic: str, result: AuditResult | None) -> None:
-        """Record the result of an audit, or None if another worker has done the audit."""
+        """Record the result of an audit.
+
+        A result of None means that another worker did the audit.
+        """
         if result is None:
             self.missing.pop(topic, None)
             return

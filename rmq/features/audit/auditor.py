@@ -1,6 +1,6 @@
 """The auditor: a worker's thread that looks for lost messages, if the client has `rmq.Audit`.
 
-In each interval, the first worker of a topic audits it, and its other workers skip the audit.
+In each interval, one worker of a topic audits the topic, and the other workers skip the audit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Auditor:
 
 
 class _Stopped(Exception):
-    """The worker is stopping during an audit."""
+    """Raised during an audit if the worker is stopping."""
 
 
 def start(

@@ -25,14 +25,14 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """The open numbers of one producer in one slot."""
+    """The open numbers of one producer in one slot: numbers whose messages were not removed yet."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return the accepted numbers that have been open since before `before_ms`."""
+        """Return the accepted numbers that have been open since before the time `before_ms`."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -59,7 +59,7 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read all open numbers of a slot; `page` is the first page if it was read already."""
+    """Read all open numbers of a slot. `page` is the first page if it was read already."""
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)

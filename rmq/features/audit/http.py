@@ -16,7 +16,7 @@ class AuditQuery(Request):
 
 
 class Audited(Answer):
-    """The audit of a topic; the fields are the same as in `rmq audit`.
+    """The audit of a topic, with the same fields as in `rmq audit`.
 
     Attributes:
         missing: Number of accepted messages that are in no queue and that no script has accounted
@@ -54,7 +54,7 @@ async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetM
 
 
 class Missing(Answer):
-    """A range of numbers whose messages are missing; the fields are the same as in `rmq audit`."""
+    """A range of numbers whose messages are missing, with the same fields as in `rmq audit`."""
 
     producer: str
     slot: int

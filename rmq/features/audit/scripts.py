@@ -1,4 +1,4 @@
-"""Builders of commands of the audit: close numbers, read open numbers, scan messages."""
+"""Commands of the audit: close numbers, read open numbers, scan messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply of audit: the slot's counts, and a page of the open numbers."""
+    """The reply to the script `audit`: the slot's counts, and a page of the open numbers."""
 
     now_ms: int
     numbered: int
@@ -21,7 +21,7 @@ class AuditOpenPage(NamedTuple):
 
 
 class AuditScanPage(NamedTuple):
-    """The reply of audit_scan."""
+    """The reply to the script `audit_scan`."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     looked: int  # number of records read
@@ -33,7 +33,7 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the open numbers; return None if another caller did so within `every_ms`."""
+    """Read a page of the open numbers. Return None if another caller did so within `every_ms`."""
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
         if not reply[0]:

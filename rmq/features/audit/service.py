@@ -33,7 +33,7 @@ class Audits(SurveyedService):
     """Audit each topic once in ten minutes.
 
     Attributes:
-        missing: Number of missing messages by topic, from this server's last audits; topics without
+        missing: Number of missing messages by topic, from this server's last audits. Topics without
             numbered messages are omitted.
     """
 
@@ -48,7 +48,7 @@ class Audits(SurveyedService):
         self.missing: dict[str, int] = {}
 
     def run_once(self) -> int:
-        """Audit the topics that are due; return how many had numbered messages."""
+        """Audit the topics that are due. Return how many topics had numbered messages."""
         topics, now, audited = self._survey.topics, time.monotonic(), 0
         self._next_at = {name: at for name, at in self._next_at.items() if name in topics}
         missing = {name: count for name, count in self.missing.items() if name in topics}

@@ -15,7 +15,10 @@ TABLE = Table("audits")
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A position in the list, as cursors encode it: a time, and a count of its shown records."""
+    """A position in the list, as cursors encode it.
+
+    It has a time, and how many of the records of that time were shown already.
+    """
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
     seen: Annotated[int, msgspec.Meta(ge=1, le=9_000)]
@@ -37,7 +40,7 @@ class AuditTrail(Answer):
 
 @TABLE.get("/audit-trail")
 async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
-    """List actions of users and programs, newest first; the newest 10 000 actions are kept."""
+    """List actions of users and programs, newest first. The newest 10 000 actions are kept."""
     place = read_cursor(query.cursor, Position) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
     found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]

@@ -21,7 +21,7 @@ class AsyncClaimAdmin(AsyncAdminPart):
         return await self._run(flows.claim(self._context(topic), key, consumer))
 
     async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """Delete the claim on a business key, in any state; return whether there was a claim.
+        """Delete the claim on a business key, in any state. Return whether there was a claim.
 
         The next message with this key is handled, even if the work was done before.
         """

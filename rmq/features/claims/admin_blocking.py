@@ -22,7 +22,7 @@ class ClaimAdmin(AdminPart):
         return self._run(flows.claim(self._context(topic), key, consumer))
 
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """Delete the claim on a business key, in any state; return whether there was a claim.
+        """Delete the claim on a business key, in any state. Return whether there was a claim.
 
         The next message with this key is handled, even if the work was done before.
         """

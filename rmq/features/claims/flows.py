@@ -25,6 +25,6 @@ def claim(context: TopicContext, key: str, consumer: str) -> Flow[ClaimStatus | 
 
 
 def unclaim(context: TopicContext, key: str, consumer: str) -> Flow[bool]:
-    """Delete the claim on a business key; return whether there was a claim."""
+    """Delete the claim on a business key. Return whether there was a claim."""
     claim_key = yield from _claim_key(context, key, consumer)
     return bool((yield RawCommand("unclaim", "DEL", claim_key)))

@@ -42,11 +42,11 @@ class DeadLetterAdmin(AdminPart):
             ids: Ids of the dead letters. Default: all dead letters that meet the other conditions.
             reason: Reason of the failure: failed, lease ran out, rejected, undecodable,
                 expired or unhandled.
-            error: Text that the error must contain; case-insensitive.
+            error: Text that the error must contain, in upper or lower case.
             older_than: Minimum time since the message died, in seconds or as a timedelta.
             type: Type of the messages.
-            filter: Filter, for example error contains "timeout" and body.order>100; see
-                docs/dead-letters.md.
+            filter: Filter, for example `error contains "timeout" and body.order>100`.
+                docs/dead-letters.md describes filters.
             to: Another topic, to which the messages are sent immediately. The topic must exist. A
                 message that it refuses stays dead, and `RedriveResult.refused` counts the reasons.
             dry_run: Whether to only count the dead letters.
@@ -57,7 +57,7 @@ class DeadLetterAdmin(AdminPart):
             A message is dead or waiting, never both or neither. If the call is interrupted, run it
             again: it continues with the remaining dead letters. With `to`, a letter is stored in
             the other topic once, even after an interruption. An interrupted call may leave letters
-            held in this topic; they stay held until the call is repeated.
+            held in this topic until the call is repeated.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -78,21 +78,21 @@ class DeadLetterAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Delete waiting messages ("store") or dead letters ("dead"); return their number.
+        """Delete waiting messages ("store") or dead letters ("dead"). Return their number.
 
         Messages in flight are not touched. Waiting messages are deleted permanently. Dead letters
-        go to the trash, from which `restore` brings them back. They are counted as purged when they
-        are deleted from the trash.
+        go to the trash, from which `restore` brings them back. A dead letter is counted as purged
+        when it is deleted from the trash.
 
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", or "dead".
-            ids: See `redrive`. All conditions apply to dead letters only.
-            reason: See `redrive`.
-            error: See `redrive`.
-            older_than: See `redrive`.
-            type: See `redrive`.
-            filter: See `redrive`.
+            ids: As for `redrive`. All conditions apply to dead letters only.
+            reason: As for `redrive`.
+            error: As for `redrive`.
+            older_than: As for `redrive`.
+            type: As for `redrive`.
+            filter: As for `redrive`.
             keep: How long dead letters can be restored, in seconds or as a timedelta. Default: 24
                 hours. With 0 they are deleted permanently.
             dry_run: Whether to only count the messages.
@@ -115,12 +115,12 @@ class DeadLetterAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Restore dead letters from the trash, with their time of death; return their number.
+        """Restore dead letters from the trash, with their time of death. Return their number.
 
-        For the conditions see `redrive`. With `job`, the id of a purge, only letters of that purge
-        are restored. In a topic with a `dead_retention`, each restored letter stays for at least
-        another 24 hours, or for the retention if the retention is shorter. A letter with less time
-        left gets a later time of death.
+        `redrive` describes the conditions. With `job`, the id of a purge, only letters of that
+        purge are restored. In a topic with a `dead_retention`, each restored letter stays for at
+        least another 24 hours, or for the retention if the retention is shorter. A letter with less
+        time left gets a later time of death.
 
         Guarantee:
             A letter is either in the trash or among the dead letters. If the call is interrupted,

@@ -8,8 +8,8 @@
     value      = "text" 'text' | number | duration | time | word
 
 The parser is written by hand, and a filter is never evaluated as code. A filter has at most 2000
-characters, 50 conditions and 20 nested brackets. `matches` takes a glob pattern; its time grows
-with the length of the text, for every pattern.
+characters, 50 conditions and 20 nested brackets. `matches` takes a glob pattern. For every pattern,
+the time of a match grows only with the length of the text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Conditions on dead letters, made by `parse`. `str()` returns a text that parses to the same.
+    """Conditions on dead letters, made by `parse`. `parse(str(filter))` gives an equal filter.
 
     Attributes:
         text: Original text.
@@ -78,7 +78,7 @@ class DeadLetterFilter:
     needs_body: bool = field(compare=False)
 
     def matches(self, message: DeadLetter, now_ms: int) -> bool:
-        """Return whether a message matches; `now_ms` is the server's clock, for `age`."""
+        """Return whether a message matches. `now_ms` is the server's time, which `age` needs."""
         return self.term.fits(message, now_ms)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def parse(text: str) -> DeadLetterFilter:
 
 
 def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
-    """Combine filters with `and`; return None for an empty list."""
+    """Combine filters with `and`. Return None for an empty list."""
     if len(filters) < 2:
         return filters[0] if filters else None
     term = Joined("and", tuple(each.term for each in filters))
@@ -127,7 +127,7 @@ class _Parser:
         return term
 
     def joined(self, word: str) -> Term:
-        """Parse terms joined by a word; `and` binds closer than `or`."""
+        """Parse terms that are joined by a word. `and` has precedence over `or`."""
         terms = []
         while True:
             terms.append(self.joined("and") if word == "or" else self.single())
@@ -215,7 +215,7 @@ class _Parser:
         return Operand(word, False, word)
 
     def quoted(self) -> str:
-        """Parse text in quotes; a backslash escapes a quote or a backslash."""
+        """Parse text in quotes. A backslash escapes a quote or a backslash."""
         start, quote = self.at, self.text[self.at]
         chars: list[str] = []
         self.at += 1

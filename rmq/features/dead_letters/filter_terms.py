@@ -26,9 +26,9 @@ _MISSING = object()  # the message has no such field
 
 
 class Letter:
-    """A dead letter as filters see it; only the parts that conditions read are decoded.
+    """A dead letter as filters see it. Only the parts that conditions read are decoded.
 
-    The attributes are the same as the attributes of a `Message` from `reading.messages_of`.
+    The attributes are the same as those of a `Message` from `reading.messages_of`.
     """
 
     def __init__(self, member: QueueMember) -> None:
@@ -130,7 +130,7 @@ class Field:
         return "".join(parts)
 
     def of(self, message: DeadLetter, now_ms: int) -> Any:
-        """Return the field's value in a message, or _MISSING."""
+        """Return the field's value in a message, or _MISSING if the message lacks the field."""
         if self.name == "header":
             return message.headers.get(str(self.path[0]), _MISSING)
         if self.name == "body":
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a number, which may be written as text, as in a header; None for other values."""
+    """Return a value as a number. Text like that of a header is converted. None if impossible."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)
@@ -193,7 +193,7 @@ def _number(value: Any) -> int | float | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A field, an operator and an operand. If a message lacks the field, only != matches."""
+    """A field, an operator and an operand. If a message lacks the field, only `!=` matches."""
 
     where: Field
     operator: str

@@ -1,4 +1,4 @@
-"""Redrive dead letters; purge dead letters and waiting messages."""
+"""Redrive and restore dead letters, and purge dead letters or waiting messages."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class RedriveResult(NamedTuple):
 
 
 class Filter:
-    """Conditions on dead letters; a dead letter must meet all of them.
+    """Conditions on dead letters. A dead letter must meet all of them.
 
     Args:
         ids: Ids of the dead letters.
-        reason: Text with which the failure's reason begins: failed, lease ran out, rejected,
-            undecodable, expired, unhandled.
-        error: Text that the error contains; case-insensitive.
+        reason: Beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
+            expired or unhandled.
+        error: Text that the error contains, in upper or lower case.
         older_than: Minimum time since the message died, in seconds or as a timedelta.
         type: Type of the messages.
         filter: Filter, or its text, for example error contains "timeout" and body.order>100.
@@ -212,7 +212,7 @@ def purge(
     progress: Progress | None,
     keep: float | timedelta | None = None,
 ) -> Flow[int]:
-    """Delete waiting messages or dead letters; return their number, also in a dry run.
+    """Delete waiting messages or dead letters. Return their number, also in a dry run.
 
     Dead letters go to the trash for the time `keep`, by default 24 hours. With 0 they are deleted.
     """
@@ -239,7 +239,7 @@ def purge(
 def restore(
     context: TopicContext, wanted: Filter, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Restore dead letters from the trash; return their number, also in a dry run."""
+    """Restore dead letters from the trash. Return their number, also in a dry run."""
     if wanted.older_ms:
         raise InvalidValue("older_than: not supported for the trash; use the other conditions")
     job = wanted.trashed_by
@@ -260,7 +260,7 @@ def _move(
     dry_run: bool,
     progress: Progress | None,
 ) -> Flow[int]:
-    """Move dead letters into or out of the trash; return their number, also in a dry run."""
+    """Move dead letters into or out of the trash. Return their number, also in a dry run."""
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched

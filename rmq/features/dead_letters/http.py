@@ -1,4 +1,4 @@
-"""Dead letters: list, group, redrive, purge and restore them; purge waiting messages."""
+"""Dead letters: list, group, redrive, purge and restore them. Purge waiting messages."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from rmq.kernel.topic import reading
 
 
 class ExportQuery(Request):
-    """Selects dead letters to export; `cursor` is the cursor of the last received line."""
+    """Selects dead letters to export. `cursor` is the cursor of the last received line."""
 
     filter: FilterText | None = None
     cursor: Annotated[str, Meta(max_length=100)] | None = None
 
 
 class TrashQuery(DeadQuery):
-    """Selects letters of the trash to list; a filter is for example: reason=failed and body.n=1."""
+    """Selects letters of the trash to list. An example of a filter: reason=failed and body.n=1."""
 
 
 class GroupsQuery(Request):
@@ -91,11 +91,11 @@ class Restore(LetterConditions):
 
 
 class ImportedLetter(msgspec.Struct, kw_only=True):
-    """A line of an export; fields that are not needed for sending are ignored.
+    """A line of an export. Fields that are not needed for sending are ignored.
 
     Attributes:
-        codec: Number of one of RMQ's own codecs; for other codecs use `rmq dlq import`.
-        body_base64: Body as its codec wrote it; alternative to bodies_base64.
+        codec: Number of one of RMQ's own codecs. For other codecs use `rmq dlq import`.
+        body_base64: Body as its codec wrote it. Alternative to bodies_base64.
         bodies_base64: Bodies of a message that collected several bodies.
     """
 
@@ -118,14 +118,14 @@ class Import(Request):
 
 
 class NewJob(DeadLetterConditions):
-    """A redrive or purge that runs in the background; without conditions, of all dead letters.
+    """A redrive or purge that runs in the background. It applies to all letters by default.
 
     Attributes:
-        to: For a redrive: another topic that gets the messages.
+        to: For a redrive, another topic that gets the messages.
         rate: Maximum number of messages per second.
-        keep: For a purge: how long the messages can be restored, in seconds. With 0 they are
+        keep: For a purge, how long the messages can be restored, in seconds. With 0 they are
             deleted permanently.
-        confirm: For a purge: name of the topic.
+        confirm: For a purge, the name of the topic.
         expected: Number of matching dead letters, if you have counted them.
         by: Name of the person who starts the job, for display.
     """
@@ -140,11 +140,11 @@ class NewJob(DeadLetterConditions):
 
 
 class Purge(DeadLetterConditions, kw_only=True):
-    """Messages to delete; only queue "dead" supports conditions and the trash.
+    """Messages to delete. Only the queue "dead" supports conditions and the trash.
 
     Attributes:
         confirm: Name of the topic.
-        keep: How long dead letters can be restored, in seconds; default 24 h. With 0 they are
+        keep: How long dead letters can be restored, in seconds. Default: 24 hours. With 0 they are
             deleted permanently. Waiting messages are always deleted permanently.
         dry_run: Whether to only count the messages and return a sample.
     """
@@ -202,7 +202,7 @@ async def list_dead_letter_groups(
 
 
 class DeadLetterLine(Answer, omit_defaults=True):
-    """A dead letter in the format that `rmq dlq import` reads; null fields are omitted.
+    """A dead letter in the format that `rmq dlq import` reads. Null fields are omitted.
 
     Attributes:
         cursor: Cursor of an export that continues after this line.
@@ -286,7 +286,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
 
 
 class Redriven(Answer):
-    """Numbers of dead letters: how many matched, were sent back, and cannot be read.
+    """Numbers of dead letters: how many matched, were sent back, or could not be read.
 
     Attributes:
         refused: Number of letters that the other topic refused, which stay dead, by outcome.
@@ -326,7 +326,7 @@ class Purged(Answer):
 
 @TABLE.post("/topics/{topic}/purge", role=Role.ADMIN)
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
-    """Delete waiting messages or dead letters; messages in flight are not touched.
+    """Delete waiting messages or dead letters. Messages in flight are not touched.
 
     Dead letters can be restored for `keep` seconds, by default 24 hours. With 0 they are deleted
     permanently. Waiting messages cannot be restored.
@@ -341,7 +341,7 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic; in each slot, the letters that are deleted first come first.
+    """List the trash of a topic. In each slot, letters that will be deleted first come first.
 
     The `deadline` of a letter is the time at which it is deleted. The trash cannot be searched by
     time of death, so a filter by `age` or `died` matches nothing. A page may be shorter than
@@ -389,7 +389,7 @@ async def _list(
 
 
 def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
-    """Return whether a message, with its record as body, matches; decode it only if needed."""
+    """Return whether a message matches. Its body is a record, which is decoded only if needed."""
     if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)
@@ -400,7 +400,10 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return a body as its codec wrote it; for a merged message, all its bodies as one list."""
+    """Return a body as its codec wrote it.
+
+    For a merged message, return all its bodies as a list.
+    """
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -463,7 +466,7 @@ def _filter_of(wanted: LetterConditions) -> dead_letters_filter.DeadLetterFilter
 
 
 class DeadLetterGroup(Answer):
-    """Dead letters with the same cause; the fields are those of `rmq.DeadLetterGroup`.
+    """Dead letters with the same cause, with the fields of `rmq.DeadLetterGroup`.
 
     Attributes:
         fingerprint: Fingerprint of the error, or an empty text if no failure is stored.

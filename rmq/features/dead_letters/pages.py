@@ -1,7 +1,7 @@
-"""Pages of dead letters: by cause, as a filtered list, and the trash; actions on dead letters.
+"""Pages of dead letters: by cause, as a filtered list, and the trash. Actions on dead letters.
 
 An action needs two pages. The first page shows how many letters match, some of them, and the
-command that does the same; the second page acts. Both pages have a condition on the time of death,
+command that does the same. The second page acts. Both pages have a condition on the time of death,
 so they apply only to the letters that were dead when the first page was shown.
 """
 
@@ -91,7 +91,7 @@ async def dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
 async def groups(request: PageRequest) -> View:
-    """Show dead letters by cause; a long count continues while the page waits."""
+    """Show dead letters by cause. While a long count continues, the page waits and refreshes."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_groups(
@@ -127,7 +127,7 @@ async def trash(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
 async def ask_act(request: PageRequest) -> View | Redirect:
-    """Show the effect of an action before it is done; a long count runs in the background."""
+    """Show the effect of an action before it is done. A long count runs in the background."""
     verb = _verb(request)
     if verb == "purge":
         request.context.require(Role.ADMIN)
@@ -209,7 +209,7 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Add a condition to a filter: letters that die after this moment do not match."""
+    """Return a filter with a further condition: letters that die after this moment do not match."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
@@ -235,7 +235,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Number of matching letters, whether the count is complete, and a few letters."""
+    """The number of matching letters, whether the count is complete, and a few of the letters."""
 
     count: int
     is_all: bool
@@ -245,7 +245,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching letters within the time limit of a page; a live page counts again."""
+    """Count matching letters within the time limit of a page. A live page counts again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
@@ -279,7 +279,7 @@ async def _counted(
 
 
 def _moment(text: str | None) -> datetime:
-    """Parse the time at which the page was shown; letters that died later are ignored."""
+    """Parse the time at which the page was shown. Letters that died later are ignored."""
     try:
         moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Read dead letters in pages, with a filter and a cursor; count them by fingerprint.
+"""Read dead letters in pages, with a filter and a cursor. Count them by fingerprint.
 
 This module changes nothing in Redis.
 """
@@ -55,7 +55,7 @@ class DeadLetterGroups(NamedTuple):
     """The dead letters of a topic by cause.
 
     Attributes:
-        groups: Groups, largest first; at most 1000.
+        groups: Groups, largest first, at most 1000.
         other: Number of dead letters in further groups.
         total: Number of all counted dead letters.
     """
@@ -132,14 +132,14 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a topic's dead letters: after a dead letter, or at the beginning."""
+    """A position in a topic's dead letters: after one of them, or at the beginning."""
 
     slot: int = 0
     place: MemberPosition | None = None
 
 
 def cursor_of(member: QueueMember | Message) -> str:
-    """Return the cursor after a dead letter: its time of death and its id."""
+    """Return the cursor behind a dead letter: its time of death and its id."""
     return f"{int(member.score)}-{MessageId(member.id)}"
 
 
@@ -159,7 +159,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
 
 
 class Reader:
-    """Read dead letters in several calls of Redis, from a position to the end of the topic."""
+    """Reads dead letters in several calls of Redis, from a position to the end of the topic."""
 
     def __init__(self, context: TopicContext, start: Position) -> None:
         self._readers = deque(
@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return the next members, about `most`; empty at the end."""
+        """Return about `most` members, the next in order, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:
@@ -201,9 +201,9 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[DeadLetterPage]:
-    """Return at most `limit` matching dead letters after a cursor; examine at most `scan`.
+    """Return at most `limit` matching dead letters after a cursor. Examine at most `scan`.
 
-    `raw`: return records as bodies.
+    With `raw`, return records in place of decoded bodies.
     """
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, 1_000_000)

@@ -1,4 +1,4 @@
-"""Redrive dead letters to another topic; each letter is stored once, even after interruptions.
+"""Redrive dead letters to another topic. Each letter is stored once, despite interruptions.
 
 The slots of two topics cannot change in one step, so a redrive has three steps. First, the letter's
 slot marks the letter as held, with a token. Then the other topic stores the letter and records the
@@ -50,14 +50,14 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     """Convert a record, including its large body, to a record for another topic.
 
     The body, codec, headers, type, priority and merge key are unchanged. The message is due
-    immediately, like any redriven dead letter. An expiry in the past is removed; a future expiry
-    keeps its time.
+    immediately, like any redriven dead letter. An expiry in the past is removed, and a future
+    expiry keeps its time.
 
     Args:
         data: Record of the dead letter.
         now_ms: Time of the server that stores the letter, in epoch ms.
-        topic: Name of its topic.
-        id: Id of the letter in its topic, as text.
+        topic: Name of the topic that the letter comes from.
+        id: Id of the letter in that topic, as text.
 
     Raises:
         DecodeError: The record cannot be read, or its large body is missing.
@@ -91,11 +91,12 @@ _DERIVED = 0x80  # bit in the first byte of ids that come from a dedup key
 
 
 def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
-    """Open the topic that gets the dead letters, and return its context.
+    """Open the topic to which dead letters are moved, and return its context.
 
     Raises:
-        InvalidValue, InvalidType: The name is not valid, or names the same topic. Or the topic has
-            groups, and its number of slots would put messages of one group into two slots.
+        InvalidValue, InvalidType: The name is not valid, or names the topic of the letters. Or the
+            other topic has groups, and its number of slots would put messages of one group into two
+            slots.
         TopicNotFound: The topic does not exist.
     """
     target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
@@ -137,7 +138,7 @@ class Redrive:
     is_own_token: bool = False
 
     def move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move dead letters by id; return one character of `LETTERS` (`jobs/job.py`) for each."""
+        """Move dead letters by id. Return one character of `LETTERS` (`jobs/job.py`) for each."""
         letters, size = "", PAGE
         while len(letters) < len(ids):
             done = yield from self._move(ids[len(letters) : len(letters) + size])
@@ -193,7 +194,7 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count missing letters as done if the other topic has recorded them."""
+        """Count letters that are gone as done if the other topic has recorded them."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
@@ -221,18 +222,19 @@ class Redrive:
 
 
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
-    """Return the other topic's slot, which is the same for all messages that must stay in order.
+    """Return the slot of the other topic for a letter, so that ordered messages stay in order.
 
-    If both topics have the same number of slots, or the other topic has a divisor of it, the result
-    is also the slot that the group or the slot basis of the message chooses. Ids with a dedup key
-    use the topic's first number of slots.
+    All messages that must stay in order get the same slot. If both topics have the same number of
+    slots, or if the other topic's number is a divisor, the result is also the slot that the group
+    or the slot basis of the message chooses. Ids with a dedup key use the topic's first number of
+    slots.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
 
 
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
-    """Return how many of these dead letters, from the first on, fit into one call; at least one."""
+    """Return how many of these dead letters, from the first on, fit into one call (at least 1)."""
     size = 0
     for count, each in enumerate(held):
         size += len(each.record)
@@ -251,8 +253,8 @@ def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
 def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
     """Store dead letters in a slot of the other topic, which may be resized during the call.
 
-    The result has the character n for each letter that is stored with less durability than the
-    topic requires.
+    The result has a character for each letter. It is `n` if the letter is stored with less
+    durability than the topic requires.
     """
     times = 0
     while True:

@@ -1,4 +1,4 @@
-"""Builders of commands on dead letters: redrive, move to another topic, trash and restore."""
+"""Commands on dead letters: redrive, move to another topic, trash and restore."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def redrive(
     ids: Sequence[bytes],
     died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Send dead letters back; return a character for each: 1 sent, 0 not dead, x unreadable.
+    """Send dead letters back. Return a character for each: `1` sent, `0` not dead, `x` unreadable.
 
-    `died_by_ms`: messages that died later count as not dead.
+    Messages that died after `died_by_ms` count as not dead.
     """
     return Command(
         script_loader.load("redrive"),
@@ -37,7 +37,7 @@ def redrive(
 
 
 class DropExpiredReply(NamedTuple):
-    """The reply of drop_expired."""
+    """The reply to the script `drop_expired`."""
 
     expired: int  # waiting messages that were removed
     next_rank: int  # rank of the next page's first message, or -1 at the end
@@ -68,9 +68,8 @@ def trash(
 ) -> Command[str]:
     """Put dead letters into the trash, or delete them if `keep_ms` is 0.
 
-    Returns a character for each: 1 done, 0 not dead.
-
-    `died_by_ms`: messages that died later count as not dead.
+    Return a character for each: `1` done, `0` not dead. Messages that died after `died_by_ms` count
+    as not dead.
     """
     return Command(
         script_loader.load("trash"),
@@ -87,7 +86,7 @@ def trash(
 
 
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
-    """Restore dead letters; return a character for each: 1 restored, 0 not in the trash."""
+    """Restore dead letters. Return a character for each: `1` restored, `0` not in the trash."""
     return Command(
         script_loader.load("restore"),
         (keys.slot, keys.dead, keys.trash, keys.deaths),
@@ -100,7 +99,7 @@ TOKEN_BYTES = 8
 
 
 class HeldLetter(NamedTuple):
-    """A dead letter that is held for another topic.
+    """A dead letter that is held because it is being moved to another topic.
 
     Attributes:
         token: Token of the attempt that holds the letter, which may be an earlier attempt.
@@ -114,7 +113,7 @@ class HeldLetter(NamedTuple):
 
 
 class HoldReply(NamedTuple):
-    """The reply of redrive_hold: a character for each id, and the held letters, in this order."""
+    """The reply to the script `redrive_hold`: a character for each id, and the held letters."""
 
     now_ms: int
     letters: str
@@ -126,7 +125,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         entry: Member of the letter, and the token of the hold.
-        head: First four bytes of the record. Or the reason not to store the letter: "t" or "x".
+        head: First four bytes of the record, or "t" or "x", the reason not to store the letter.
         rest: Bytes of the record from byte 9 on.
     """
 
@@ -136,7 +135,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalReply(NamedTuple):
-    """The reply of redrive_send: a character for each arrival."""
+    """The reply to the script `redrive_send`: a character for each arrival."""
 
     now_ms: int
     letters: str
@@ -150,10 +149,10 @@ def redrive_hold(
     slots: Sequence[int],
     died_by_ms: int | None = None,
 ) -> Command[HoldReply]:
-    """Hold dead letters for another topic, and return their records.
+    """Hold dead letters that are moved to another topic, and return their records.
 
-    `slots`: index of the target slot of each letter. `died_by_ms`: messages that died later count
-    as not dead.
+    `slots` has the index of the target slot of each letter. Messages that died after `died_by_ms`
+    count as not dead.
     """
 
     def parse(reply: list[Any]) -> HoldReply:
@@ -173,7 +172,7 @@ def redrive_hold(
 def redrive_send(
     context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival]
 ) -> Command[ArrivalReply]:
-    """Store dead letters that come from another topic; each letter is stored once."""
+    """Store dead letters that come from another topic. Each letter is stored once."""
     return Command(
         script_loader.load("redrive_send"),
         (
@@ -193,9 +192,8 @@ def redrive_settle(
 ) -> Command[str]:
     """Remove dead letters that another topic has stored, and release letters that it refused.
 
-    Returns a character for each: 1 removed, r released, 0 no longer held.
-
-    `outcomes`: entry of redrive_send, and whether it was stored.
+    Return a character for each: `1` removed, `r` released, `0` no longer held. `outcomes` has an
+    entry of redrive_send for each letter, and whether the letter was stored.
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
     return Command(

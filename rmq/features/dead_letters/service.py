@@ -1,4 +1,4 @@
-"""Expire waiting messages in topics without consumers: drop them, or make them dead letters.
+"""Expire waiting messages in topics without consumers: drop them or make them dead letters.
 
 Consumers expire the messages that they would receive. No index lists the messages that expire, so
 this service reads the waiting messages of a slot, a limited number at a time. It reads a slot again
@@ -69,7 +69,7 @@ class Expiry(SurveyedService):
         self._calls = 0
 
     def run_once(self) -> int:
-        """Continue the passes; return how many messages had expired."""
+        """Continue the passes over slots. Return how many messages had expired."""
         topics, expired, self._calls = self._survey.topics, 0, 0
         self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
         slots = [
@@ -88,7 +88,7 @@ class Expiry(SurveyedService):
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Start or continue a pass over a slot; return how many messages had expired."""
+        """Start or continue a pass over a slot. Return how many messages had expired."""
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]

@@ -1,1 +1,1 @@
-"""The doctor: checks of a Redis and of its topics; it changes nothing."""
+"""The doctor: checks of a Redis and of its topics. It changes nothing."""

@@ -13,7 +13,7 @@ class AsyncDoctorAdmin(AsyncAdminPart):
     """Operations on all of RMQ in a Redis."""
 
     async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics, and change nothing; return the findings, most serious first.
+        """Check Redis and all topics without changes. Return the findings, most serious first.
 
         If this Redis user lacks a right that a check needs, the finding is "skipped", with the
         reason.

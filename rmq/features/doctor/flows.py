@@ -1,6 +1,6 @@
-"""The doctor: checks of a Redis and of its topics; it changes nothing.
+"""The doctor: checks of a Redis and of its topics. It changes nothing.
 
-look            reads that the checks share
+look            reads data that several checks need
 memory          maxmemory, its policy, fragmentation, encoding of hashes and sorted sets
 copies          persistence and replication, against the durability settings of topics
 programs        clocks, slow scripts, versions, rights
@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 class Check(NamedTuple):
-    """A check: its name, its subject, and its function."""
+    """A check of the doctor: its name, its subject, and its function."""
 
     name: str
     about: str

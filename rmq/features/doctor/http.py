@@ -14,7 +14,7 @@ TABLE = Table("audits")
 
 
 class DoctorQuery(Request):
-    """Names of the checks to make, separated by commas; without names, all checks."""
+    """Names of the checks to make, separated by commas. Without names, all checks are made."""
 
     only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
 
@@ -28,7 +28,7 @@ class Findings(Answer):
 
 @TABLE.get("/doctor")
 async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
-    """Check Redis and all topics; nothing is changed.
+    """Check Redis and all topics, and change nothing.
 
     If the server's Redis user lacks a right that a check needs, the check is skipped, with the
     reason.
@@ -40,7 +40,7 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor; `fix` is the command that fixes it, or empty."""
+    """A finding of the doctor. `fix` is the command that fixes the problem, or empty."""
 
     check: str
     severity: Severity

@@ -1,4 +1,4 @@
-"""The findings of the doctor, and the reads of Redis that its checks share."""
+"""The findings of the doctor, and the data of Redis that its checks share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The result of a check; `Finding` adds the name of the check."""
+    """The result of a check without its name. `Finding` adds the name."""
 
     severity: Severity
     evidence: str
@@ -106,14 +106,14 @@ class Info(dict[str, str]):
 
 
 def pairs(reply: Any) -> dict[str, str]:
-    """Return a reply of names and values as a dict; with RESP3 it is a map already."""
+    """Return a reply of names and values as a dict. With RESP3, the reply is already a map."""
     is_map = isinstance(reply, Mapping)
     items = reply.items() if is_map else zip(reply[::2], reply[1::2], strict=True)
     return {name.decode(): value.decode(errors="replace") for name, value in items}
 
 
 class Look:
-    """Read Redis for the checks, each thing once.
+    """Reads data from Redis for the checks, each kind of data once.
 
     If a read fails, each check that needs it gets the same error.
     """
@@ -207,7 +207,10 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Run a flow that several checks share; after a failure, raise the same error again."""
+        """Run a flow that several checks share, only once.
+
+        After a failure, raise the same error again.
+        """
         if what in self._failures:
             flow.close()
             raise self._failures[what]
@@ -219,7 +222,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return addresses as the beginning of a line, or an empty text if there is only one server."""
+    """Return addresses as the beginning of a line, or "" if there is only one server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 

@@ -58,7 +58,7 @@ def limit(look: Look) -> Flow[list[Sight]]:
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return a finding for each limit of packed lists that is too high on a server."""
+    """Return a finding for each limit of listpack encodings that is too high on a server."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")
@@ -92,7 +92,7 @@ _LAZYFREE = Sight(
 
 
 def encodings(look: Look) -> Flow[list[Sight]]:
-    """Check the limits of packed lists, and whether deleted keys are freed in the background."""
+    """Check the limits of listpack encodings, and whether Redis frees keys in the background."""
     infos = yield from look.infos()
     # Remove duplicates: a setting may have two names, and a cluster several nodes.
     seen: dict[Sight, list[str]] = {}

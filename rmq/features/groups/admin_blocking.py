@@ -25,11 +25,14 @@ class GroupAdmin(AdminPart):
     ) -> GroupPage:
         """Return the groups that have messages out, are paused, or are held by a dead letter.
 
+        Messages that are "out" may be delivered or are in flight. RMQ holds the other messages of
+        the group.
+
         Args:
             topic: Name of the topic.
-            sort: "held": most held messages first. "oldest": oldest held message first. "out": most
-                messages out first. "stopped": groups that are paused, or held by a dead letter,
-                first. "name": by name.
+            sort: Order of the groups. "held" has most held messages first, "oldest" the oldest held
+                message, "out" most messages out, "stopped" groups that are paused or held by a dead
+                letter. "name" sorts by name.
             limit: Maximum number of groups, 1 to 10 000.
             skip: Number of groups at the beginning of the order to leave out, for example those of
                 earlier pages.
@@ -58,7 +61,7 @@ class GroupAdmin(AdminPart):
         return self._run(flows.group(self._context(topic), group, id))
 
     def group_pause(self, topic: str, group: str) -> bool:
-        """Pause a group until `group_resume`; return False if it was paused already.
+        """Pause a group until `group_resume`. Return False if it was paused already.
 
         No further held messages are made available. Messages that are available or in flight, and
         their immediate retries, are still delivered. You can pause a group that has no messages
@@ -67,11 +70,11 @@ class GroupAdmin(AdminPart):
         return self._run(flows.group_pause(self._context(topic), group))
 
     def group_resume(self, topic: str, group: str) -> bool:
-        """End the pause of a group, and wake consumers; return False if it was not paused."""
+        """End the pause of a group, and wake consumers. Return False if it was not paused."""
         return self._run(flows.group_resume(self._context(topic), group, "paused"))
 
     def group_release(self, topic: str, group: str) -> bool:
-        """Release a group that a dead letter holds (`on_dead="hold"`); return whether it was held.
+        """Release a group that a dead letter holds (`on_dead="hold"`). Return whether it was held.
 
         The dead letter stays dead. If you redrive the dead letter before the release, it is
         delivered first.
@@ -81,14 +84,14 @@ class GroupAdmin(AdminPart):
     def group_purge(
         self, topic: str, group: str, *, dry_run: bool = False, progress: Progress | None = None
     ) -> int:
-        """Delete all waiting messages of a group permanently; return their number.
+        """Delete all waiting messages of a group permanently. Return their number.
 
         Messages in flight and dead letters are not deleted.
 
         Args:
             topic: Name of the topic.
             group: Name of the group.
-            dry_run: Only count the messages.
+            dry_run: Whether to only count the messages.
             progress: Function that is called with (deleted messages, messages at the start) during
                 the work.
         """

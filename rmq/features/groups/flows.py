@@ -80,7 +80,7 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
     """Return a group, or None if no message is out and the group is not stopped.
 
-    `id` is a message of the group, to which `ahead` then refers.
+    `id` is a message of the group. The attribute `ahead` of the result then refers to this message.
     """
     yield from _open(context)
     check_group(name)
@@ -94,14 +94,14 @@ def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | 
 
 
 def group_pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Pause a group; return whether it was not paused before."""
+    """Pause a group. Return whether it was not paused before."""
     yield from _open(context)
     keys = _slots(context, name)
     return 1 in (yield from pipeline([scripts.group_pause(each, name) for each in keys]))
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End the pause of a group, or release it from a dead letter; return whether it was stopped."""
+    """End the pause of a group, or release it from a dead letter. Return whether it was stopped."""
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))
@@ -110,7 +110,7 @@ def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead
 def group_purge(
     context: TopicContext, name: str, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Delete all waiting messages of a group; return their number, also in a dry run."""
+    """Delete all waiting messages of a group. Return their number, also in a dry run."""
     yield from _open(context)
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
@@ -169,7 +169,7 @@ def _open(context: TopicContext) -> Flow[None]:
 
 
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
-    """Return the slots that may have messages of a group, one for each slot count so far."""
+    """Return the slots that may have messages of a group: one for each number of slots so far."""
     check_group(name)
     numbers = context.settings.slot_numbers
     return [context.slots[at] for at in dict.fromkeys(slot_of(name, n) for n in numbers)]

@@ -55,7 +55,7 @@ class GroupPurge(GroupBody):
 
     Attributes:
         confirm: Name of the topic.
-        dry_run: Only count the messages.
+        dry_run: Whether to only count the messages.
     """
 
     confirm: Name
@@ -63,7 +63,7 @@ class GroupPurge(GroupBody):
 
 
 class Group(Answer):
-    """A group; the fields are the same as in `rmq groups ls`.
+    """A group, with the same fields as in `rmq groups ls`.
 
     Attributes:
         held: Number of messages that RMQ holds until messages that are out are settled.
@@ -96,7 +96,7 @@ class Group(Answer):
 
 
 class GroupList(Answer):
-    """Sorted groups; if not `complete`, only the first 20 000 groups were examined."""
+    """Sorted groups. If not `complete`, only the first 20 000 groups were examined."""
 
     groups: list[Group]
     looked_at: int
@@ -135,7 +135,7 @@ async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery)
 
 @TABLE.post(PATH + "/pause", role=Role.OPERATOR)
 async def pause_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Pause a group until it is resumed; messages in flight are not affected."""
+    """Pause a group until it is resumed. Messages in flight are not affected."""
     return Done(done=await context.admin.group_pause(path.topic, body.group))
 
 
@@ -147,13 +147,13 @@ async def resume_group(context: RequestContext, path: TopicPath, body: GroupBody
 
 @TABLE.post(PATH + "/release", role=Role.OPERATOR)
 async def release_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Release a group that a dead letter holds; the dead letter stays."""
+    """Release a group that a dead letter holds. The dead letter stays."""
     return Done(done=await context.admin.group_release(path.topic, body.group))
 
 
 @TABLE.post(PATH + "/purge", role=Role.ADMIN)
 async def purge_group(context: RequestContext, path: TopicPath, body: GroupPurge) -> GroupPurged:
-    """Delete the waiting messages of a group; messages in flight and dead letters stay."""
+    """Delete the waiting messages of a group. Messages in flight and dead letters stay."""
     check_confirm(body.confirm, path.topic)
     count = await context.admin.group_purge(path.topic, body.group, dry_run=body.dry_run)
     return GroupPurged(count=count)

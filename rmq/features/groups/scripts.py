@@ -1,4 +1,4 @@
-"""Builders of commands on the groups of a slot: read, pause and resume them."""
+"""Commands on the groups of a slot: read, pause and resume them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class GroupState(NamedTuple):
         message: Id of the message that is out, if the topic allows one at a time.
         retried: Time of the retry of `message`, or None.
         in_flight: Whether `message` is in flight.
-        dead_letter: Id of the message whose death stopped the group; it may have been redriven or
-            purged since.
+        dead_letter: Id of the message whose death stopped the group. This message may have been
+            redriven or purged since.
         ahead: Number of held messages before the requested message, or None if that message is not
             held.
     """
@@ -59,7 +59,7 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """Describe why messages are held; empty if none are held and the group is not stopped."""
+        """Describe why messages are held. Empty if none are held and the group is not stopped."""
         stopped = ["the group is paused"] if self.paused else []
         stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
         if stopped or not self.held:
@@ -76,7 +76,7 @@ class GroupState(NamedTuple):
 
 
 class GroupsReply(NamedTuple):
-    """The reply of groups: a page of groups, with the score ranges of their held messages."""
+    """The reply to the script `groups`: a page of groups, and the scores of their held messages."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     # Whether this is the first page of a pass. If another server answers, the pass starts again.
@@ -128,14 +128,14 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a group; return 1 (done), 0 (it was paused already) or -1 (the slot has no groups)."""
+    """Pause a group. Return 1 (done), 0 (it was paused already) or -1 (the slot has no groups)."""
     return Command(script_loader.load("group_pause"), (keys.slot, keys.store), [name], int)
 
 
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End the pause of a group, or release it from a dead letter; return whether it was stopped."""
+    """End the pause of a group, or release it from a dead letter. Return whether it was stopped."""
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

@@ -114,8 +114,8 @@ class Settling(Generic[T]):
     """The calls that settle some deliveries. They may be repeated until Redis replies.
 
     Redis keeps the replies for a minute (`lua/lib/replay.lua`). A later repeat finds by the
-    receipts which leases the caller still has. Nothing is done twice, but deliveries that the first
-    call settled are then reported as lost.
+    receipts which leases the caller still has. No delivery is settled twice, but
+    deliveries that the first call settled are then reported as lost.
     """
 
     __slots__ = (

@@ -20,9 +20,9 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     """Return the function that reads the business key of a delivery.
 
     Args:
-        key: "header:NAME" for the value of a header, or a function of the body as the handler
-            gets it. None: the message's id without its slot; with a dedup key, the key also has
-            slot and acceptance number.
+        key: "header:NAME" for the value of a header, a function of the body as the handler gets it,
+            or None. With None, the key is the message's id without its slot. If the message has a
+            dedup key, the slot and the acceptance number are added.
 
     Returns:
         A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.

@@ -1,4 +1,4 @@
-"""Claims: a delivery's claim on its business key in Redis, and its state. No Redis here."""
+"""Claims: a delivery's claim on its business key in Redis, and its state. No I/O here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Claim:
         name: "<consumer>:<key>", as in the name of the key in Redis.
         owner: The delivery that claims the key: message id, delivery number and a random part.
         ttl_ms: How long the key is remembered after the work is done.
-        state: "first": this delivery has the claim; "done": the work was done before; "busy":
-            another delivery does the work now; "unsure": Redis did not answer, so the claim may be
-            ours; "failed": the message has no usable key; "kept": the delivery is lost, but its
-            claim is ours and the run continues
+        state: "first" if this delivery has the claim; "done" if the work was done before; "busy" if
+            another delivery does the work now; "unsure" if Redis did not answer, so that this
+            delivery may have the claim; "failed" if the message has no usable key; "kept" if the
+            delivery is lost, but its claim is not, and the run continues
             (`rmq.worker.settling.disposition`).
         wait_s: Seconds until the next attempt to get a busy or unsure claim.
         error: Why a failed claim has no key, or None.
@@ -48,11 +48,11 @@ class ClaimStatus(NamedTuple):
     """The claim that Redis holds for a business key.
 
     Attributes:
-        state: "consuming": a delivery does the work now; "consumed": the work is done.
+        state: "consuming" if a delivery does the work now, or "consumed" if the work is done.
         message_id: Id of the message whose delivery has the claim.
         delivery: Delivery number, as `d.fence`.
         since: Time of the claim, or of the end of the work.
-        left_s: Seconds until the claim expires unless it is renewed; None: never.
+        left_s: Seconds until the claim expires unless it is renewed, or None if it never expires.
     """
 
     state: Literal["consuming", "consumed"]

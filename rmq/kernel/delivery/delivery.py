@@ -1,4 +1,4 @@
-"""The delivery that a program or a handler gets; `Delivery` is made from `AsyncDelivery`.
+"""The delivery that a program or a handler gets. `Delivery` is generated from `AsyncDelivery`.
 
 `DeliveryData` has what both classes have: the data of the message and of its delivery.
 """
@@ -24,13 +24,13 @@ from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 
 @dataclass(slots=True, eq=False, repr=False)
 class DeliveryData:
-    """The data of a delivery; all but the body is decoded from the record at each access."""
+    """The data of a delivery. All except the body is decoded from the record at each access."""
 
     _inner: InnerDelivery
     _settle_with: Any
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both objects are of the same delivery."""
+        """Return whether both objects belong to the same delivery."""
         return isinstance(other, DeliveryData) and other._inner is self._inner
 
     def __hash__(self) -> int:
@@ -41,7 +41,7 @@ class DeliveryData:
 
     @property
     def body(self) -> Any:
-        """The message's body; in a handler, converted to the annotated type."""
+        """The message's body. In a handler, it is converted to the annotated type."""
         return self._inner.body
 
     @body.setter
@@ -50,12 +50,12 @@ class DeliveryData:
 
     @property
     def fence(self) -> int:
-        """The delivery number; it grows with every delivery of a slot."""
+        """The delivery number. It grows with every delivery of a slot."""
         return self._inner.fence
 
     @property
     def id(self) -> MessageId:
-        """The message's id, as `send` returned it; the same in each delivery."""
+        """The message's id, as `send` returned it. All deliveries of a message have the same id."""
         return self._inner.id
 
     @property
@@ -65,12 +65,12 @@ class DeliveryData:
 
     @property
     def slot(self) -> int:
-        """The index of the message's slot, from 0; the same for messages with one `slot_basis`."""
+        """The index of the message's slot, from 0. The same `slot_basis` gives the same slot."""
         return self._inner.origin.keys.index
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of this delivery; `str()` gives its text form."""
+        """The receipt of this delivery. `str()` gives its text form."""
         return Receipt(self._inner.id, self._inner.score)
 
     @property
@@ -87,55 +87,55 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        A worker renews leases. There it is the time until which the lease is surely valid, by
-        the clock of this machine.
+        In a worker, which renews leases, the deadline is the time until which the lease is surely
+        valid, by the clock of this machine.
         """
         return self._inner.deadline
 
     @property
     def priority(self) -> int | None:
-        """The message's priority; None for a timed message without a priority."""
+        """The message's priority, or None for a timed message without a priority."""
         return int.from_bytes(self._inner.record[1:4], "big") or None
 
     @property
     def due(self) -> datetime | None:
-        """The time at which a timed message was due; None for a message that was due when sent."""
+        """The time at which a timed message was due, or None if the message was due when sent."""
         return self._inner.due
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The sender's headers, read-only; RMQ's own headers are in `marks`."""
+        """The sender's headers, read-only. Headers that RMQ adds are in `marks`."""
         return record.user_headers(record.headers_of(self._inner.record))
 
     @property
     def type(self) -> str | None:
-        """The message type, which selects the handler; None if it was sent without a type."""
+        """The message type, which selects the handler, or None if it was sent without a type."""
         return self._inner.type
 
     @property
     def group(self) -> str | None:
-        """The name of the message's group; None if it was sent without a group."""
+        """The name of the message's group, or None if it was sent without a group."""
         return self._inner.group
 
     @property
     def share_key(self) -> str | None:
-        """The tenant whose turns the group uses; None: the group's own turns."""
+        """The tenant whose turns the group uses, or None if the group has its own turns."""
         return share_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The headers that RMQ itself added; their names begin with `rmq-`."""
+        """The headers that RMQ itself added. Their names begin with `rmq-`."""
         return self._inner.marks
 
     @property
     def schedule_time(self) -> datetime | None:
-        """The time for which a schedule sent this message; None if no schedule sent it."""
+        """The time for which a schedule sent this message, or None if no schedule sent it."""
         text = self.marks.get(record.SCHEDULE_TIME_MARK)
         return moment(int(text)) if text else None
 
     @property
     def merge_key(self) -> str | None:
-        """The key by which the message merged while it waited; None if it had no key."""
+        """The key by which the message merged while it waited, or None if it had no merge key."""
         return record.read(self._inner.record).merge_key or None
 
     @property
@@ -151,7 +151,7 @@ class DeliveryData:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone: another consumer may have the message, so stop the work.
+        """Whether the lease is gone. Another consumer may then have the message, so stop the work.
 
         In a worker, which renews leases, this is always current. Elsewhere it changes only after
         a verb failed.
@@ -168,13 +168,17 @@ class AsyncDelivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
     `async with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases the
+    delivery.
     """
 
     __slots__ = ()
 
     async def ack(self) -> None:
-        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
+        """Settle the message for good.
+
+        Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+        """
         verbs, run = self._settle_with
         lost = await run(verbs.ack(self._inner))
         if lost or self._inner.claim is not None:
@@ -184,10 +188,11 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed; costs a retry.
+        """Give the message back as failed. This costs a retry.
 
         Args:
-            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
+                and 0 retries at once.
             error: Error that is stored with the failure and shown with the dead letter.
         """
         verbs, run = self._settle_with
@@ -199,12 +204,12 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.reject(self._inner, reason)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back unhandled, now or after `delay`; costs no retry."""
+        """Give the message back without a failure, now or after `delay`. This costs no retry."""
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.release(self._inner, delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        """Extend the lease to `lease` from now. None uses the lease with which it was received."""
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.extend(self._inner, lease)), "extend")
 

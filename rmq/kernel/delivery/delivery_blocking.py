@@ -15,13 +15,17 @@ class Delivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
     `with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases it.
+    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases the
+    delivery.
     """
 
     __slots__ = ()
 
     def ack(self) -> None:
-        """Settle the message for good; raises LeaseLost, AlreadySettled, ClaimLost."""
+        """Settle the message for good.
+
+        Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+        """
         verbs, run = self._settle_with
         lost = run(verbs.ack(self._inner))
         if lost or self._inner.claim is not None:
@@ -31,10 +35,11 @@ class Delivery(DeliveryData):
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed; costs a retry.
+        """Give the message back as failed. This costs a retry.
 
         Args:
-            delay: Wait before the retry, seconds or timedelta; None: the topic's policy; 0: none.
+            delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
+                and 0 retries at once.
             error: Error that is stored with the failure and shown with the dead letter.
         """
         verbs, run = self._settle_with
@@ -46,12 +51,12 @@ class Delivery(DeliveryData):
         raise_if_lost(run(verbs.reject(self._inner, reason)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back unhandled, now or after `delay`; costs no retry."""
+        """Give the message back without a failure, now or after `delay`. This costs no retry."""
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.release(self._inner, delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        """Extend the lease to `lease` from now. None uses the lease with which it was received."""
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.extend(self._inner, lease)), "extend")
 

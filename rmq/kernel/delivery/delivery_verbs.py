@@ -1,4 +1,4 @@
-"""The verbs of a delivery; threads or tasks that settle deliveries at the same time share calls."""
+"""The verbs of a delivery. Threads or tasks that settle deliveries simultaneously share calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DeliveryVerbs:
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
-        """Give the delivery back as failed; it shares a call if `delay` is None."""
+        """Give the delivery back as failed. Simultaneous calls share a call if `delay` is None."""
 
         def alone() -> SettlingFlow:
             return self.flows.nack([delivery], delay, error)
@@ -62,7 +62,7 @@ class DeliveryVerbs:
         return self._settle(self._nack_items, alone, delivery, error)
 
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
-        """Extend the lease; it shares a call if `lease` is None."""
+        """Extend the lease. Simultaneous calls share a call if `lease` is None."""
 
         def alone() -> SettlingFlow:
             return self.flows.extend([delivery], lease)
@@ -76,7 +76,7 @@ class DeliveryVerbs:
         return self.flows.reject([delivery], reason)
 
     def release(self, delivery: InnerDelivery, delay: Duration) -> SettlingFlow:
-        """Give the delivery back unhandled."""
+        """Give the delivery back without a failure."""
         return self.flows.release([delivery], delay)
 
     def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
@@ -116,7 +116,7 @@ class DeliveryVerbs:
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
 
     def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
-        """Carry out a verb for several callers; return the outcome of each."""
+        """Settle the deliveries of several callers. Return the outcome of each caller."""
         failed: StorageError | None = None
         try:
             lost = set((yield from settle(items)))

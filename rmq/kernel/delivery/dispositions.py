@@ -6,7 +6,7 @@ from rmq.kernel.core.validation import Duration
 
 
 class Snooze(Exception):
-    """Raise in a handler or `with delivery` to try again after `delay`, at no cost of a retry."""
+    """Raise it in a handler or `with delivery` to try again after `delay`. This costs no retry."""
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
@@ -14,13 +14,13 @@ class Snooze(Exception):
 
 
 class Reject(Exception):
-    """Raise in a handler or `with delivery` to make the message a dead letter, with the reason."""
+    """Raise it in a handler or `with delivery` to make the message a dead letter with a reason."""
 
 
 class Retry(Exception):
-    """Raise in a handler or `with delivery` to fail the message and retry it after `delay`.
+    """Raise it in a handler or `with delivery` to fail the message and retry it after `delay`.
 
-    It costs a retry. None: the delay of the retry policy.
+    This costs a retry. If `delay` is None, the retry policy decides about the delay.
     """
 
     def __init__(self, delay: Duration | None = None) -> None:

@@ -1,4 +1,4 @@
-"""RMQ's own part of a delivery, and the protocols for the shared leases of a worker."""
+"""RMQ's internal part of a delivery, and the protocols for the shared leases of a worker."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class BatchOrigin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InnerDelivery:
-    """RMQ's own part of a delivery: its record, its lease, and whether it is settled.
+    """RMQ's internal part of a delivery: its record, its lease, and whether it is settled.
 
-    A program sees it through a `Delivery` or an `AsyncDelivery`, which can be made at any time.
+    A program gets a `Delivery` or an `AsyncDelivery` around this object. They can be made at any
+    time.
 
     Attributes:
         origin: Data that is common to the batch.
@@ -40,11 +41,11 @@ class InnerDelivery:
         score: Score of the receipt.
         record: The stored message.
         fence: Delivery number.
-        body: The decoded body; in a handler, after its conversion.
+        body: The decoded body. In a handler, it is converted to the annotated type.
         state: OPEN, SETTLED or LOST.
         unconfirmed: Verb that was sent but whose reply was not read, or "".
-        settling_calls: Number of running calls that settle it.
-        claim: Claim on its business key, or None.
+        settling_calls: Number of running calls that settle this delivery.
+        claim: Claim on the message's business key, or None.
     """
 
     origin: BatchOrigin
@@ -75,7 +76,7 @@ class InnerDelivery:
 
     @property
     def deadline(self) -> datetime:
-        """The time at which the lease ends; see `DeliveryData.deadline`."""
+        """The time at which the lease ends. `DeliveryData.deadline` says by which clock."""
         if self.origin.lease is None:
             return moment(receipt_deadline_ms(self.score))
         left_s = self.origin.lease.safe_until() - time.monotonic()
@@ -83,18 +84,18 @@ class InnerDelivery:
 
     @property
     def due(self) -> datetime | None:
-        """The time at which a timed message was due; None for a message that was due when sent."""
+        """The time at which a timed message was due, or None if the message was due when sent."""
         due_ms = record.read(self.record).due_ms
         return moment(due_ms) if due_ms else None
 
     @property
     def type(self) -> str | None:
-        """The message's type; None if it was sent without a type."""
+        """The message's type, or None if it was sent without a type."""
         return record.type_of(self.record)
 
     @property
     def group(self) -> str | None:
-        """The name of the message's group; None if it was sent without a group."""
+        """The name of the message's group, or None if it was sent without a group."""
         return group_in(self.marks.get(GROUP_MARK))
 
     @property
@@ -104,26 +105,27 @@ class InnerDelivery:
 
     @property
     def lost(self) -> bool:
-        """Whether its lease is gone, as far as this process can see."""
+        """Whether the lease is gone, as far as this process can see."""
         lease = self.origin.lease
         return self.state == LOST or (self.state == OPEN and lease is not None and lease.is_lost())
 
     @property
     def claim_lost(self) -> bool:
-        """Whether its claim was gone at the last extend or ack."""
+        """Whether the claim was gone at the last extend or ack."""
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
-        """Return its position among waiting messages: the priority, or the due time in epoch ms."""
+        """Return the message's place in the queue: its priority, or its due time in epoch ms."""
         return record.queue_position(self.record)
 
 
 class SharedLease(Protocol):
-    """The lease of all deliveries that this process received from a slot under one number.
+    """The lease of all deliveries that this process received from a slot under one lease number.
 
     Attributes:
-        until: Time until which it is surely valid, as last read, by the monotonic clock; 0: lost.
-        is_renewed: Whether it is renewed, because the next receive uses it.
+        until: Time until which the lease is surely valid, as last read, by the monotonic clock.
+            0 if the lease is lost.
+        is_renewed: Whether the lease is renewed, because the next receive uses it.
     """
 
     until: float
@@ -137,22 +139,22 @@ class SharedLease(Protocol):
 
 
 class SharedLeases(Protocol):
-    """The shared leases of a consumer, by slot."""
+    """The shared leases of a consumer, by slot. Receives use them in place of separate leases."""
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next receive; 0: open a new lease."""
+        """Return the number of the lease for the next receive, or 0 to open a new lease."""
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Register the lease of a batch that was received by a call that began at `since`."""
+        """Register the lease of a batch. The call that received it began at time `since`."""
 
     def handed_over(self, slot: int, number: int) -> SharedLease:
-        """Return the lease of a handed-over batch, even if the lease is no longer used."""
+        """Return the lease of a batch that was handed over, even if the lease is no longer used."""
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries; their leases are renewed from now on."""
+        """Add deliveries. Their leases are renewed from now on."""
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove settled or lost deliveries."""
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot whose delivery cannot be settled."""
+        """Stop renewing the lease of a slot because a delivery of it cannot be settled."""

@@ -21,7 +21,7 @@ _CallAsync = Callable[..., Awaitable[None]]
 
 
 class WrappedRun:
-    """State of one run.
+    """The state of one run of a handler.
 
     Attributes:
         has_begun: Whether the middleware has called the handler.
@@ -43,7 +43,7 @@ class WrappedRun:
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Return a function whose result must be awaited before the run ends."""
+        """Return the same function, with a result that must be awaited before the run ends."""
 
         async def finish(subject: Any) -> None:
             try:

@@ -84,9 +84,9 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
     Args:
         function: Function that returns the value, or yields it once. The code after the yield
             runs after the handler, even if the handler failed. The function may have dependencies.
-        scope: "run": each run of a handler has its own value, which is shared within the run.
-            "process": one value, which is made before the worker receives messages, and kept until
-            the worker has stopped.
+        scope: With "run", each run of a handler has its own value, which is shared within the run.
+            With "process", there is one value, which is made before the worker receives messages,
+            and kept until the worker has stopped.
 
     Raises:
         InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
@@ -99,11 +99,11 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
 
 
 class Node:
-    """A function that makes a value, and the nodes whose values it takes.
+    """A function that makes a value for handlers, and the nodes whose values it needs.
 
     Attributes:
         key: Identity of the node: the marked function and the scope.
-        make: Function that makes the value: it returns the value, an awaitable or a context
+        make: Function that makes the value. It returns the value, an awaitable or a context
             manager.
         is_async: Whether the function needs an event loop.
         is_manager: Whether `make` returns a context manager. The value is then the result of
@@ -245,7 +245,7 @@ class Dependencies:
         local_names: Names of the enclosing function that annotations may use.
 
     Raises:
-        InvalidType: The handler cannot use a dependency; the error says why.
+        InvalidType: The handler cannot use a dependency. The error says why.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ def mentions_depends(parameter: inspect.Parameter) -> bool:
 def read_hint(
     parameter: inspect.Parameter, global_names: dict[str, Any], local_names: Mapping[str, Any]
 ) -> Any:
-    """Return a parameter's annotation as a type, including `Annotated`; None if it has none."""
+    """Return a parameter's annotation as a type, including `Annotated`, or None if it has none."""
     if parameter.annotation is _EMPTY:
         return None
     alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -363,7 +363,7 @@ def lifespan_node(function: Callable[..., Any]) -> Node:
 
 
 def check_lifespan(function: F) -> F:
-    """Return a lifespan; refuse a function that does not yield or cannot be called."""
+    """Return a lifespan. Refuse a function that does not yield or cannot be called."""
     if not callable(function) or not lifespan_node(function).is_manager:
         raise InvalidType(
             f"lifespan: {_name(function)} does not yield; write what is to be done at the start, "

@@ -116,7 +116,10 @@ class Handler:
         return f"<handler {self.name} of {self.context.name!r}>"
 
     def _read_middleware(self) -> None:
-        """Check the middleware around the function; a claim is taken before all of it."""
+        """Check the middleware around the function.
+
+        A claim is taken before all other middleware runs.
+        """
         attached = interceptor.middleware_of(self.function)
         claiming = [each for each in attached if isinstance(each, Idempotent)]
         if len(claiming) > 1:
@@ -146,7 +149,7 @@ class Handler:
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Refuse to start if a store of the middleware lacks something, for example a table.
 
-        `loop`: event loop of async handlers, which runs in another thread.
+        `loop` is the event loop of async handlers, which runs in another thread.
         """
         for each in self.middleware:
             if self.is_async:
@@ -168,7 +171,7 @@ class Handler:
     def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
         """Return the arguments for the function.
 
-        `shown`: the delivery as the function sees it.
+        `shown` is the delivery as the function sees it.
 
         Raises:
             DecodeError: The body does not fit.
@@ -278,7 +281,7 @@ class TopicHandlers:
         context: The topic.
         default: Handler of all messages that have no handler in `by_type`, or None.
         by_type: Handlers by message type.
-        lease_ms: Lease, ms; the same for all handlers, because it belongs to the topic.
+        lease_ms: Lease in ms. It is the same for all handlers, because it belongs to the topic.
         has_claims: Whether a handler claims a key for each of its messages.
     """
 
@@ -298,19 +301,25 @@ class TopicHandlers:
 
     @property
     def ordered(self) -> bool:
-        """Whether messages of a slot are handled one after the other. Equal for all handlers."""
+        """Whether messages of a slot are handled one after another.
+
+        All handlers have the same value.
+        """
         return self._handlers[0].ordered
 
     def __len__(self) -> int:
         return len(self._handlers)
 
     def route(self, message_type: str | None) -> Handler | None:
-        """Return the handler for a message type, or None. See the topic's setting `unhandled`."""
+        """Return the handler for a message type, or None if there is none.
+
+        The topic's setting `unhandled` says what happens to a message without a handler.
+        """
         return self.by_type.get(message_type, self.default)
 
     @property
     def is_single(self) -> bool:
-        """Whether one handler takes all messages."""
+        """Whether one handler gets all messages of the topic."""
         return self.default is not None and len(self._handlers) == 1
 
     def including(self, handler: Handler) -> TopicHandlers:

@@ -1,10 +1,10 @@
 """Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
 
-A claim is CONSUMING while its owner works. It lasts as long as the owner's lease and is renewed
-with it. When the work is done, the claim is CONSUMED and lasts for `ttl`. A copy that finds a
-CONSUMED claim is acked and does nothing. A copy that finds a CONSUMING claim comes back later, at
-no cost of a retry. It is never acked, because the owner may still fail. After a failed run, only
-the owner removes its claim.
+A claim is CONSUMING while its owner works. The claim lasts as long as the owner's lease and is
+renewed together with the lease. When the work is done, the claim is CONSUMED and lasts for `ttl`. A
+copy of the message that finds a CONSUMED claim is acked and not handled. A copy that finds a
+CONSUMING claim is released for a while, at no cost of a retry. This copy is not acked, because the
+owner may still fail. After a failed run, only the owner removes its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
 an owner and is renewed.
@@ -54,7 +54,8 @@ class Claims:
     """Claims in the topic's Redis, for `@rmq.idempotent` and for consumers without a worker.
 
     Args:
-        consumer: Name of the claims' owner; other consumers of the topic have their own claims.
+        consumer: Name of the consumer that has these claims. Other consumers of the topic have
+            their own claims.
 
     Guarantee:
         While Redis keeps the claim of a key, runs for this key do not overlap, and no run follows a
@@ -82,7 +83,7 @@ class Claims:
         This method settles all deliveries that it does not return. If the work of a delivery was
         done before, the delivery is acked. If another delivery of the same key is in progress, the
         delivery is released for a while. Settle each returned delivery, for example by `with
-        delivery:`. An ack marks its key as done; any other verb gives the claim up.
+        delivery:`. An ack marks the delivery's key as done. Any other verb gives the claim up.
 
         Args:
             deliveries: Deliveries of one consumer, as `receive` returned them. Lost deliveries are
@@ -91,7 +92,7 @@ class Claims:
             ttl: How long a key is remembered, as in `idempotent`.
 
         Raises:
-            InvalidKey: A delivery has no usable key; nothing was claimed or settled.
+            InvalidKey: A delivery has no usable key. No delivery was claimed or settled.
         """
         mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:
@@ -114,15 +115,15 @@ class Claims:
     def claim(
         self, delivery: Delivery | AsyncDelivery, *, key: Key = None, ttl: Duration = DAY_S
     ) -> Claiming:
-        """Claim the key of one delivery, and settle it, for `with` or `async with`.
+        """Claim the key of one delivery, and settle the delivery, for `with` or `async with`.
 
             with claims.claim(d, key=lambda body: body["payment"]) as won:
                 if won:
                     pay(d.body)
 
-        At the end of the block the message is acked, or released if another delivery has the
-        claim; an exception nacks it. For arguments and errors see `first`. The end of the block
-        raises ClaimLost if the claim was gone before the work was done; the message is acked
+        At the end of the block the message is acked, or released if another delivery has the claim.
+        An exception nacks the message. For arguments and errors see `first`. The end of the block
+        raises ClaimLost if the claim was gone before the work was done, but the message is acked
         nevertheless.
         """
         return Claiming(self, delivery, key, ttl)
@@ -146,7 +147,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Give each delivery its claim, not yet taken; return the deliveries."""
+    """Give each delivery a claim that is not taken yet. Return the deliveries."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -171,7 +172,7 @@ def _ttl(ttl: Duration) -> int:
 
 
 class Claiming:
-    """A delivery and its claim as a context manager; made by `Claims.claim`."""
+    """A delivery and its claim as a context manager. `Claims.claim` returns it."""
 
     def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
         self._delivery = delivery
@@ -184,7 +185,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return for how long to release the message if another delivery has its key, else None."""
+        """Return for how many seconds to release the message if its key is taken, or None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -222,7 +223,7 @@ class Claiming:
 
 
 class Idempotent(Middleware):
-    """Claims in Redis around a handler; the worker takes the claims of a batch in one call."""
+    """Claims in Redis around a handler. The worker takes the claims of a batch in one call."""
 
     accepts_batches = True
 
@@ -251,7 +252,7 @@ class Idempotent(Middleware):
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
     def prepare(self, delivery: DeliveryData, fit: Callable[[InnerDelivery], object]) -> None:
-        """Give a delivery its claim; a delivery without a key fails when its turn comes.
+        """Give a delivery its claim. A delivery without a key fails when its turn comes.
 
         Args:
             delivery: Delivery as the handler gets it.
@@ -267,7 +268,7 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Claims with a check: a function decides before the work whether it was already done."""
+    """Claims in Redis with a check: a function says before the work whether it was already done."""
 
     accepts_batches = False
 
@@ -305,15 +306,15 @@ def idempotent(
     """Run a handler once for each business key. Write it below `@topic.handler`.
 
     You can still call the function directly. A worker runs the function only for a delivery that
-    has claimed its key. A copy of finished work is acked. A copy of work in progress comes back
-    later, at no cost of a retry. If the run fails, the claim is given up.
+    has claimed its key. A copy whose work is done is acked. A copy whose work is in progress is
+    released for a while, at no cost of a retry. If the run fails, the claim is given up.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
         key: Business key of a message, 1 to 200 bytes of UTF-8 or an int: "header:NAME", or a
-            function of the body as the handler gets it. None: the message's id without its slot,
-            which equals `rmq.outbox.stub_id` of a message from an outbox. With a dedup key, the
-            slot and the acceptance number are added.
+            function of the body as the handler gets it. None uses the message's id without its
+            slot, which equals `rmq.outbox.stub_id` of a message from an outbox. With a dedup key,
+            the slot and the acceptance number are added.
         ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
             the lease.
         check: Function of the delivery, called after the claim was taken. It returns True if the

@@ -1,7 +1,8 @@
 """Open the dependencies of handlers around each run.
 
-A dependency sees an error of its run but cannot hide it, because the error decides how the message
-is settled. An error of the dependency's own clean-up replaces that error.
+A dependency sees an error of its run but cannot hide this error, because the error decides how the
+message is settled. If the dependency's own clean-up raises an error, that error replaces the error
+of the run.
 """
 
 from __future__ import annotations

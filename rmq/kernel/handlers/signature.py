@@ -45,7 +45,7 @@ class Signature:
         local_names: Names of the enclosing function that annotations may use.
 
     Raises:
-        InvalidType: The function cannot be a handler; the error says why.
+        InvalidType: The function cannot be a handler. The error says why.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Signature:
         return accepted
 
     def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the position of the annotated delivery, else of the second of two parameters."""
+        """Return the position of the annotated delivery, or of the second of two parameters."""
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
             n for n, parameter in enumerate(accepted) if _is_delivery(hints.get(parameter.name))
@@ -158,7 +158,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types; `lenient`: skip unreadable annotations."""
+        """Return the annotations as types. With `lenient`, skip unreadable annotations."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:

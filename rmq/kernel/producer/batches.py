@@ -46,7 +46,10 @@ class SendBatch:
         self.sequence: SlotSequence | None = None
 
     def set_apart(self, worth: int) -> None:
-        """Replace large bodies by references if together they have at least `worth` bytes."""
+        """Move large bodies out of records if together they have at least `worth` bytes.
+
+        A reference replaces each body in its record.
+        """
         if sum(map(len, self.large.values())) < worth:
             self.large.clear()
             return
@@ -74,11 +77,11 @@ def make_batches(
     kept: bool = False,
     staged: bool = False,
 ) -> None:
-    """Check and encode all messages and make their ids; append batches to `batches`.
+    """Check and encode all messages and make their ids. Append batches to `batches`.
 
-    `batch_max`: largest number of messages in a batch. `kept`: the caller may send the new ids
-    again. `staged`: the messages go to a stage, where large bodies stay in their records and each
-    message with a merge key has its own batch.
+    `batch_max` is the largest number of messages in a batch. `kept` says whether the caller may
+    send the new ids again. `staged` says whether the messages go to a stage, where large bodies
+    stay in their records and each message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -95,7 +98,7 @@ def make_batches(
 
 
 class Outdated(Exception):
-    """The settings were read again after messages were encoded, and slots may have changed."""
+    """Raised if settings were read again after messages were encoded, so slots may have changed."""
 
 
 def _batch_alike(
@@ -104,7 +107,7 @@ def _batch_alike(
     batches: list[SendBatch],
     batch_max: int,
 ) -> bool:
-    """Make batches of messages that are bodies of one priority; return False if some are not.
+    """Make batches if all messages have only a body and the same priority, or return False.
 
     Each pass does one step for the whole batch, which is faster than `_batch_each`. If the result
     is False, `batches` is unchanged.
@@ -138,7 +141,7 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common head and the bodies of encoded messages; None if heads differ."""
+    """Return the common head and the bodies of encoded messages, or None if their heads differ."""
     first = outs[0]
     if type(first) is not EncodedMessage:
         return None
@@ -149,7 +152,7 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages and return their common head and bodies; None if heads differ."""
+    """Encode messages. Return their common head and their bodies, or None if their heads differ."""
     for out in outs:
         if type(out) is not Outgoing or not is_plain(out):
             return None

@@ -37,7 +37,10 @@ RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: a policy's 
 
 
 class EncodedMessage:
-    """A message that was checked and encoded by certain settings; its record lacks the headers."""
+    """A message that was checked and encoded with certain settings.
+
+    Its record lacks the headers.
+    """
 
     settings: Settings
     head: bytes
@@ -54,7 +57,7 @@ class EncodedMessage:
 
     @classmethod
     def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
-        """Make a message from the result of `encode_plain`."""
+        """Return a message made from the result of `encode_plain`."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
         message.is_plain = True
@@ -62,14 +65,14 @@ class EncodedMessage:
 
     @property
     def size(self) -> int:
-        """The most bytes that the message takes in a call."""
+        """The largest number of bytes that the message takes in a call."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
 def encode(
     context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
 ) -> EncodedMessage:
-    """Check and encode a message; `allow_past`: accept a due time of any age.
+    """Check and encode a message. With `allow_past`, a due time of any age is accepted.
 
     Raises:
         InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The message cannot be sent.
@@ -132,7 +135,7 @@ def encode(
 
 
 def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
-    """Return the basis that chooses the slot of a message: its group, or else its slot_basis.
+    """Return the basis that chooses the slot of a message: its group, or its `slot_basis`.
 
     Raises:
         InvalidValue: Both are given and differ.
@@ -148,7 +151,7 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 
 
 def is_plain(out: Outgoing) -> bool:
-    """Return whether a message has a body and no option but a priority, as most messages do."""
+    """Return whether a message has a body and no option except a priority, as most messages do."""
     return (
         out.delay is None
         and out.at is None
@@ -173,7 +176,7 @@ def is_plain(out: Outgoing) -> bool:
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
-    """Check and encode a message without options except a priority; return head and body."""
+    """Check and encode a message without options except a priority. Return head and body."""
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
     if len(body) > settings.max_body:
@@ -215,7 +218,7 @@ def encode_headers(out: Outgoing, group: str = "") -> bytes:
 
 
 def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message and return its header value; empty without a group."""
+    """Check the group of a message. Return its header value, or an empty one without a group."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
             name = "weight" if out.share_key is None else "share_key"
@@ -249,7 +252,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Return a message's due time in epoch ms, or its delay in ms; 0 if it is due at once."""
+    """Return a message's due time in epoch ms, its delay in ms, or 0 if it is due at once."""
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:
@@ -269,7 +272,7 @@ def _range_ms(time_range: object) -> int:
 
 
 def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
-    """Check the merge options; return the time range in ms; 0 if the message does not merge."""
+    """Check the merge options. Return the time range in ms, or 0 if the message does not merge."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
             raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")

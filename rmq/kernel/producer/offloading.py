@@ -30,7 +30,8 @@ def send(
     """Send messages by `store`, with references in place of large bodies.
 
     All messages are checked before the first object is written. If Redis refuses a message, its
-    object is removed. If the outcome of a message is unknown, its object stays until a sweep.
+    object is removed. If the outcome of a message is unknown, its object stays until unused objects
+    are removed.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -70,7 +71,7 @@ def _unused(
     """Return the objects of duplicates, which no record refers to.
 
     A duplicate may be this send itself, repeated after a lost reply. If its message is already
-    settled, the object is removed twice, which is harmless.
+    settled, the object is removed a second time, which is harmless.
     """
     unused = []
     for at, (reference, _) in objects.items():

@@ -1,4 +1,4 @@
-"""Report a producer's numbers for the audit: numbers that were accepted, and unused numbers."""
+"""Report to Redis which numbers a producer has given to accepted messages, for `rmq.Audit`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
 
 
 def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None]) -> None:
-    """Record which numbers belong to accepted messages, and which numbers are unused."""
+    """Record which numbers belong to accepted messages, and which numbers no message has."""
     for batch in batches:
         void = []
         for position, number in enumerate(batch.numbers):
@@ -47,13 +47,13 @@ def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:
-    """Report in the background within a second."""
+    """Start a report in the background within a second."""
     if producer.schedule_report():
         yield InBackground(REPORT_S, lambda: report(producer))
 
 
 def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
-    """Report all unreported numbers; `again`: retry in a second if Redis is away."""
+    """Report all unreported numbers. With `again`, retry in a second if Redis is away."""
     producer.report_started()
     while True:
         reports = [

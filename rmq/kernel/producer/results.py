@@ -17,7 +17,7 @@ STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
 def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
-    """Return the id of the member at a position of `members`, in the slot of `id`."""
+    """Return the id of the member at position `at` of `members`, in the slot of `id`."""
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
 
@@ -85,7 +85,7 @@ class CallResults(Sequence[SendResult]):
 
 
 class Results:
-    """Results in the order of the messages; None for a message without a result.
+    """Results in the order of the messages, with None for a message without a result.
 
     Attributes:
         rows: Result of each message.
@@ -103,7 +103,7 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return a copy of the rows with other results at these indexes."""
+        """Return a copy of the rows in which these indexes have other results."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result
@@ -119,5 +119,5 @@ class Results:
             self.rows[index] = result
 
     def complete(self) -> Sequence[SendResult]:
-        """Return the results; call it only if each message has one."""
+        """Return the results. Call it only if each message has a result."""
         return cast(Sequence[SendResult], self.rows)

@@ -22,7 +22,7 @@ MERGE_PARTS = 3  # arguments for each merging message
 def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
-    """Report numbers up to `sent` as accepted, and `ranges` of numbers that no message has.
+    """Report that numbers up to `sent` are complete, and that no message has those in `ranges`.
 
     `old` is the `sent` of the previous report, or 0 for the first report.
     """
@@ -36,7 +36,7 @@ def audit_report(
 
 
 class SendReply(NamedTuple):
-    """The reply to send, and to merge."""
+    """The reply to the scripts `send` and `merge`."""
 
     offset: int  # acceptance number of the last message stored
     letters: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored
@@ -62,8 +62,8 @@ def send(
 ) -> Command[SendReply]:
     """Accept messages into one slot.
 
-    `parts`: head and rest of each record, in the order of ids. `bodies`: large bodies, by position
-    of the record that refers to them.
+    `parts` has head and rest of each record, in the order of ids. `bodies` has the large bodies, by
+    the position of the record that refers to each.
     """
     members = (b"", *members_of(ids))
 
@@ -88,7 +88,7 @@ def send_one(
 ) -> Command[SendReply]:
     """Accept one message without options except a priority.
 
-    `apart`: smallest body that is written apart from its record, bytes.
+    `apart` is the size in bytes of the smallest body that is stored outside of its record.
     """
     whole = (head, member_of(id), body)
     if len(body) < apart:
@@ -109,8 +109,8 @@ def send_uniform(
 ) -> Command[SendReply]:
     """Accept messages without times that differ only in their bodies.
 
-    `ids`: new ids with consecutive stamps. `bodies`: large bodies as in `send`; if given, all
-    records refer to large bodies.
+    `ids` are new ids with consecutive stamps. `bodies` has the large bodies as in `send`. If it is
+    given, all records refer to large bodies.
     """
     first = member_of(ids[0])
 
@@ -149,8 +149,8 @@ def _send(
 ) -> Command[SendReply]:
     """Return the call of the script `send`.
 
-    `write`: command that writes large bodies apart from the records. `in_records`: returns the
-    messages with large bodies in their records, for a server that cannot write both in one
+    `write` is the command that stores large bodies outside of the records. `in_records` returns the
+    messages with large bodies in their records, for a server that cannot do both in one
     transaction.
     """
     before = [
@@ -188,10 +188,10 @@ def merge(
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages.
-        parts: Options, envelope and body of each message. Options are head and `<mode>
-            <max_wait_ms> <largest list that it may join, bytes> `, or empty if they equal the
-            previous message's options.
-        done: Number of first messages to leave out.
+        parts: Options, envelope and body of each message. Options are the head and the text `<mode>
+            <max_wait_ms> <largest list that it may join, bytes> `. They are empty if they equal the
+            options of the previous message.
+        done: Number of messages at the beginning that are left out.
     """
     each, options = list(parts), b""
     if done:

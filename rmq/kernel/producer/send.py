@@ -1,4 +1,4 @@
-"""Send messages: divide them into batches, make a call for each batch, return results."""
+"""Send messages: divide them into batches, make a call for each batch, and return results."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ BLOCK_S = 30.0  # how long a send waits for room if the topic's overflow is "blo
 
 
 class DurabilityOverride(NamedTuple):
-    """The durability of one send, in place of the topic's durability; None is "memory"."""
+    """The durability of one send, used in place of the topic's durability. None is "memory"."""
 
     level: Durability
 
 
 def block_s(timeout: Duration | None) -> float:
-    """Return how many seconds a send waits for room."""
+    """Return how many seconds a send waits for room in a full topic."""
     return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
 
 
@@ -67,11 +67,11 @@ def send(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[SendResult]:
-    """Send one message; for `durability` and `timeout` see `Topic.send`.
+    """Send one message. `Topic.send` describes `durability` and `timeout`.
 
-    A plain message takes a short way. If the topic is full, paused, resized or was created again,
-    its call is refused and nothing is stored. The message is then sent again as a batch of one.
-    Messages that arrive while other sends are in progress share the next call.
+    A plain message is sent by a shorter and faster code path. If the topic is full, paused, resized
+    or was created again, its call is refused and nothing is stored. The message is then sent again
+    as a batch of one. Messages that are sent while other sends are in progress share the next call.
     """
     if (
         durability is None
@@ -111,7 +111,7 @@ def send(
 
 
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
-    """Send a message without options except a priority; return APART if it was refused."""
+    """Send a message without options except a priority. Return APART if it was refused."""
     slot = next(context.spread)
     id = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
@@ -135,12 +135,12 @@ def send_many(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages and return their results in order; calls the interceptors.
+    """Send messages, call the interceptors, and return the results in order.
 
-    For `durability` and `timeout` see `Topic.send`.
+    `Topic.send` describes `durability` and `timeout`.
 
     All messages are checked and encoded before the first call. The messages of one slot without a
-    merge key are stored by one call: all of them or none. All calls share a round trip.
+    merge key are stored by one call: either all of them or none. All calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -156,7 +156,7 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages by `store`; if there are interceptors, send copies that they may change."""
+    """Send messages by `store`. With interceptors, send copies that the hooks may change."""
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
         store = partial(offloading.send, context, context.codec, store)
@@ -193,7 +193,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the coalescer of sends with a durability. None: the topic's durability."""
+    """Return the coalescer of sends with a durability. None means the topic's own durability."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -222,10 +222,10 @@ def _send_shared(
 def _send_together(
     context: TopicContext, override: DurabilityOverride | None, items: list[EncodedMessage]
 ) -> Flow[list[Any]]:
-    """Send messages of several callers; return the outcome of each message.
+    """Send messages of several callers in one call. Return the outcome of each message.
 
-    A refused message (the topic is full, paused, or was resized) gets the outcome APART: its caller
-    sends it separately and gets its own answer.
+    If a message is refused because the topic is full, paused, or was resized, its outcome is APART.
+    Its caller then sends the message separately and gets its own result.
     """
     outcomes: list[Any] = [None] * len(items)
     call = partial(_call_together, outcomes=outcomes)
@@ -248,7 +248,7 @@ def _send(
     override: DurabilityOverride | None,
     wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages; send messages again that were refused because the topic was resized."""
+    """Send messages. If a resize of the topic caused a refusal, send the refused messages again."""
     given: Sequence[Outgoing]
     if isinstance(messages, list | tuple):
         given = messages
@@ -288,7 +288,7 @@ def _send_once(
 ) -> Flow[Results]:
     """Send messages by the number of slots that this client last read.
 
-    `call`: `_call` or `_call_together`.
+    `call` is `_call` or `_call_together`.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -337,8 +337,9 @@ def _send_once(
 def _next_round(batches: list[SendBatch]) -> tuple[list[SendBatch], list[SendBatch]]:
     """Split batches into those to send now and those to send in a later round.
 
-    A call that merges several messages may leave the last messages to another call. A later batch
-    of the same slot must then wait, so that the messages keep their order.
+    The script `merge` may not process all messages of a call. The last messages then need another
+    call. A later batch of the same slot must wait for that call, so that the messages keep their
+    order.
     """
     if len(batches) == 1:
         return batches, []
@@ -366,7 +367,11 @@ def _command(context: TopicContext, batch: SendBatch, session: ReplaySession) ->
 def _replies(
     context: TopicContext, calls: list[Command[Any]], override: DurabilityOverride | None
 ) -> Flow[tuple[list[Any], str, str]]:
-    """Make calls; return replies or errors, missing copies as text or '', and the level."""
+    """Make calls.
+
+    Returns:
+        Replies or errors, a text about missing copies ('' if none), and the durability reached.
+    """
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
         return [(yield calls[0])], "", "memory"
@@ -384,9 +389,9 @@ def _call(
     override: DurabilityOverride | None,
     until: float,
 ) -> Flow[None]:
-    """Make the calls; if a topic blocks when it is full, repeat refused calls.
+    """Make the calls. If a full topic blocks, repeat refused calls until time `until`.
 
-    `until`: end of the repetitions, by the monotonic clock.
+    `until` is a time of the monotonic clock.
     """
     pause = 0.01
     while True:
@@ -477,7 +482,7 @@ def _not_durable(
 
 
 def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: str) -> bool:
-    """Write the results of one call; return False if the slot was full."""
+    """Write the results of one call. Return False if the slot was full."""
     if reply.letters == "F":
         return False
     ids, indexes = batch.ids, batch.indexes

@@ -83,7 +83,7 @@ def check_steps(steps: Sequence[Duration]) -> list[int]:
 
 
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return the counts of each slot. Nothing is changed."""
+    """Return the counts of each slot, and change nothing."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
 
@@ -107,7 +107,7 @@ def stats(context: TopicContext) -> Flow[dict[str, int]]:
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by due time. Nothing is changed."""
+    """Count the messages of a topic that have a due time, by due time. Change nothing."""
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(

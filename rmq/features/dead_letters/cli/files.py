@@ -33,7 +33,7 @@ _FIELDS = {  # fields that import reads, with the types they may have
 
 
 class BadLine(ValueError):
-    """A line is not an exported message; the text says why."""
+    """A line is not an exported message. The text of the error says why."""
 
 
 def _base64(data: bytes) -> str:
@@ -83,7 +83,7 @@ def _codec_of(number: int) -> Codec:
 
 
 def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
-    """Parse an exported line; return the number of its codec, and the message to send.
+    """Parse an exported line. Return the number of the body's codec, and the message to send.
 
     Raises:
         BadLine: The line is not an exported message.
@@ -136,7 +136,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
 
 
 class Import:
-    """Send exported lines; report bad lines and skip them."""
+    """Sends exported lines. Bad lines are reported and skipped."""
 
     def __init__(self, client: rmq.Client, topic: str) -> None:
         self.counts = {"stored": 0, "duplicate": 0, "bad": 0}

@@ -55,7 +55,7 @@ def fields_of(message: rmq.Message) -> dict[str, Any]:
 
 
 def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
-    """Print dead letters while they are read; return their number and the last dead letter."""
+    """Print dead letters while they are read. Return their number and the last dead letter."""
     count, last = 0, None
 
     def noted() -> Iterator[list[rmq.Message]]:

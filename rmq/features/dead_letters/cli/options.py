@@ -64,7 +64,7 @@ def conditions_given(
 
 
 def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
-    """Return FILTER and the options, except --id, as one filter, or None without any."""
+    """Return FILTER and all options except --id as one filter, or None if there is no condition."""
     terms = [
         f"{name}{' contains ' if name == 'error' else '='}{Operand(value)}"
         for name, value in conditions_given(filters).items()
@@ -100,7 +100,7 @@ def print_dry_run(topic: str, matched: int, text: str) -> None:
 def report_skipped(
     given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
 ) -> int | None:
-    """Report dead letters that were not handled; return the exit code."""
+    """Report dead letters that were not handled. Return the exit code."""
     common = common_options()
     if unreadable:
         message = (

@@ -38,19 +38,18 @@ class AsyncJobAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            verb: "redrive": send the dead letters back, like `redrive`. "purge": put them
-                into the trash.
+            verb: "redrive" to send the dead letters back, or "purge" to put them into the trash.
             conditions: Conditions that the dead letters must meet, with the names of `redrive`:
                 ids, reason, error, older_than, type, filter. Default: all dead letters. The further
                 condition `died` is a list with the time of death of each of `ids`, in epoch ms. A
                 letter that was sent back and died again has another time, so it is not touched.
             rate: Maximum number of messages per second. Default: no limit.
-            keep: For a purge: how long the messages can be restored, in seconds or as a timedelta.
+            keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
                 With 0 they are deleted permanently.
             by: Name of the person who starts the job, for display. Default: user@host.
             expected: Number of matching dead letters, if you have counted them. Progress bars show
                 it.
-            to: For a redrive: another topic that gets the messages, as in `redrive`.
+            to: For a redrive, another topic that gets the messages, as in `redrive`.
             dedup_key: Key that identifies this call. As long as the job is kept, another call with
                 the same key starts no job and returns the first job.
 
@@ -72,7 +71,7 @@ class AsyncJobAdmin(AsyncAdminPart):
         )
 
     async def jobs(self, topic: str | None = None) -> list[Job]:
-        """Return the jobs of a topic, or of all topics, newest first; jobs are kept for 7 days."""
+        """Return the jobs of a topic, or of all topics, newest first. Jobs are kept for 7 days."""
         return await self._run(flows.jobs(self._prefix, topic))
 
     async def job(self, id: str) -> Job:
@@ -84,20 +83,20 @@ class AsyncJobAdmin(AsyncAdminPart):
         return await self._run(flows.job(self._prefix, id))
 
     async def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
-        """Return the outcomes of a job's last messages, newest first; at most 10 000."""
+        """Return the outcomes of a job's last messages, newest first, at most 10 000."""
         context = self._context(jobs_core.topic_of(id))
         return await self._run(flows.outcomes(self._prefix, id, context, limit))
 
     async def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
-        """Run a job until it ends or is paused, or watch its current runner; return the job.
+        """Run a job until it ends or is paused, or watch its current runner. Return the job.
 
         Args:
             id: Id of the job.
             progress: Function that is called with (done, expected) during the work.
 
         Guarantee:
-            Nothing is lost if this call ends early. After an interruption another runner can
-            continue immediately, after a crash 10 s later.
+            Nothing is lost if this call ends early. Another runner can continue immediately after
+            an interruption, and 10 s after a crash.
         """
         context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
@@ -108,15 +107,15 @@ class AsyncJobAdmin(AsyncAdminPart):
             raise
 
     async def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """Pause a job until it is resumed; return whether it was running."""
+        """Pause a job until it is resumed. Return whether it was running."""
         return await self._run(flows.job_pause(self._prefix, id, by))
 
     async def job_resume(self, id: str, *, by: str | None = None) -> bool:
-        """Resume a paused job; return whether it was paused."""
+        """Resume a paused job. Return whether it was paused."""
         return await self._run(flows.job_resume(self._prefix, id, by))
 
     async def job_stop(self, id: str, *, by: str | None = None) -> bool:
-        """End a job after its current batch; return whether the job was still active.
+        """End a job after its current batch. Return whether the job was still active.
 
         Finished work is not undone. The remaining messages stay dead letters.
         """
@@ -125,10 +124,10 @@ class AsyncJobAdmin(AsyncAdminPart):
     async def audit_trail(
         self, limit: int = 100, *, until: Moment | None = None
     ) -> list[AuditLine]:
-        """Return the records of the audit trail, newest first; the newest 10 000 are kept.
+        """Return the records of the audit trail, newest first. The newest 10 000 are kept.
 
         Args:
             limit: Maximum number of records.
-            until: Latest time of a record: an aware datetime, or epoch ms.
+            until: Latest time of a record, as an aware datetime or epoch ms.
         """
         return await self._run(audit_trail.audit_trail(self._prefix, limit, until))

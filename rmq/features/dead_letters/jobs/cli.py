@@ -28,7 +28,7 @@ def started(job: rmq.Job) -> None:
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
-    """Run a job with a progress bar, or watch its current runner; return the job at its end."""
+    """Run a job with a progress bar, or watch its current runner. Return the job at its end."""
     again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
         return client.admin.job_run(job.id, progress=on_progress)

@@ -1,4 +1,4 @@
-"""Start, list and change jobs; `job_run` runs them.
+"""Start, list and change jobs. `job_run` runs them.
 
 The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end; the score
 of any other job is LISTED_ACTIVE or more. No script can write both the list and a job. So a job is
@@ -42,7 +42,7 @@ _FIELDS = (
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:
-    """Record the end of a job in the audit trail and in the list; repeating it changes nothing."""
+    """Record the end of a job in the audit trail and in the list. Repetitions change nothing."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
@@ -85,7 +85,7 @@ def job_start(
     to: str | None = None,
     dedup_key: str | None = None,
 ) -> Flow[Job]:
-    """Store a job; a runner must then run it.
+    """Store a job, which a runner must then run.
 
     Raises:
         TopicNotFound: The topic, or the target topic, does not exist.
@@ -163,7 +163,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that need a runner; give ended jobs in the list the score of their end."""
+    """Return the jobs that need a runner. Ended jobs get the time of their end as score."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []
@@ -208,19 +208,19 @@ def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[li
 
 
 def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Pause a job until it is resumed; return whether it was running."""
+    """Pause a job until it is resumed. Return whether it was running."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job pause", scripts.job_pause(prefix, id)))
 
 
 def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Resume a paused job; return whether it was paused."""
+    """Resume a paused job. Return whether it was paused."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job resume", scripts.job_resume(prefix, id)))
 
 
 def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """End a job after its current batch; return whether the job was still active."""
+    """End a job after its current batch. Return whether the job was still active."""
     jobs_core.topic_of(id)
     command = scripts.job_stop(prefix, id, KEEP_S)
     changed = yield from _change(prefix, id, by, "job stop", command)

@@ -31,7 +31,7 @@ from rmq.kernel.core.access import Role
 
 
 class JobPath(Request):
-    """A job, as TOPIC.XXXXXXXX."""
+    """A job, named by its id TOPIC.XXXXXXXX."""
 
     job: JobText
 
@@ -69,7 +69,7 @@ class JobList(Answer):
 
 @TABLE.get("/jobs")
 async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
-    """List jobs, newest first; jobs are kept for 7 days."""
+    """List jobs, newest first. Jobs are kept for 7 days."""
 
     def position(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
@@ -84,7 +84,10 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 
 
 class Job(Answer):
-    """A job, as `rmq job show` prints it; `keep`: time in the trash after a purge, in seconds."""
+    """A job, as `rmq job show` prints it.
+
+    `keep` is the time in the trash after a purge, in seconds.
+    """
 
     id: str
     topic: str
@@ -160,15 +163,15 @@ async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) ->
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
 async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
-    """End a job after its current batch; finished work is not undone."""
+    """End a job after its current batch. Finished work is not undone."""
     return Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    "gone": the message was no longer a dead letter. "conflict" and all outcomes listed after it:
-    the other topic refused the message, which stayed dead.
+    "gone" means that the message was no longer a dead letter. "conflict" and all outcomes listed
+    after it mean that the other topic refused the message, which stayed dead.
     """
 
     id: str

@@ -54,7 +54,7 @@ def topic_of(id: object) -> str:
 
 
 def code_of(id: str) -> str:
-    """Return the random characters of an id."""
+    """Return the last part of a job's id: 8 characters after the topic."""
     return id[-8:]
 
 
@@ -68,10 +68,10 @@ class Job(NamedTuple):
         conditions: Conditions that the dead letters must meet, as the caller set them. Empty for
             all dead letters.
         rate: Maximum number of messages per second, or None for no limit.
-        keep_ms: For a purge: time in the trash, in ms.
+        keep_ms: For a purge, how long the letters stay in the trash, in ms.
         by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
-        began_ms: Start of the job, in epoch ms; messages that died later are not touched.
+        began_ms: Start of the job, in epoch ms. Messages that died later are not touched.
         ended_ms: End of the job, in epoch ms, or None.
         expected: Number of matching dead letters at the start, or None if they were not counted.
         examined: Number of dead letters examined.
@@ -79,7 +79,7 @@ class Job(NamedTuple):
         gone: Number of matching dead letters that had been removed before the job reached them.
         unreadable: Number of matching dead letters that stayed because their record is unreadable.
         runner: Name of the current runner, or empty.
-        to: For a redrive: other topic that gets the messages, or None.
+        to: For a redrive, another topic that gets the messages, or None.
         refused: Number of matching dead letters that the other topic refused, by outcome.
     """
 
@@ -109,7 +109,7 @@ class Job(NamedTuple):
 
     @property
     def began(self) -> datetime:
-        """Start of the job, by the server's clock; messages that died later are not included."""
+        """Start of the job, by the server's clock. Messages that died later are not included."""
         return moment(self.began_ms)
 
     @property
@@ -120,7 +120,8 @@ class Job(NamedTuple):
     def has_trashed(self, goes_ms: float) -> bool:
         """Return whether the job put a letter into the trash that is deleted at `goes_ms`.
 
-        Only times are compared: another purge at the same time with the same `keep` also matches.
+        Only times are compared, so another purge at the same time with the same `keep` also
+        matches.
         """
         put_ms = goes_ms - self.keep_ms
         is_over = self.ended_ms is not None and put_ms > self.ended_ms

@@ -54,7 +54,7 @@ BATCHES_PER_S = 8  # batches per second of a job with a rate
 
 
 class _Cursor(NamedTuple):
-    """The last examined dead letter, in the order of time and member."""
+    """The last examined dead letter, by its time of death and its member."""
 
     slot: int = 0
     died: float = -1.0
@@ -122,7 +122,7 @@ class _Search:
         return _Batch(slot, ids, self._cursor, self.examined, slot >= len(slots))
 
     def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        """Return the next dead letters of a slot after the cursor; empty at the end."""
+        """Return the next dead letters of a slot after the cursor, or an empty list at the end."""
         if self._wanted.ids is not None:
             return (yield from self._read_ids(keys))
         offset = 0
@@ -164,7 +164,7 @@ class _Search:
 
 
 class _Lost(Exception):
-    """The runner no longer has the job, or the job has ended."""
+    """Raised if the runner no longer has the job, or if the job has ended."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class _Runner:
     target: TopicContext | None = None  # other topic of a redrive
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
-        """Take or renew the lease; with `hold_ms=0`, give it up."""
+        """Take or renew the lease of the job. With `hold_ms=0`, give the lease up."""
         taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
             raise JobNotFound(f"job {self.id} no longer exists")
@@ -185,7 +185,7 @@ class _Runner:
         return taken
 
     def run(self) -> Flow[bool]:
-        """Run the job while this runner holds its lease; return whether it ever held the lease."""
+        """Run the job while this runner holds its lease. Return whether it ever held the lease."""
         taken = yield from self.take()
         if not taken.state:
             return False
@@ -245,7 +245,7 @@ class _Runner:
                 letters = yield from self._act(job, keys, number, batch.ids)
 
     def _wait(self, ms: float) -> Flow[None]:
-        """Wait, and keep the lease."""
+        """Wait for `ms`, and keep the lease of the job."""
         left_s = ms / 1000
         while left_s > 0 and not self.is_stopping():
             yield Sleep(min(left_s, RENEW_S))
@@ -273,7 +273,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Handle a batch, or repeat it; return one character for each message."""
+        """Redrive or purge a batch, possibly again. Return one character for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -299,7 +299,7 @@ class _Runner:
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
-        """Move a batch to another topic; a repeated batch has the same token."""
+        """Move a batch to another topic. A repeated batch has the same token."""
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
@@ -315,12 +315,12 @@ def runner_name() -> str:
 def try_run(
     context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
 ) -> Flow[bool]:
-    """Run a job until it ends or pauses; return False if another runner has it."""
+    """Run a job until it ends or pauses. Return False if another runner has it."""
     return (yield from _Runner(context, id, name, is_stopping, None).run())
 
 
 def run(context: TopicContext, id: str, name: str, progress: Progress | None) -> Flow[Job]:
-    """Run a job until it ends or is paused, or watch its current runner; return the job.
+    """Run a job until it ends or is paused, or watch its current runner. Return the job.
 
     While Redis is unreachable, the function waits.
     """

@@ -20,7 +20,7 @@ class JobReply(NamedTuple):
 
 
 class JobTaken(NamedTuple):
-    """The reply of job_take."""
+    """The reply to the script `job_take`."""
 
     state: int  # 1 the runner has the lease, 0 it does not, -1 no such job
     now_ms: int
@@ -28,7 +28,7 @@ class JobTaken(NamedTuple):
 
 
 class JobStepReply(NamedTuple):
-    """The reply of job_step."""
+    """The reply to the script `job_step`."""
 
     state: int  # 1 recorded, 0 the runner lost the job, -1 no such job
     job_state: str
@@ -37,7 +37,7 @@ class JobStepReply(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job; return 1 (stored) or 0 (it exists already), and the start of the job."""
+    """Store a job. Return 1 (stored) or 0 (it exists already), and the start of the job."""
     return _changing("job_start", prefix, job, definition)
 
 
@@ -72,7 +72,7 @@ def _job_reply(reply: list[Any]) -> JobReply:
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
-    """Take or renew the lease of a job, or give it up with `hold_ms=0`; return the job's fields."""
+    """Take or renew the lease of a job, or give it up with `hold_ms=0`. Return the job's fields."""
 
     def parse(reply: list[Any]) -> JobTaken:
         names, values = reply[2::2], reply[3::2]

@@ -39,7 +39,7 @@ class Jobs:
         self._server = run.runner_name()
 
     def run_once(self) -> int:
-        """Take jobs that have no runner; return the number of taken jobs."""
+        """Take jobs that have no runner. Return the number of taken jobs."""
         self._threads = {id: each for id, each in self._threads.items() if each.is_alive()}
         taken = 0
         for job in self._transport.run(flows.active(self._prefix)):
@@ -57,7 +57,7 @@ class Jobs:
         return taken
 
     def stop(self, wait_s: float) -> None:
-        """Leave all jobs after their current batches; another runner can take them immediately."""
+        """Leave all jobs after their current batches. Another runner can take them immediately."""
         self._is_stopping = True
         for thread in list(self._threads.values()):
             thread.join(wait_s)
