@@ -308,7 +308,7 @@ class ConsumerFlows:
         given = list(deliveries)
         if len(set(map(id, given))) != len(given):
             raise InvalidValue("deliveries: one of them is given twice; give each once")
-        slots, ids, scores, numbers, checked = [], [], [], [], None
+        indexes, ids, scores, numbers, checked = [], [], [], [], None
         for delivery in given:
             if delivery.state:
                 late_verb, delivery.unconfirmed = delivery.unconfirmed, ""
@@ -321,13 +321,14 @@ class ConsumerFlows:
                 delivery.unconfirmed = ""  # that settling was refused and did nothing
             keys = delivery.origin.keys
             if keys is not checked:
-                settle.check_topic(self.context, keys)
-                checked = keys
-            slots.append(keys.index)
+                slots, checked = self.context.slots, keys
+                if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
+                    raise settle.other_topic(self.context, keys)
+            indexes.append(keys.index)
             ids.append(delivery.raw_id)
             scores.append(delivery.score)
             numbers.append(delivery.fence)
-        return given, Leases(slots, ids, scores, numbers)
+        return given, Leases(indexes, ids, scores, numbers)
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """Set the new state of each delivery by its letter. Return those whose lease was lost."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.consumer import hand_over, rollback, scripts, settle, state as consumer_state
@@ -55,7 +56,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     state.until = time.monotonic() + wait_s
     batches: list[SlotBatch] = []
     try:
-        batches = _within(state, limit, (yield from _receive(state, limit, wait_s > 0)))
+        batches = yield from _receive(state, limit, wait_s > 0)
         if state.unanswered is None and state.may_have_messages():
             try:
                 yield from _collect(state, limit, batches)
@@ -70,34 +71,33 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     return batches
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """A call of `receive`: its limit, and the conditions for its end without messages."""
 
-    __slots__ = ("began", "is_over", "limit", "rounds", "state", "until", "waits")
-
-    def __init__(self, state: ReceiveState, limit: int, waits: bool) -> None:
-        self.state = state
-        self.limit = limit
-        self.waits = waits
-        self.until = state.until
-        self.began = time.monotonic()
-        self.rounds = 0  # visits after the end of the wait that found work but no message
-        self.is_over = False
+    state: ReceiveState
+    limit: int
+    waits: bool
+    until: float
+    began: float
+    rounds: int = 0  # visits after the end of the wait that found work but no message
+    is_over: bool = False
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots and sleep alternately, until there are messages or the time is over."""
-    call = _Call(state, limit, waits)
+    call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
         batches: list[SlotBatch] = []
         if state.credits.in_doubt:
-            batches = yield from _resolve_credits(state)
+            batches = _within(state, limit, (yield from _resolve_credits(state)))
         if not batches:
-            yield from _do_chores(state)
+            if time.monotonic() >= min(state.tidy_at, state.lateness.report_at):
+                yield from _do_chores(state)
             batches = yield from _visit_slots(state, limit, waits)
         if not batches:
-            batches = yield from _wait(call)
+            batches = _within(state, limit, (yield from _wait(call)))
         if batches:
             return batches
     return []
@@ -270,7 +270,6 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     has_credits = state.credits.standing and not keeps_credits
     if state.handing_back or state.must_hand_back or has_credits:
         yield from hand_back(state)
-    state.current_slots()
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms
     if state.ordered and not context.settings.in_slot_order(True):
@@ -280,6 +279,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Before the first visit of a call, find out whether slots that seemed empty have work now."""
+    state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0  # a visit of a single slot is better than a check
@@ -371,7 +371,8 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
             state.first_slot = index + 1
             try:
                 limit -= yield from _visit_slot(state, slots[index], limit, waits, batches)
-                state.away_slots.end(index)
+                if index in state.away_slots.since:
+                    state.away_slots.end(index)
             except StorageError as error:
                 if not state.away_slots.note(index, error):
                     raise

@@ -331,6 +331,7 @@ def prepare(
             wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit
         )
 
+    sleeps = waits.encode() if isinstance(waits, Offer) else b"1" if waits else b"0"
     return Command(
         script_loader.load("prepare"),
         (
@@ -338,7 +339,7 @@ def prepare(
             keys.audit, keys.bodies, keys.leases, keys.rates,
         ),
         [
-            clock.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, _waits(waits),
+            clock.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, sleeps,
             b"1" if ordered else b"0", keys.created, b"" if shared is None else b"%d" % shared,
         ],
         parse,
@@ -415,10 +416,6 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
         [clock.now_us, session.call, *counts],
         bool,
     )
-
-
-def _waits(waits: bool | Offer) -> bytes:
-    return waits.encode() if isinstance(waits, Offer) else b"1" if waits else b"0"
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:

@@ -73,18 +73,15 @@ class Leases(NamedTuple):
         )
 
 
-def check_topic(context: TopicContext, keys: SlotKeys) -> None:
-    """Refuse a delivery of another topic, because its member may also name a message of this topic.
+def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
+    """Return the error for a delivery of another topic.
 
-    Raises:
-        InvalidValue: These are not the keys of a slot of this topic.
+    Its member may also name a message of this topic.
     """
-    slots = context.slots
-    if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
-        raise InvalidValue(
-            f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
-            "settle it with the consumer that received it"
-        )
+    return InvalidValue(
+        f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
+        "settle it with the consumer that received it"
+    )
 
 
 # keys, session, leases of one call, their positions in the settling -> the call
@@ -172,15 +169,24 @@ class Settling(Generic[T]):
         `fails_fast` says whether commands fail at once if a master node is away. If the settling is
         `unanswered` afterwards, it can be run again.
         """
-        for call in self._calls:
-            call.fails_fast = fails_fast and self._extra is None
+        calls, extra = self._calls, self._extra
+        before = extra.commands if extra is not None and calls else ()
+        for call in calls:
+            call.fails_fast = fails_fast and extra is None
+        replies: list[Any] = []
         try:
-            replies = yield from self._call()
+            if before or len(calls) > 1:
+                replies = yield Pipeline([*before, *calls])
+            elif calls:
+                replies = [(yield calls[0])]
+            if extra is not None and before:
+                extra.note_replies(replies[: len(before)])
+                replies = replies[len(before) :]
         except RMQError as error:
             if isinstance(error, OutcomeUnknown):
                 self._is_repeat = True
             elif not (self._is_repeat and isinstance(error, Unavailable)):
-                self._give_sessions_back()
+                self._keep(())
             raise
         except BaseException:  # interrupted, so Redis may have executed the call
             self._is_repeat = True
@@ -188,7 +194,8 @@ class Settling(Generic[T]):
         pairs = list(zip(self._positions, replies, strict=True))
         lost = self._lost
         if len(replies) == 1 and not isinstance(replies[0], RMQError):  # the common case
-            self._give_sessions_back()
+            self._context.sessions.give(*self._sessions)
+            self._sessions = []
             return self._read(self._size, pairs, lost), None
         open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
         self._keep([n for n, reply in enumerate(replies) if isinstance(reply, open_kinds)])
@@ -208,33 +215,14 @@ class Settling(Generic[T]):
         """The keys of the slots of its calls."""
         return {call.keys[0] for call in self._calls}
 
-    def _call(self) -> Flow[list[Any]]:
-        calls, extra = self._calls, self._extra
-        if extra is not None and calls:
-            replies: list[Any] = yield Pipeline([*extra.commands, *calls])
-            extra.note_replies(replies[: len(extra.commands)])
-            return replies[len(extra.commands) :]
-        if len(calls) == 1:
-            return [(yield calls[0])]
-        return (yield Pipeline(calls)) if calls else []
-
     def _keep(self, numbers: Sequence[int]) -> None:
         """Keep the sessions of calls without a reply for a repeat. Give the other sessions back."""
-        if not numbers:
-            return self._give_sessions_back()
-        kept = set(numbers)
-        for number, session in enumerate(self._sessions):
-            if number not in kept:
-                self._context.sessions.give(session)
+        others = [session for n, session in enumerate(self._sessions) if n not in numbers]
+        self._context.sessions.give(*others)
         self._sessions = [self._sessions[n] for n in numbers]
         self._calls = [self._calls[n] for n in numbers]
         self._positions = [self._positions[n] for n in numbers]
         self._extra, self._lost, self._is_repeat = None, [], True
-
-    def _give_sessions_back(self) -> None:
-        for session in self._sessions:
-            self._context.sessions.give(session)
-        self._sessions = []
 
 
 def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]) -> str:

@@ -39,19 +39,20 @@ class AwaySlots:
     """The slots of one consumer whose masters are away.
 
     Attributes:
+        since: By slot, the time at which its master was first found away.
         calls: Calls of `prepare` without a reply, by slot. The next visit of the slot repeats them.
     """
 
-    __slots__ = ("_error", "_since", "_visit_at", "calls")
+    __slots__ = ("_error", "_visit_at", "calls", "since")
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}  # by slot
+        self.since: dict[int, float] = {}
         self._visit_at: dict[int, float] = {}  # by slot
         self._error: StorageError | None = None
         self.calls: dict[int, PrepareCall] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._since)
+        return bool(self.since)
 
     def note(self, slot: int, error: StorageError) -> bool:
         """Record a failed visit. Return False if the master of the slot is not away."""
@@ -59,22 +60,21 @@ class AwaySlots:
             return False
         now = time.monotonic()
         self._visit_at[slot] = now + VISIT_S
-        if now - self._since.setdefault(slot, now) >= (error._repeat_for or 0.0):
+        if now - self.since.setdefault(slot, now) >= (error._repeat_for or 0.0):
             self._error = error
         return True
 
     def end(self, slot: int) -> None:
         """Record that the master of a slot serves it again."""
-        if self._since:
-            self._since.pop(slot, None)
-            self._visit_at.pop(slot, None)
+        self.since.pop(slot, None)
+        self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
         """Forget the slots from this index on, because they no longer exist.
 
         Their calls are kept.
         """
-        for slot in [slot for slot in self._since if slot >= count]:
+        for slot in [slot for slot in self.since if slot >= count]:
             self.end(slot)
 
     def delay(self, ready_at: list[float]) -> None:
