@@ -1,1 +1,1 @@
-"""The frame of the server's HTTP API and console: routes, requests, pages, services."""
+"""The framework of the server's HTTP API and console: routes, requests, pages, services."""

@@ -71,7 +71,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
 
     Args:
         times: Times of the points, oldest first.
-        lines: Lines to draw; each has a value for each time.
+        lines: Lines to draw. Each line has a value for each time.
         unit: Unit of the values: "", "/s" or "s".
     """
     moments = [moment.timestamp() for moment in times]
@@ -148,7 +148,7 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten, so that a quarter of it is round too."""
+    """Round up to 1, 2, 4 or 8 times a power of ten. A quarter of the result is then round too."""
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))

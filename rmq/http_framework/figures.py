@@ -142,9 +142,9 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
 def rate_now(
     request: PageRequest, topic: str, samples: Sequence[Sample], name: str
 ) -> float | None:
-    """Return the current rate of an event.
+    """Return the current rate of an event, per second.
 
-    If it is not known, return the newest sample's rate, or None.
+    If the current rate is not known, return the newest sample's rate, or None.
     """
     found = request.readings.meter.rate(topic, name)
     if found is None:

@@ -60,7 +60,7 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
     Args:
         context: Context of the request.
         message: Message whose `body` contains the undecoded record.
-        most: Maximum number of body bytes to show. None: the whole body.
+        most: Maximum number of body bytes to show, or None for the whole body.
     """
     if not sees_bodies(context.principal):
         body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
@@ -126,11 +126,11 @@ class Body(Answer):
     """A body, as text.
 
     Attributes:
-        kind: "json": `text` is JSON, with all digits of its numbers. "text": a string, unchanged.
-            "base64": bytes. "hidden": you have no right to see the body.
-        size: Size in bytes of the complete body. If `text` is truncated, the size of the stored
-            body. It is null if a compressed body was decompressed only in part, because its size is
-            then unknown.
+        kind: What `text` is: "json" (JSON, with all digits of its numbers), "text" (an unchanged
+            string), "base64" (bytes), or "hidden" if you have no right to see the body.
+        size: Size in bytes of the complete body, or of the stored body if `text` is truncated. It
+            is null if a compressed body was decompressed only in part, because its size is then
+            unknown.
         is_truncated: Whether `text` is only the beginning of the body.
     """
 
@@ -162,12 +162,12 @@ class Attempt(Answer):
 
 
 class StoredMessage(Answer):
-    """A message as it is stored in Redis; the fields are those of `rmq.Message`.
+    """A message as it is stored in Redis, with the fields of `rmq.Message`.
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        unreadable: Why the body could not be decoded (it is then shown as bytes); an empty string
-            if it was decoded.
+        unreadable: Why the body could not be decoded (it is then shown as bytes), or an empty
+            string if it was decoded.
         attempts: Failed attempts, newest first.
     """
 
@@ -207,7 +207,7 @@ class Peeked(MessageList):
 
 
 class Sent(Answer):
-    """The result of a send; the fields are those of `rmq.SendResult`."""
+    """The result of a send, with the fields of `rmq.SendResult`."""
 
     id: str
     status: SendStatus
@@ -218,7 +218,7 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Convert a decoded body for display, with at most `most` bytes. None: the whole body."""
+    """Convert a decoded body for display, with at most `most` bytes (None: the whole body)."""
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -242,7 +242,7 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Convert a stored body for display. Also return why it was not decoded, or an empty string.
+    """Convert a stored body for display. Also return why it was not decoded, or "".
 
     Only the bytes that are shown are decompressed: at most `most` bytes, or all bytes if `most` is
     None.

@@ -31,7 +31,7 @@ def document(operations: Sequence[Operation], base: str, root: str = "") -> dict
     Args:
         operations: All operations of the API.
         base: Path that all operations begin with.
-        root: Path where the application is mounted; an empty string if it is not mounted.
+        root: Path where the application is mounted, or an empty string if it is not mounted.
     """
     types = list({id(kind): kind for each in operations for kind in each.types.values()}.values())
     found, schemas = msgspec.json.schema_components([*types, Problem], ref_template=PLACES)
@@ -93,7 +93,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter: a parameter is omitted, it is never null."""
+    """Remove null from the schema of a parameter. A client omits a parameter in place of null."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]

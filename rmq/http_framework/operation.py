@@ -126,7 +126,7 @@ class RequestContext:
         state: State of this server.
         principal: Sender of the request.
         address: Network address of the sender.
-        headers: Headers of the request; names are case-insensitive.
+        headers: Headers of the request. Their names are case-insensitive.
     """
 
     client: AsyncClient
@@ -172,8 +172,8 @@ class Operation:
         tag: Subject. The OpenAPI document groups operations by subject.
         role: Role that a principal needs.
         status: HTTP status of a successful answer.
-        has_etag: Whether the operation supports If-None-Match (if it reads) or If-Match (if it
-            changes something).
+        has_etag: Whether the operation supports If-None-Match if it reads, or If-Match if it
+            changes something.
         errors: Kinds of errors that only this operation answers with, in addition to the kinds of
             all operations.
         handler: Function that answers.
@@ -234,15 +234,15 @@ class Table:
         return self._register("GET", path, role, 200, errors, has_etag)
 
     def post(self, path: str, *errors: str, role: Role, status: int = 200) -> Callable[[H], H]:
-        """Register a handler that acts; its requests have a body."""
+        """Register a handler that acts. Its requests have a body."""
         return self._register("POST", path, role, status, errors)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a handler that changes something and returns it; its requests have a body."""
+        """Register a handler that changes something and returns it. Its requests have a body."""
         return self._register("PATCH", path, role, 200, errors, has_etag=True)
 
     def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a handler that deletes something; its requests have no body."""
+        """Register a handler that deletes something. Its requests have no body."""
         return self._register("DELETE", path, role, 200, errors)
 
     def _register(

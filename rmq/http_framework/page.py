@@ -73,14 +73,14 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        known_context: Client of Redis, state of the server, and principal. None if nobody has
-            signed in.
+        known_context: Client of Redis, state of the server, and principal. None without a signed-in
+            user.
         readings: Cache of values read from Redis, shared by all viewers.
         disclosure: Filter that removes what the principal may not see.
         path: Parameters in the path.
         query: Query string.
         form: Fields of the submitted form.
-        root: Path where the console is mounted; an empty string if it is not mounted.
+        root: Path where the console is mounted, or an empty string if it is not mounted.
         scope: ASGI scope of the request.
     """
 
@@ -149,7 +149,7 @@ class PageRequest:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse a number that a person typed; return None if the text is not a number."""
+    """Parse a number that a person typed. Return None if the text is not a number."""
     is_one = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS
     return int(text) if is_one else None
 
@@ -158,7 +158,7 @@ def duration(text: str, name: str) -> float:
     """Parse a duration that a person typed, in seconds.
 
     Raises:
-        InvalidValue: The text is not a duration; the error names the field.
+        InvalidValue: The text is not a duration. The error names the field.
     """
     try:
         return parse_duration(text)
@@ -173,7 +173,7 @@ class Page:
     Attributes:
         method: GET or POST.
         path: Path below /console, with parameters in braces.
-        role: Role that the user needs. None: the page is shown without signing in.
+        role: Role that the user needs, or None if the page is shown without signing in.
         handler: Function that answers.
     """
 

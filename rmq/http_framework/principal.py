@@ -21,7 +21,7 @@ class Principal:
     Attributes:
         name: Name of the token or of the proxy's user, for people to read.
         role: Role that decides which operations are allowed.
-        sees_bodies: Whether the principal sees bodies of messages and tracebacks; operators and
+        sees_bodies: Whether the principal sees bodies of messages and tracebacks. Operators and
             admins always do.
         kind: How the principal was recognised: "local" (no sign-in is required), "token" (in a
             header), "session" (a signed-in browser), "proxy" (the reverse proxy authenticated the
@@ -51,7 +51,7 @@ STATIC = Principal("static", Role.ADMIN, True, "token")  # for server.token
 
 
 def principal_of(scope: MutableMapping[str, Any]) -> Principal:
-    """Return the principal of a request that the guard has accepted; probes have no principal."""
+    """Return the principal of a request that the guard has accepted. Probes have no principal."""
     found: Principal = scope[KEY]
     return found
 

@@ -59,20 +59,20 @@ BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
 
 class Problem(msgspec.Struct, kw_only=True, frozen=True):
-    """An error.
+    """An error, as the API answers it.
 
     Attributes:
         type: Identifier of the kind of error.
         title: Short description of the kind of error.
         status: HTTP status of the answer.
         detail: Description of this error.
-        field: Part of the request that is wrong; null if the part is unknown or the request is
+        field: Part of the request that is wrong, or null if the part is unknown or the request is
             valid.
-        position: Position of the mistake in a filter, in characters from its beginning; null for
+        position: Position of the mistake in a filter, in characters from its beginning, or null for
             other errors.
         request_id: Identifier of this request in the server's log.
-        docs: Address of the documentation of the exception; null for an exception that is not RMQ's
-            own.
+        docs: Address of the documentation of the exception, or null for an exception that is not
+            RMQ's own.
     """
 
     type: str
@@ -123,7 +123,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Convert an exception to an API error, which reveals no traceback and no address of Redis.
+    """Convert an exception to an API error. It shows no traceback and no address of Redis.
 
     Args:
         error: The exception.

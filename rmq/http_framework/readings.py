@@ -1,4 +1,4 @@
-"""Readings: values read from Redis, shared by all viewers. Ten open windows cost as much as one.
+"""Readings: values read from Redis that all viewers share. Ten open windows cost as much as one.
 
 Rates are computed from the counters of topics, which are read only while a page shows them.
 """
@@ -23,10 +23,10 @@ COUNTERS = ("accepted", "settled")
 
 
 class Meter:
-    """Compute rates from readings of counters, which are kept for half a minute.
+    """Computes rates from readings of counters, which are kept for half a minute.
 
     Args:
-        clock: Function that returns seconds; tests replace it.
+        clock: Function that returns seconds. Tests replace it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,11 +87,11 @@ class LongReading:
 
     Attributes:
         done: Number of items read.
-        all: Number of items to read; 0 until it is known.
-        ended: Time at which the reading ended, by the clock of `Readings`; None while it is
+        all: Number of items to read, or 0 until it is known.
+        ended: Time at which the reading ended, by the clock of `Readings`, or None while it is
             running.
         found: Result of the reading.
-        error: Reason for the failure; an empty string if the reading did not fail.
+        error: Reason for the failure, or an empty string if the reading did not fail.
         kept: Task that reads, and its duration.
     """
 
@@ -112,7 +112,7 @@ class LongReading:
 
 
 class Readings:
-    """Cache readings for a while.
+    """Caches readings for a while.
 
     Attributes:
         meter: Rates of topics, from the counts that were read.
@@ -192,7 +192,10 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget old readings whenever their number has doubled, and the oldest above KEPT_MAX."""
+        """Forget old readings whenever their number has doubled.
+
+        Forget the oldest above KEPT_MAX.
+        """
         if len(self._kept) < self._tidied_at:
             return
         now = time.monotonic()
@@ -205,7 +208,7 @@ class Readings:
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
-        """Start the reading in a task of its own, because the first caller may be cancelled."""
+        """Start the reading in a task of its own, because its first caller may be cancelled."""
 
         async def timed() -> Any:
             try:

@@ -1,6 +1,6 @@
 """Render templates, and format values in them: numbers, times, durations, bodies.
 
-Jinja escapes everything; neither this module nor a template marks text as safe.
+Jinja escapes everything. Neither this module nor a template marks text as safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # tabs and line feeds sta
 
 
 class Renderer:
-    """Render pages.
+    """Renders pages.
 
     Args:
         digest: Digest of the assets, which is part of their URLs.
@@ -107,8 +107,8 @@ def body(shown: Body, how: str = "") -> str:
 
     Args:
         shown: The body.
-        how: "text": unchanged. "hex": bytes as hex; text is encoded first. Otherwise: JSON with
-            indentation, text unchanged, bytes as hex.
+        how: "text" leaves the body unchanged. "hex" shows bytes as hex, and encodes text first. Any
+            other value shows JSON with indentation, text unchanged, and bytes as hex.
     """
     if shown.kind == "base64":
         content = base64.b64decode(shown.text)

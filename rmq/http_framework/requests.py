@@ -1,4 +1,4 @@
-"""Structs for paths, queries and bodies of requests; the base class of answers, and `show`.
+"""Structs for paths, queries and bodies of requests. The base class of answers, and `show`.
 
 The structs check only the limits that the library does not check. For example, the library checks
 the settings of a topic. The size of a body, and the time for reading it, are limited.
@@ -54,7 +54,7 @@ Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired"
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a request; unknown fields are refused."""
+    """A part of a request. Unknown fields are refused."""
 
 
 # --- paths ---------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class MessagesQuery(Request):
 
 
 class DeadQuery(Request):
-    """Selects dead letters to list; a filter is for example: reason=failed and age>1h."""
+    """Selects dead letters to list. An example of a filter: reason=failed and age>1h."""
 
     filter: FilterText | None = None
     slot: Slot | None = None
@@ -107,11 +107,11 @@ class LeasesQuery(Request):
 
 
 class Nothing(Request):
-    """A request without fields: send {}."""
+    """A request without fields. Send {}."""
 
 
 class LetterConditions(Request):
-    """Conditions for dead letters, or for purged dead letters in the trash. All of them must hold.
+    """Conditions for dead letters, also in the trash. A letter must meet all of them.
 
     Attributes:
         filter: For example: error contains "timeout" and header.tenant=7 and body.order>100.
@@ -129,7 +129,7 @@ class LetterConditions(Request):
 
 
 class DeadLetterConditions(LetterConditions):
-    """Conditions for dead letters; a dead letter must meet all of them.
+    """Conditions for dead letters. A dead letter must meet all of them.
 
     Attributes:
         older_than: Minimum time since the message died, in seconds.
@@ -143,7 +143,7 @@ _CONDITIONS = DeadLetterConditions.__struct_fields__
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The body of an answer."""
+    """The base class of the bodies of answers."""
 
 
 A = TypeVar("A", bound=Answer)

@@ -26,7 +26,7 @@ CSRF = "rmq.csrf"  # key in the scope of a request
 
 
 def root_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the root path of a request without a slash at its end; "" if there is none."""
+    """Return the root path of a request without a slash at its end, or "" if there is none."""
     root: str = scope.get("root_path", "")
     return root.rstrip("/")
 
@@ -34,7 +34,7 @@ def root_of(scope: MutableMapping[str, Any]) -> str:
 def path_of(scope: MutableMapping[str, Any]) -> str:
     """Return the path of a request below the root path.
 
-    ASGI includes the root path in `path`; some servers omit it.
+    ASGI includes the root path in `path`, but some servers omit it.
     """
     path: str = scope["path"]
     root = root_of(scope)
@@ -44,13 +44,13 @@ def path_of(scope: MutableMapping[str, Any]) -> str:
 
 
 class RootPath:
-    """Set the root path of requests, for an application behind a reverse proxy.
+    """Sets the root path of requests, for an application behind a reverse proxy.
 
     The proxy may remove the root path from requests or keep it, and local probes may omit it.
 
     Args:
         app: The application.
-        root: Root path, for example "/tools/rmq". An empty string if there is none.
+        root: Root path, for example "/tools/rmq", or an empty string if there is none.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -77,7 +77,7 @@ def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Compute the CSRF token of a principal; None: of a browser that has not signed in."""
+    """Compute the CSRF token of a principal (None: of a browser that has not signed in)."""
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

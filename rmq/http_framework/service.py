@@ -31,7 +31,7 @@ class Service(Protocol):
 
     @property
     def needs_leadership(self) -> bool:
-        """Whether only the leading server runs the service, to avoid doing the same work twice."""
+        """Whether only the leading server runs the service, so that no work is repeated."""
 
     def run_once(self) -> int:
         """Do the pending work. Return the amount of work done, for example a number of messages.
@@ -50,8 +50,8 @@ class ServiceStatus:
         runs: Number of successful runs.
         done: Sum of the results of `run_once`.
         failures: Number of failed runs.
-        error: Error of the last run; empty if the run succeeded.
-        idle_s: Seconds since the last successful run; None if no run has succeeded yet.
+        error: Error of the last run, or empty if the run succeeded.
+        idle_s: Seconds since the last successful run, or None if no run has succeeded yet.
         is_alive: Whether the thread of the service is running.
     """
 
@@ -82,7 +82,7 @@ class ServerState:
 
 
 class ServiceThread:
-    """Run a service in a thread until it is stopped.
+    """Runs a service in a thread until it is stopped.
 
     Args:
         service: The service.
@@ -100,7 +100,7 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._run, name=f"rmq-{service.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; the first run begins immediately."""
+        """Start the thread. The first run begins immediately."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
@@ -109,7 +109,7 @@ class ServiceThread:
         self._wake.set()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
+        """Wait for the end of the thread. Return whether it has ended."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 

@@ -32,7 +32,7 @@ class TopicCounts:
     Attributes:
         context: Context of the topic.
         slots: Counts of each slot, with the names of `Admin.stats`.
-        lateness: Histogram of how late messages were taken since the topic was created.
+        lateness: Histogram of how late messages were received since the topic was created.
         at: Time of the reading, by the monotonic clock.
     """
 
@@ -87,7 +87,7 @@ class Survey:
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
     def run_once(self) -> int:
-        """Read the counts of all topics; return the number of topics."""
+        """Read the counts of all topics. Return the number of topics."""
         is_whole = time.monotonic() >= self._whole_at
         names = self._list(is_whole)
         topics: dict[str, TopicCounts] = {}
@@ -114,7 +114,7 @@ class Survey:
         return len(topics)
 
     def _list(self, is_whole: bool) -> list[str]:
-        """Return the names of all topics. Repair the list of topics if a topic is missing in it.
+        """Return the names of all topics. If the list of topics lacks a topic, add it.
 
         Args:
             is_whole: Whether to walk over all keys of Redis, to find topics that this survey does
@@ -181,7 +181,7 @@ class Survey:
 
 
 def _is_resizing(context: TopicContext) -> bool:
-    """Return whether the topic has an unfinished resize; False if its settings are unknown."""
+    """Return whether the topic has an unfinished resize, or False if its settings are unknown."""
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
 
@@ -198,7 +198,7 @@ class SurveyedService:
 
 
 class TopicProblems:
-    """Log the errors of a topic, each once, so that the work for other topics continues."""
+    """Logs the errors of a topic, each once, so that the work for other topics continues."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str] = {}

@@ -7,13 +7,18 @@ safe if two servers run it at the same time.
 server          Server: the parts of the process, from start to stop
 config          settings, from flags, the environment and a file; the origin of each setting
 leadership      election of the server that leads
-listener        thread that serves HTTP; protocol: limits of time, size and number
+listener        thread that serves HTTP
+protocol        limits of time, size and number for connections
 application     ASGI applications: the server's, and ConsoleApp for other applications to mount
-guard           checks of each request: host, principal, rate, site; rates: token buckets
-authentication  principals: by token, proxy or host application; sessions: signed-in browsers
+guard           checks of each request: host, principal, rate, site of origin
+rates           token buckets
+authentication  finds principals by token, proxy or host application
+sessions        signed-in browsers
 disclosure      removes from answers what a principal may not see
 api             operations of Admin over HTTP, and their lines in the audit trail
-console         routes of the pages; pages: table of pages, health, signing in; leases: a page
+console         routes of the pages
+pages           table of pages, health, signing in
+leases          page of messages in flight
 metrics         the server's metrics for Prometheus
 
 The services are in the `service.py` of each feature. `rmq.http_framework.service` defines the

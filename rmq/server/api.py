@@ -70,8 +70,8 @@ async def recorded(
 ) -> AsyncIterator[Act]:
     """Record the operation of the block in the audit trail, whether it succeeds or fails.
 
-    If Redis does not store the record, the record is logged and no error is raised: the operation
-    has already been done, and the client must learn that.
+    If Redis does not store the record, the record is logged and no error is raised. The operation
+    has already been done, and the client must learn that it was done.
 
     Args:
         context: Context of the request.
@@ -127,7 +127,7 @@ TABLE = Table("server")
 
 
 class About(Answer):
-    """The server that answers, and its Redis."""
+    """Information about the server that answers, and about its Redis."""
 
     version: str
     server: str
@@ -228,7 +228,7 @@ class Api:
         return self._client
 
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
-        """Return the context of a request; `scope` must have passed the guard."""
+        """Return the context of a request. `scope` must have passed the guard."""
         return RequestContext(
             self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
         )

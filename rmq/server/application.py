@@ -48,7 +48,7 @@ FindPrincipal = Callable[["HTTPConnection"], Found | Awaitable[Found]]
 
 
 class ConsoleApp:
-    """Serve `/console` and `/api/v1` inside another ASGI application.
+    """Serves `/console` and `/api/v1` inside another ASGI application.
 
     Args:
         redis: URL of Redis, or a client of the host for one event loop, which is not closed here.
@@ -58,13 +58,14 @@ class ConsoleApp:
             The function is called for every request, and every 1.5 s while a live page is shown.
         prefix: First part of every key. A client given as `redis` has its own prefix.
         sign_in_url: Sign-in page of the host application. "{path}" in it is replaced by the quoted
-            path to return to. None: pages without a user answer 403.
+            path to return to. With None, pages without a user answer 403.
         hosts: Host names by which browsers reach the host application, without ports, in addition
-            to names of this machine. "*": any name, if the host application checks the header Host.
+            to names of this machine. "*" allows any name, if the host application checks the header
+            Host.
         redact: Headers and fields of bodies whose values only admins see.
         rate: Maximum number of requests per second of one principal from one address.
-        streams: Whether live pages are streams of events. False: browsers fetch live pages every
-            few seconds, which WSGI requires because a stream would occupy a thread.
+        streams: Whether live pages are streams of events. If False, browsers fetch live pages every
+            few seconds. WSGI requires this, because a stream would occupy a thread.
 
     Guarantee:
         All checks of `rmq server` apply: roles, CSRF, Host, content security policy, limits of
@@ -112,9 +113,9 @@ class ConsoleApp:
             await send({"type": "websocket.close", "code": 1000})
 
     async def aclose(self) -> None:
-        """Close the connections to Redis; a later request opens them again.
+        """Close the connections to Redis. A later request opens them again.
 
-        Calling it is optional: the end of the event loop closes the connections as well.
+        The call is optional: the end of the event loop closes the connections as well.
         """
         here = asyncio.get_running_loop()
         for loop, running in list(self._by_loop.items()):
@@ -221,7 +222,7 @@ class _Running:
         return self._task.done()
 
     async def opened(self) -> None:
-        """Wait until requests can be answered; raise the error if opening failed."""
+        """Wait until requests can be answered. Raise the error if opening failed."""
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:

@@ -1,8 +1,8 @@
 """Authentication: finds the principal of a request.
 
-none    every client is "local", an admin; only allowed on a local address
+none    every client is "local", an admin (only allowed on a local address)
 token   the header Authorization contains a token, or a cookie contains a session of a token
-proxy   a proxy names the user in a header; programs may send a token instead
+proxy   a proxy names the user in a header (programs may send a token instead)
 host    the application that mounts this application names the user
 
 A server accepts the token of its settings, and the tokens in Redis, which it reads periodically.
@@ -75,12 +75,12 @@ class Proxy:
 
 
 class Authentication:
-    """Find the principal of a request.
+    """Finds the principal of a request.
 
     Args:
         mode: Mode of authentication.
         token: Token of the settings, or None. Tokens in Redis are always accepted.
-        proxy: Trusted proxy. In every mode it reports the address and the scheme of a request; in
+        proxy: Trusted proxy. In every mode it reports the address and the scheme of a request. In
             the mode "proxy" it also names the user.
         find: Function that finds the principal in the mode "host".
     """
@@ -103,7 +103,7 @@ class Authentication:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, client: AsyncClient) -> None:
-        """Start reading from Redis; must be called in the event loop."""
+        """Start reading from Redis. It must be called in the event loop."""
         self.tokens.open(client)
         self.sessions.open(client)
         self._task = asyncio.create_task(self._read_secret(client))
@@ -167,7 +167,7 @@ class Authentication:
         return None
 
     def csrf_token(self, principal: Principal | None) -> str:
-        """Return the CSRF token for the forms of a principal; None: for the sign-in form."""
+        """Return the CSRF token for the forms of a principal (None: for the sign-in form)."""
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
@@ -225,7 +225,7 @@ READ_S = 5.0  # limit for a read
 
 
 class Tokens:
-    """Find the principal of a token.
+    """Finds the principal of a token.
 
     Args:
         static: Token of the settings, or None.

@@ -30,7 +30,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse HOST:PORT; the default host is 127.0.0.1.
+        """Parse HOST:PORT. The default host is 127.0.0.1.
 
         Raises:
             ValueError: The text is not HOST:PORT.
@@ -189,7 +189,7 @@ class Setting(NamedTuple):
         return cls(field.name, key, variable, flag, field.metadata["read"], not field.repr)
 
     def checked(self, value: object, where: str) -> Any:
-        """Parse a value; the error names where the value was set."""
+        """Parse a value. The error names where the value was set."""
         try:
             return self.read(value)
         except (ValueError, InvalidValue) as error:
@@ -213,8 +213,8 @@ class ServerConfig:
             redis://localhost:6379/0.
         prefix: First part of every key.
         listen: Address of the HTTP server.
-        root_path: Path below which a reverse proxy serves this server. Empty: the server is at the
-            root of its host.
+        root_path: Path below which a reverse proxy serves this server. It is empty if the server is
+            at the root of its host.
         hosts: Host names of this server, in addition to `listen` and the names of this machine.
         auth: Mode of authentication: "none", "token" or "proxy". Default: "none" at a local address
             without a token, otherwise "token".
@@ -269,8 +269,8 @@ class ServerConfig:
         """Read all settings.
 
         Args:
-            flags: Values by name of the setting, as `Setting.read` returns them. None: the flag was
-                not given.
+            flags: Values by name of the setting, as `Setting.read` returns them. A value of None
+                means that the flag was not given.
             environ: Environment to read. Default: the environment of this process.
             file: Configuration file. Default: the file that RMQ_CONFIG names, or the first file of
                 `config_file.FILES` that exists.
@@ -314,7 +314,7 @@ class ServerConfig:
         return token
 
     def choose_auth(self, token: str | None) -> Auth:
-        """Return the mode of authentication; `token` is the result of `read_token`.
+        """Return the mode of authentication. `token` is the result of `read_token`.
 
         Raises:
             ConfigurationError: The server would be open to other machines without a token, or two

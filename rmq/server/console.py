@@ -298,7 +298,7 @@ def _notice(root: str, text: str, seconds: int) -> str:
 
 
 def _check_origin(request: Request, form: dict[str, str]) -> None:
-    """Check that this server showed the form to the session that now submits it.
+    """Check that this server showed the form to the same session that now submits it.
 
     Raises:
         ApiError: The form comes from elsewhere.

@@ -1,8 +1,9 @@
 """Disclosure: removes from answers what a principal may not see.
 
 Viewers without an extra right see no bodies of messages and no tracebacks, which contain data of
-customers. They do see error texts, because operating a system requires them; so programs should not
-write secrets into error texts. Only admins see fields and headers that the setting `redact` names.
+customers. Viewers do see error texts, because operating a system requires them. So programs should
+not write secrets into error texts. Only admins see fields and headers that the setting `redact`
+names.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ REDACTED = "***"
 
 
 class Disclosure:
-    """Remove from answers what a principal may not see.
+    """Removes from answers what a principal may not see.
 
     Args:
-        redact: Names of headers and of fields of bodies; case-insensitive.
+        redact: Names of headers and of fields of bodies, in upper or lower case.
     """
 
     def __init__(self, redact: Collection[str] = ()) -> None:
@@ -96,7 +97,7 @@ def _hide(body: Body) -> None:
 
 
 def _redact_body(body: Body, redact: frozenset[str]) -> None:
-    """Replace the values of redacted fields; hide a body that cannot be parsed."""
+    """Replace the values of redacted fields. Hide a body that cannot be parsed."""
     if not redact or body.kind == "hidden":
         return
     text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()

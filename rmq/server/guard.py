@@ -51,7 +51,7 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuse forbidden requests, and pass other requests with their principal to the application.
+    """Refuses forbidden requests, and passes other requests with their principal on.
 
     Args:
         app: The application.
@@ -200,7 +200,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
 
 
 def _check_said(headers: Headers, host: str) -> bool:
-    """Refuse a request from another site; return whether the browser named its site."""
+    """Refuse a request from another site. Return whether the browser named its site."""
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}

@@ -80,7 +80,7 @@ class Leadership:
         return 1
 
     def release(self) -> None:
-        """Let another server lead immediately; without Redis, another server leads after HOLD_S."""
+        """Let another server lead immediately. Without Redis, another server leads after HOLD_S."""
         self._until = 0.0
         with suppress(RMQError):
             self._transport.run(_release(self._prefix, self.server))

@@ -51,7 +51,8 @@ class LeaseList(Answer):
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
     """List the messages in flight, with the time that is left and their holder.
 
-    Only worker processes are shown as holders. Each reports its 20 oldest runs every 10 s.
+    Only worker processes are shown as holders. Each worker process reports its 20 oldest runs every
+    10 s.
     """
     found, cursor = await page_of(context, path.topic, query, "prepare")
     now_ms = (await context.admin.stats(path.topic))["now_ms"]
@@ -75,9 +76,9 @@ class Consumers(Answer):
 
 @TABLE.get("/topics/{topic}/consumers")
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
-    """List the worker processes that handle a topic, and the queries that hold messages of it.
+    """List the worker processes that handle a topic, and the queries that hold its messages.
 
-    Consumers in your own programs report nothing; their messages are listed as in flight.
+    Consumers in your own programs report nothing. Their messages are listed as in flight.
     """
     queries = await context.admin.queries(path.topic)
     workers = [each for each in await context.admin.workers() if path.topic in each.topics]
@@ -89,12 +90,12 @@ Run = tuple[WorkerStatus, HandlerRun]
 
 
 class LeaseHolder(Answer):
-    """The worker process that runs a message; `rmq worker ls` has the same fields.
+    """The worker process that runs a message, with the same fields as in `rmq worker ls`.
 
     Attributes:
-        handler: Name of the handler; empty if the worker reported no run of this message, but
+        handler: Name of the handler. Empty if the worker reported no run of this message, but
             another run under the same shared lease.
-        seconds: Duration of the run so far; null if the worker reported no run.
+        seconds: Duration of the run so far, or null if the worker reported no run.
     """
 
     id: str
@@ -108,13 +109,14 @@ class Lease(Answer):
     """A message in flight.
 
     Attributes:
-        kind: "own": a lease of this message. "shared": a lease of a worker process for all its
-            messages of the slot. "query": a lease of a query such as Spark's, see `/queries`.
+        kind: "own" for a lease of this message, "shared" for a lease of a worker process for all
+            its messages of the slot, "query" for a lease of a query such as Spark's (see
+            `/queries`).
         number: Number of a shared lease.
-        deadline: End of the lease; null if unknown, for example for a query.
-        left_s: Seconds until the lease ends. It is negative if the lease has expired; the message
+        deadline: End of the lease, or null if unknown, for example for a query.
+        left_s: Seconds until the lease ends. It is negative if the lease has expired. The message
             is then rolled back soon.
-        holder: Worker that runs the message; null if unknown, for example for a consumer in your
+        holder: Worker that runs the message, or null if unknown, for example for a consumer in your
             own program.
     """
 

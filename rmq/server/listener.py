@@ -22,7 +22,7 @@ START_S = 10.0
 
 
 class Listener:
-    """Serve an application over HTTP from `start` to `stop`.
+    """Serves an application over HTTP from `start` to `stop`.
 
     Args:
         application: ASGI application.

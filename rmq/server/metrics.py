@@ -29,7 +29,7 @@ OF_QUERIES = {
 
 
 class ServerMetrics:
-    """Collect metrics on request; a collector of prometheus_client.
+    """Collects metrics on request, as a collector of prometheus_client.
 
     Args:
         topics: Function that returns the counts by topic. It returns nothing on servers that do not
@@ -65,7 +65,7 @@ class ServerMetrics:
         return bytes(self._library.generate_latest(self._registry))
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metric families; prometheus_client calls this method."""
+        """Yield the metric families. prometheus_client calls this method."""
         every = self._topics()
         topics = dict(sorted(every.items())[:TOPICS_MAX])
         totals = {name: counts.total for name, counts in topics.items()}

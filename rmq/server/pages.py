@@ -1,4 +1,4 @@
-"""The table of the console's pages; the pages for health and for signing in and out."""
+"""The table of the console's pages. The pages for health and for signing in and out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ THEN_MAX = 1000
 
 @SIGNING_IN_PAGES.get("/signin", None)
 async def ask_sign_in(request: PageRequest) -> View | Redirect:
-    """Ask for a token; redirect a browser that is already signed in."""
+    """Ask for a token. Redirect a browser that is already signed in."""
     if request.principal is not None:
         return Redirect(_then(request, request.query.get("then", "")))
     return _view(request, request.query.get("then", ""))

@@ -52,8 +52,8 @@ def take_head(received: bytearray) -> bytes | None:
     """Remove the head of a request from the received bytes.
 
     Returns:
-        The head, without the empty line at its end. None if the head is not complete; then no bytes
-        are removed.
+        The head, without the empty line at its end. If the head is not complete, the result is None
+        and no bytes are removed.
 
     Raises:
         BadHead: The head is too large, or has a line feed without a carriage return.
@@ -125,7 +125,7 @@ class Connections:
         self._all: dict[LimitedProtocol, str] = {}  # oldest first
 
     def add(self, connection: LimitedProtocol, address: str) -> bool:
-        """Add a connection; if there are too many, close a connection that waits for its client.
+        """Add a connection. If there are too many, close one that waits for its client.
 
         If no connection waits, up to FOR_PROBES connections beyond the limit are accepted. They
         answer probes only.
@@ -158,10 +158,10 @@ class Connections:
 
 
 class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
-    """A connection with limits; uvicorn creates it.
+    """A connection with limits. uvicorn creates it.
 
     Args:
-        connections: Connections of the listener; the other arguments are uvicorn's.
+        connections: Connections of the listener. The other arguments are uvicorn's.
     """
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
@@ -208,7 +208,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def shutdown(self) -> None:
-        """Finish the current answer, and close; a stream has no end, so close it now."""
+        """Finish the current answer, and close. A stream has no end, so close it now."""
         super().shutdown()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
             self.transport.close()
@@ -231,7 +231,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 return
 
     def _pass_on_head(self) -> bool:
-        """Pass a head to uvicorn; return whether the head was complete."""
+        """Pass a head to uvicorn. Return whether the head was complete."""
         try:
             head = take_head(self._buffer)
             self._body_left = 0 if head is None else body_length(head)

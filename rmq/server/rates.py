@@ -55,7 +55,7 @@ class Rates:
 
 
 class Places:
-    """Limit how many requests of a key are answered at the same time; further requests wait.
+    """Limits how many requests of a key are answered at the same time. Further requests wait.
 
     All answers are made in one event loop. Without this limit, a client with many concurrent
     requests would use almost all of the loop's time.

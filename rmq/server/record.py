@@ -24,7 +24,7 @@ async def record(
     subject: str,
     text: str,
 ) -> None:
-    """Store a record in the audit trail; log the record if Redis does not store it."""
+    """Store a record in the audit trail. Log the record if Redis does not store it."""
     by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
     try:
         async with asyncio.timeout(RECORD_S):

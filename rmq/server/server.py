@@ -39,14 +39,14 @@ RETRY_FOR_S = 2.0  # short: a service repeats a failed run anyway
 
 
 class Server:
-    """Run the services, and answer over HTTP; use `with`, or `run`.
+    """Runs the services, and answers over HTTP. Use it in a `with` statement, or call `run`.
 
     Args:
         config: Settings of the server.
 
     Guarantee:
-        Several servers may run. Nothing is done twice, even if another server or a consumer does
-        the same work at the same time. If a server dies, nothing is lost; another server leads
+        Several servers may run. No work is done twice, even if another server or a consumer does
+        the same work at the same time. If a server dies, no data is lost, and another server leads
         within 15 s.
 
     Raises:
@@ -119,7 +119,7 @@ class Server:
         return self._client.url
 
     def _missing(self) -> dict[str, int]:
-        """Return by topic how many messages the last audit found missing; empty if not leading."""
+        """Return by topic how many messages the last audit found missing. Empty if not leading."""
         return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:

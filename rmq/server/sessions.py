@@ -1,6 +1,6 @@
 """Sessions: browsers that have signed in with a token, and their cookies.
 
-The browser stores a random id; Redis stores the digest of the id and the token that was used. A
+The browser stores a random id. Redis stores the digest of the id and the token that was used. A
 session has the rights that its token has now, and ends when the token is revoked.
 """
 
@@ -53,7 +53,7 @@ class _Kept(NamedTuple):
 
 
 class Sessions:
-    """Start, find and end sessions.
+    """Starts, finds and ends sessions.
 
     Args:
         tokens: Finder of the principal of a token.
@@ -70,7 +70,7 @@ class Sessions:
         self._client = client
 
     async def sign_in(self, scope: MutableMapping[str, Any], token: str) -> str:
-        """Start a session with a token; return its cookie, for Set-Cookie.
+        """Start a session with a token. Return its cookie, for Set-Cookie.
 
         Raises:
             ApiError: The token is unknown, or the address has tried too many unknown tokens.
@@ -93,7 +93,7 @@ class Sessions:
         return await self.create(scope, principal)
 
     async def create(self, scope: MutableMapping[str, Any], principal: Principal) -> str:
-        """Start a session for the principal of a token; return its cookie."""
+        """Start a session for the principal of a token. Return its cookie."""
         assert principal.token is not None
         assert self._client is not None
         id = secrets.token_urlsafe(32)
@@ -103,7 +103,7 @@ class Sessions:
         return _cookie(scope, id, WHOLE_S)
 
     async def sign_out(self, scope: MutableMapping[str, Any]) -> str:
-        """End the session of a request; return the cookie that deletes it."""
+        """End the session of a request. Return the cookie that deletes it."""
         assert self._client is not None
         session = principal_of(scope).session
         if session is not None:
@@ -154,13 +154,13 @@ class Sessions:
 
 
 async def sign_in(scope: MutableMapping[str, Any], token: str) -> str:
-    """Start a session at the server of a request; see `Sessions.sign_in`."""
+    """Start a session at the server of a request, as `Sessions.sign_in` does."""
     found: Sessions = scope[KEY]
     return await found.sign_in(scope, token)
 
 
 async def sign_out(scope: MutableMapping[str, Any]) -> str:
-    """End the session of a request; see `Sessions.sign_out`."""
+    """End the session of a request, as `Sessions.sign_out` does."""
     found: Sessions = scope[KEY]
     return await found.sign_out(scope)
 

@@ -1,1 +1,1 @@
-"""Messages: show, find, cancel and reschedule them; `rmq send` and `rmq tail`."""
+"""Messages: show, find, cancel and reschedule them. Also `rmq send` and `rmq tail`."""

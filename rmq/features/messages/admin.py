@@ -57,7 +57,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            slot: Index of the slot to read. Default: all slots, one after the other.
+            slot: Index of the slot to read. Default: all slots, one after another.
             cursor: Cursor of the previous page. Default: start at the beginning.
             limit: Maximum number of messages, 1 to 1000.
             type: Type of the messages. Default: any type.
@@ -87,7 +87,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: Index of the slot.
-            pieces: Number of parts, 1 to 10 000; a small queue has fewer parts.
+            pieces: Number of parts, 1 to 10 000. A small queue has fewer parts.
         """
         return await self._run(paging.spans(self._context(topic), queue, slot, pieces))
 
@@ -120,5 +120,5 @@ class AsyncMessageAdmin(AsyncAdminPart):
         return await self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 
     async def rollback(self, topic: str) -> int:
-        """Roll back every expired lease now; return the number of leases."""
+        """Roll back every expired lease now. Return the number of leases."""
         return await self._run(rollback.rollback_topic(self._context(topic)))

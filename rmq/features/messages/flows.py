@@ -1,10 +1,10 @@
 """Read messages without receiving them: the first messages, all messages in pages, or new messages.
 
 `tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
-arrival, so `tail` reads all messages of each slot again and again (a sweep), a part at a time. A
-sweep finds every message that was accepted before the sweep began, unless the message was settled
-or merged before it was read. Each look also reads the last messages of each priority, because most
-new messages are there.
+arrival. So `tail` reads all messages of each slot, a part at a time, and then starts again: each
+pass is a sweep. A sweep finds every message that was accepted before the sweep began, unless the
+message was settled or merged before it was read. Each look (one round of reads) also reads the last
+messages of each priority, because most new messages are there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PeekPage(NamedTuple):
     """Some messages of a queue.
 
     Attributes:
-        messages: Messages slot by slot; waiting messages in the delivery order of their slot.
+        messages: Messages slot by slot. Waiting messages are in the delivery order of their slot.
         cursor: Cursor of the next page, or None on the last page.
     """
 
@@ -53,7 +53,7 @@ class Position(NamedTuple):
     Attributes:
         now_ms: Time of the first page, which decides whether a message is due.
         next_slot: Index of the slot that returns the next message.
-        places: Last message returned by each slot, by the index of the slot.
+        places: The last message that was returned from each slot, by the index of the slot.
     """
 
     now_ms: int
@@ -107,7 +107,7 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
 
 
 def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
-    """Return messages without receiving them; waiting messages in delivery order.
+    """Return messages without receiving them. Waiting messages are in delivery order.
 
     Each slot returns about the same number of messages, or more if other slots have too few. The
     order is defined only within a slot.
@@ -129,7 +129,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return at most `limit` messages after a cursor; examine at most `scan` messages."""
+    """Return at most `limit` messages after a cursor. Examine at most `scan` messages."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
@@ -166,7 +166,7 @@ def _begin(
 
 
 class SlotWalk:
-    """A walk over slots of a topic, which return their messages in turn."""
+    """Reads messages from several slots of a topic in turn."""
 
     def __init__(
         self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
@@ -189,9 +189,10 @@ class SlotWalk:
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
-        """Return the next members: at most `limit`, after examining at most `scan`.
+        """Return the next members: at most `limit`, and after `scan` examined members at most.
 
-        `wanted`: type that the messages must have, or group, or both; empty for all messages.
+        `wanted` has the type, the group, or both that the messages must have. It is empty for all
+        messages.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -213,7 +214,7 @@ class SlotWalk:
         return (yield from self._fill(1))
 
     def _fill(self, most: int) -> Flow[bool]:
-        """Read from the next slot that has more messages; return False at the end."""
+        """Read from the next slot that has more messages. Return False at the end."""
         while self._turns:
             slot = self._turns[0]
             if not self._ready[slot]:
@@ -231,7 +232,7 @@ QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
 class SlotTail:
-    """Find the new messages of a slot.
+    """Finds the new messages of a slot.
 
     Attributes:
         floor: Acceptance number up to which every message was found, or was gone before it was
@@ -247,7 +248,10 @@ class SlotTail:
         self._sweep: list[SlotReader] = []  # remaining parts of the sweep
 
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
-        """Return messages that no earlier look found; `accepted`: the newest acceptance number."""
+        """Return messages that no earlier look found.
+
+        `accepted` is the acceptance number of the slot's newest message.
+        """
         if not self._sweep:
             if accepted <= self.floor:
                 return []
@@ -283,7 +287,7 @@ class SlotTail:
 
 
 class Tail:
-    """Find the new messages of a topic.
+    """Finds the new messages of a topic.
 
     Args:
         context: Context of the topic.
@@ -314,7 +318,7 @@ class Tail:
     def look(self) -> Flow[list[Message]]:
         """Return new messages, in the order of acceptance within each slot.
 
-        All messages of the previous look count as shown.
+        All messages that the previous look returned count as shown.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)

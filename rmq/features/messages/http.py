@@ -44,16 +44,16 @@ class MessagePath(TopicPath):
 
 
 class MessageQuery(Request):
-    """Options for showing a message; `whole`: return the whole body, up to 16 MiB."""
+    """Options for showing a message. `whole` returns the whole body, up to 16 MiB."""
 
     whole: bool = False
 
 
 class Send(Request):
-    """A message to send; the fields are the same as in `rmq.Outgoing`.
+    """A message to send, with the same fields as `rmq.Outgoing`.
 
     Attributes:
-        body: Body as JSON; alternative to body_base64.
+        body: Body as JSON. Alternative to body_base64.
         body_base64: Body as bytes, which consumers get unchanged.
         codec: Codec for a JSON body.
     """
@@ -82,14 +82,14 @@ class Send(Request):
 
 
 class Reschedule(Request):
-    """New due time of a message: `delay` in seconds, or `at`."""
+    """New due time of a message, as `delay` in seconds or as a time `at`."""
 
     delay: Seconds | None = None
     at: datetime | None = None
 
 
 class Priority(Request):
-    """A priority from 17 to 1 048 575; larger values are delivered first."""
+    """A priority from 17 to 1 048 575. Larger values are delivered first."""
 
     priority: int
 
@@ -111,7 +111,7 @@ async def list_messages(
 
 @TABLE.get("/topics/{topic}/peek")
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
-    """Show the messages of a queue, page by page; waiting messages in delivery order.
+    """Show the messages of a queue, page by page, with waiting messages in delivery order.
 
     A message whose position does not change is shown once. For a topic with more than 100 slots,
     `slot` is required. With a `type` or a `group`, a page may be shorter than `limit` although more
@@ -178,7 +178,7 @@ class Cancelled(Answer):
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", role=Role.OPERATOR)
 async def cancel_message(context: RequestContext, path: MessagePath, body: Nothing) -> Cancelled:
-    """Cancel a waiting message; for another message, only return its state."""
+    """Cancel a waiting message. For another message, only return its state."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Cancelled(status=await topic.cancel(path.id))
@@ -210,7 +210,7 @@ class Prioritized(Answer):
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:
-    """Give a waiting message another priority; it goes behind the messages of that priority."""
+    """Give a waiting message another priority. It goes behind the messages of that priority."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))

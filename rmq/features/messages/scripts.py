@@ -1,4 +1,4 @@
-"""Builders of commands that change a waiting message: cancel, reschedule, set_priority."""
+"""Commands that change a waiting message: cancel, reschedule, set_priority."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cancel(
     running: bool = False,
     receipt: float | None = None,
 ) -> Command[str]:
-    """Cancel a waiting message, or request the cancellation of a delivery; return the status.
+    """Cancel a waiting message, or request the cancellation of a delivery. Return the status.
 
     `running`: whether it may be in flight. `receipt`: score of the only delivery to cancel.
     """
@@ -40,7 +40,7 @@ def cancel(
 def reschedule(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
 ) -> Command[tuple[str, int]]:
-    """Give a waiting message another due time; `due` below 1e12 is a delay in ms."""
+    """Give a waiting message another due time. A `due` below 1e12 is a delay in ms."""
     return Command(
         script_loader.load("reschedule"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),

@@ -25,7 +25,7 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
 
 
 class Rollback(SurveyedService):
-    """Roll back expired leases, which the survey of the topics has found.
+    """Rolls back the expired leases that the survey of the topics has found.
 
     A slot without expired leases costs no extra command. If the consumers of a slot die, their
     leases are rolled back at most 80 s after they expire.
@@ -39,7 +39,7 @@ class Rollback(SurveyedService):
         self._seen = -1  # last handled pass of the survey
 
     def run_once(self) -> int:
-        """Roll back the expired leases; return the number of messages."""
+        """Roll back the expired leases. Return the number of messages."""
         seen, topics = self._survey.passes, self._survey.topics
         if seen == self._seen:
             return 0

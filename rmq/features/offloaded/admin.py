@@ -14,7 +14,7 @@ class AsyncOffloadedAdmin(AsyncAdminPart):
     async def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove stored bodies (objects) that no message refers to; return their number.
+        """Remove stored bodies (objects) that no message refers to. Return their number.
 
         Such objects remain when a send stops after storing the object and before sending the
         message. The sweep reads all records of all topics, in all queues.

@@ -28,7 +28,7 @@ SCAN = 500
 
 
 class SweepResult(NamedTuple):
-    """The number of removed objects, which no message refers to, and their total bytes."""
+    """The number of removed objects, and their total bytes."""
 
     objects: int
     bytes: int

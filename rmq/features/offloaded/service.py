@@ -19,7 +19,7 @@ UNUSED_S = 600.0  # time between two checks of a slot without offloaded bodies
 
 
 class Offloading(SurveyedService):
-    """Remove the objects of messages that are gone; log a failure once per topic.
+    """Removes the objects of messages that are gone. A failure is logged once per topic.
 
     A script that removes a message with an offloaded body leaves a tombstone, which names the
     object.
@@ -35,7 +35,7 @@ class Offloading(SurveyedService):
         self._reported: set[str] = set()  # topics whose objects could not be removed
 
     def run_once(self) -> int:
-        """Remove the objects that are due; return their number."""
+        """Remove the objects that are due. Return their number."""
         removed, now = 0, time.monotonic()
         self._unused_until = {key: at for key, at in self._unused_until.items() if at > now}
         for name, counts in self._survey.topics.items():

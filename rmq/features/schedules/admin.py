@@ -24,22 +24,25 @@ class AsyncScheduleAdmin(AsyncAdminPart):
         return await self._run(flows.schedule(self._context(topic), name))
 
     async def schedule_pause(self, topic: str, name: str) -> bool:
-        """Pause a schedule until it is resumed; return whether it was active."""
+        """Pause a schedule until it is resumed. Return whether it was active."""
         return await self._run(flows.pause(self._context(topic), name))
 
     async def schedule_resume(self, topic: str, name: str) -> bool:
-        """Resume a paused schedule with its next time; return whether it was paused.
+        """Resume a paused schedule with its next time. Return whether it was paused.
 
         Times during the pause are skipped.
         """
         return await self._run(flows.resume(self._context(topic), name))
 
     async def schedule_run(self, topic: str, name: str) -> SendResult:
-        """Send the message of a schedule now, even if it is paused; its times do not change."""
+        """Send the message of a schedule now, even if it is paused.
+
+        The schedule's times do not change.
+        """
         return await self._run(flows.run(self._context(topic), name))
 
     async def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule; return whether it existed. Messages that it has sent are not deleted.
+        """Delete a schedule. Return whether it existed. Messages that it has sent are not deleted.
 
         The schedule stays deleted until a program declares it again.
         """

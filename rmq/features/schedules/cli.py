@@ -33,7 +33,7 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _fields(state: rmq.ScheduleState) -> dict[str, Any]:
-    """Return the JSON fields of a schedule; durations have their unit in the name: `every_s`."""
+    """Return the JSON fields of a schedule. Durations have their unit in the name: `every_s`."""
     return {
         "topic": state.topic, "name": state.name, "every_s": _seconds(state.every),
         "cron": state.cron, "tz": None if state.cron is None else state.tz,

@@ -28,7 +28,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Name of the schedule in its topic; Admin and the command line use it."""
+        """Name of the schedule in its topic. Admin and the command line use this name."""
         return self.definition.name
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ ScheduleT = TypeVar("ScheduleT", bound=Declaration)
 
 
 class Declaring(Generic[ScheduleT]):
-    """The method of a topic that declares a schedule; subclasses choose the class of the result."""
+    """The method of a topic that declares a schedule. Subclasses choose the class of the result."""
 
     _context: TopicContext
     _handlers: Handlers
@@ -85,10 +85,10 @@ class Declaring(Generic[ScheduleT]):
         """Declare a schedule, which sends a message to this topic at recurring times.
 
         This call sends nothing to Redis. A worker or an `rmq.Scheduler` of this client stores the
-        schedule when it starts; `.declare()` stores it now. Messages are sent while a worker of the
-        topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule, declare the same name
-        with another definition. A schedule continues after this program has ended, until you delete
-        the schedule (`rmq schedule delete`).
+        schedule when it starts. `.declare()` stores the schedule now. Messages are sent while a
+        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule, declare
+        the same name with another definition. A schedule continues after this program has ended,
+        until you delete the schedule (`rmq schedule delete`).
 
         Args:
             name: Unique name in the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
@@ -96,17 +96,17 @@ class Declaring(Generic[ScheduleT]):
                 example "0 6 * * mon-fri". It needs rmq[schedule]. Pass either `cron` or `every`.
             every: Interval between the times, at least 0.1 s. The times are multiples of the
                 interval since 1970-01-01 in UTC.
-            tz: Time zone of `cron`, for example "Europe/Berlin"; default UTC.
+            tz: Time zone of `cron`, for example "Europe/Berlin". Default: UTC.
             jitter: Maximum delay of a message after its time, shorter than `every` and at most a
                 day. The actual delay is computed from the name and the time, so all schedulers use
                 the same delay.
             catch_up: Which missed times to send later. A time is missed if no scheduler ran in the
-                10 s after it. "skip": none. "last": the last missed time, unless a later time is on
-                time. "all": all missed times.
-            catch_up_limit: With "all", maximum number of missed times to send; the latest missed
+                10 s after it. "skip" sends none, "last" the last missed time unless a later time is
+                on time, and "all" all missed times.
+            catch_up_limit: With "all", maximum number of missed times to send. The latest missed
                 times are sent.
             body, priority, headers, expires, type: Fields of the messages, as in `send`.
-            group: Refused; messages of a schedule have no group.
+            group: Not allowed, because messages of a schedule have no group.
 
         Returns:
             The declaration. In a handler, `d.schedule_time` is the time of the message.
@@ -161,7 +161,7 @@ class Declaring(Generic[ScheduleT]):
 
 
 class AsyncSchedules(Declaring[AsyncSchedule]):
-    """Declare schedules of a topic."""
+    """Declares schedules of a topic."""
 
     _transport: AsyncTransport
 

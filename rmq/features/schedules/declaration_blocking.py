@@ -28,7 +28,7 @@ class Schedule(Declaration):
 
 
 class Schedules(Declaring[Schedule]):
-    """Declare schedules of a topic."""
+    """Declares schedules of a topic."""
 
     _transport: Transport
 

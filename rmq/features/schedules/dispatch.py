@@ -1,6 +1,6 @@
 """The work of a scheduler: store the schedules that a program declares, and send due messages.
 
-`read_due` reads the due schedules; `send_due` sends their messages and moves the schedules to their
+`read_due` reads the due schedules. `send_due` sends their messages and moves the schedules to their
 next times.
 """
 
@@ -42,15 +42,15 @@ CALLS_AT_ONCE = 100  # sends of one round trip
 
 
 class Dispatch:
-    """Declare the schedules of a program, and send the due messages of its topics.
+    """Declares the schedules of a program, and sends the due messages of its topics.
 
     Args:
         prefix: First part of every key.
         transport: Transport to Redis.
         handlers: Declarations of the client.
         contexts: Topics to serve, in addition to the topics of declared schedules.
-        make_context: Function that creates the context of any topic in Redis, to serve all topics;
-            or None.
+        make_context: Function that creates the context of any topic in Redis, in order to serve all
+            topics, or None.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Dispatch:
         self._reported: dict[tuple[str, str], str] = {}
 
     def declare(self, strict: bool = True) -> set[str]:
-        """Write the schedules that the program has declared since the last call.
+        """Store the schedules that the program has declared since the last call.
 
         Args:
             strict: Whether to raise the error of a schedule. If False, log the error and continue
                 with the other schedules, unless Redis cannot be reached.
 
         Returns:
-            The topics of the written schedules.
+            The topics of the stored schedules.
         """
         topics = set()
         for key, declaration in list(self._handlers.schedules.items()):
@@ -134,7 +134,7 @@ class Dispatch:
         return self._contexts[name]
 
     def _send(self, context: TopicContext, reply: DueReply) -> tuple[int, bool]:
-        """Send the due messages of a topic; return their number, and whether all of them failed."""
+        """Send the due messages of a topic. Return their number, and whether all of them failed."""
         try:
             sent, errors = self._transport.run(send_due(context, reply.due, reply.now_ms))
         except (Unavailable, OutcomeUnknown):
@@ -166,7 +166,7 @@ class DueTopic(NamedTuple):
 
 
 def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
-    """Read the due schedules of these topics, or of all topics (None).
+    """Read the due schedules of these topics, or of all topics if `names` is None.
 
     This costs one command, and one more for each topic with a due schedule.
     """

@@ -44,8 +44,8 @@ class ScheduleState:
     Attributes:
         topic: Topic of its messages.
         name: Name of the schedule.
-        every: Interval between its times; None for a cron expression.
-        cron: Cron expression; None for an interval.
+        every: Interval between its times, or None for a cron expression.
+        cron: Cron expression, or None for an interval.
         tz: Time zone of the cron expression.
         jitter: Maximum delay of a message after its time.
         catch_up: Missed times that are sent: "skip" (none), "last" or "all".
@@ -185,7 +185,7 @@ def _moment(ms: int | None) -> datetime | None:
 
 
 def pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Pause a schedule; return whether it was active before."""
+    """Pause a schedule. Return whether it was active before."""
     yield from opening.ensure_open(context, create=False)
     paused: int = yield scripts.schedule_pause(context.slots[SLOT], name)
     if paused < 0:
@@ -194,7 +194,7 @@ def pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def resume(context: TopicContext, name: str) -> Flow[bool]:
-    """Resume a schedule with its next time; return whether it was paused."""
+    """Resume a schedule with its next time. Return whether it was paused."""
     while True:
         row, now_ms = yield from _row(context, name)
         definition = Definition.unpack(row.definition)
@@ -211,7 +211,7 @@ def resume(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def run(context: TopicContext, name: str) -> Flow[SendResult]:
-    """Send the message of a schedule now; its times do not change."""
+    """Send the message of a schedule now. The schedule's times do not change."""
     row, now_ms = yield from _row(context, name)
     definition = Definition.unpack(row.definition)
     out = outgoing(definition, None, now_ms)
@@ -219,7 +219,7 @@ def run(context: TopicContext, name: str) -> Flow[SendResult]:
 
 
 def delete(context: TopicContext, name: str) -> Flow[bool]:
-    """Delete a schedule; return whether it existed."""
+    """Delete a schedule. Return whether it existed."""
     yield from opening.ensure_open(context, create=False)
     deleted: bool = yield scripts.schedule_delete(context.slots[SLOT], name)
     return deleted
@@ -235,7 +235,7 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
 
 
 def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
-    """Return the message of a schedule for a time; `id` is None for a message with a new id."""
+    """Return the message of a schedule for a time. If `id` is None, the message gets a new id."""
     return Outgoing(
         definition.body,
         priority=definition.priority,

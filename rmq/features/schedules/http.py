@@ -36,7 +36,7 @@ async def list_schedules(context: RequestContext, path: TopicPath) -> ScheduleLi
 
 
 class Schedule(Answer):
-    """A schedule; the fields are the same as in `rmq schedule show`, with durations in seconds."""
+    """A schedule, with the same fields as in `rmq schedule show` and durations in seconds."""
 
     topic: str
     name: str
@@ -66,7 +66,7 @@ async def get_schedule(context: RequestContext, path: SchedulePath) -> Schedule:
 
 @TABLE.delete(PATH, NONE, role=Role.ADMIN)
 async def delete_schedule(context: RequestContext, path: SchedulePath) -> Done:
-    """Delete a schedule; messages that it has sent are not deleted."""
+    """Delete a schedule. Messages that it has sent are not deleted."""
     return Done(done=await context.admin.schedule_delete(path.topic, path.name))
 
 
@@ -84,7 +84,10 @@ async def resume_schedule(context: RequestContext, path: SchedulePath, body: Not
 
 @TABLE.post(PATH + "/run", NONE, "queue-full", role=Role.OPERATOR, status=201)
 async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Sent:
-    """Send the message of a schedule now, even if it is paused; its times do not change."""
+    """Send the message of a schedule now, even if it is paused.
+
+    The schedule's times do not change.
+    """
     return show(await context.admin.schedule_run(path.topic, path.name), Sent)
 
 

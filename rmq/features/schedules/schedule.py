@@ -40,7 +40,7 @@ _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """A step of a schedule: send the message of a time or skip times, then go to the next time.
+    """A step of a schedule: send the message of a time, or skip times. Then go to the next time.
 
     Attributes:
         time_ms: Time for which a message is sent, or None if missed times are skipped.
@@ -83,7 +83,7 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Of the times before `since`, earlier ones than the latest `most` may be left out.
+        Only the latest `most` of the times before `since` are certain to be returned.
         """
         start = max(first, since)
         if start > first:
@@ -116,7 +116,7 @@ class _Cron:
 
 @dataclass(frozen=True)
 class Definition:
-    """The message and the times of a schedule; `body` is encoded by codec number `codec`."""
+    """The message and the times of a schedule. `body` is encoded by codec number `codec`."""
 
     name: str
     every_ms: int | None
@@ -133,7 +133,7 @@ class Definition:
     type: str | None = None
 
     def pack(self) -> bytes:
-        """Encode the definition; equal definitions have equal bytes."""
+        """Encode the definition. Equal definitions have equal bytes."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["headers"] = dict(sorted(self.headers.items()))
         packed: bytes = msgpack.packb({"version": VERSION, **values})
@@ -165,7 +165,7 @@ class Definition:
 
     @property
     def timing(self) -> str:
-        """The part of the definition that determines its times, as text."""
+        """The part of the definition that determines the schedule's times, as text."""
         return f"{self.every_ms or ''}|{self.cron or ''}|{self.tz}|{self.jitter_ms}"
 
     @cached_property
@@ -190,9 +190,9 @@ class Definition:
     def plan(self, next_ms: int, now_ms: int) -> list[Step]:
         """Return the steps of a schedule whose next time is due.
 
-        A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed;
-        the catch-up policy selects which of them are sent. If `next_ms` is in the future, the
-        server's clock was ahead when it was computed, and the next time is computed again.
+        A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed,
+        and the catch-up policy selects which missed times are sent. If `next_ms` is in the future,
+        the server's clock was ahead when it was computed, and the next time is computed again.
         """
         if next_ms > now_ms:
             return [Step(None, self.after(now_ms))]
@@ -231,10 +231,8 @@ class Definition:
 def _advance_hour(moments: Any) -> bool:
     """Advance to an hour that matches the expression, in steps of a quarter of an hour.
 
-    This replaces `CronSim.advance_hour`.
-
-    That method advances by an hour, so it skips times if a clock changes by less than an hour, or
-    in the middle of an hour.
+    This replaces `CronSim.advance_hour`, which advances by an hour. That method skips times if a
+    clock changes by less than an hour, or in the middle of an hour.
     """
     if moments.dt.hour in moments.hours:
         return False
@@ -266,7 +264,7 @@ def time_zone(name: str) -> zoneinfo.ZoneInfo:
 
 
 def check_cron(cron: object) -> str:
-    """Normalize a cron expression of 5 fields to single spaces; its values are checked later."""
+    """Normalize a cron expression of 5 fields to single spaces. Its values are checked later."""
     if not isinstance(cron, str):
         raise InvalidType(f"cron: {type(cron).__name__}; give a str")
     words = cron.split()

@@ -1,4 +1,4 @@
-"""Builders of commands on schedules: set, read, pause, resume, delete and send."""
+"""Commands on schedules: set, read, pause, resume, delete and send."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DueSchedule(NamedTuple):
 
 
 class DueReply(NamedTuple):
-    """The reply of schedule_due."""
+    """The reply to the script `schedule_due`."""
 
     now_ms: int
     wait_ms: int  # time until the next schedule is due, or -1 if there is none
@@ -47,7 +47,7 @@ class ScheduleRow(NamedTuple):
 
 
 class SchedulesReply(NamedTuple):
-    """The reply of schedules."""
+    """The reply to the script `schedules`."""
 
     now_ms: int
     generation: bytes
@@ -133,12 +133,12 @@ def schedule_send(
     time_ms: int | None = None,
     message: tuple[bytes, bytes, bytes] | None = None,
 ) -> Command[int]:
-    """Send the message of a due time, or skip missed times; then set the schedule's next time.
+    """Send the message of a due time, or skip missed times. Then set the schedule's next time.
 
-    Returns 1 (done), -1 (the topic is full) or PAUSED.
+    Return 1 (done), -1 (the topic is full) or PAUSED.
 
-    `schedule`: name, revision and next time, as they were read. `following`: the next time, and its
-    due time. `message`: id, head and rest of the message.
+    `schedule` has name, revision and next time, as they were read. `following` has the next time,
+    and its due time. `message` has id, head and rest of the message.
     """
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:
@@ -158,7 +158,7 @@ def schedule_send(
 
 
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a schedule; return 1 (done), 0 (it was paused already) or -1 (it does not exist)."""
+    """Pause a schedule. Return 1 (done), 0 (it was paused already) or -1 (it does not exist)."""
     return Command(
         script_loader.load("schedule_pause"),
         (keys.slot, keys.schedule_times),
@@ -170,7 +170,7 @@ def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
 def schedule_resume(
     keys: SlotKeys, name: str, revision: bytes, next_ms: int, due_ms: int
 ) -> Command[int]:
-    """Resume a schedule: 1 done, 0 it was not paused, -1 it does not exist, -2 it has changed."""
+    """Resume a schedule. Return 1 (done), 0 (not paused), -1 (missing) or -2 (it has changed)."""
     return Command(
         script_loader.load("schedule_resume"),
         _keys(keys),
@@ -180,5 +180,5 @@ def schedule_resume(
 
 
 def schedule_delete(keys: SlotKeys, name: str) -> Command[bool]:
-    """Delete a schedule; return whether it existed."""
+    """Delete a schedule. Return whether it existed."""
     return Command(script_loader.load("schedule_delete"), _keys(keys), [keys.created, name], bool)

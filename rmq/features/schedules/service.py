@@ -13,7 +13,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:
-    """Send due messages; a script makes sure that only one server or worker sends each time."""
+    """Sends due messages. A script makes sure that only one server or worker sends each time."""
 
     name = "schedules"
     # Any server may send, because each time is sent once; so no time waits for a leader.
@@ -29,12 +29,12 @@ class Schedules:
 
     @property
     def every_s(self) -> float:
-        """Seconds until a schedule is due, at most POLL_S."""
+        """Seconds until the next schedule is due, at most POLL_S."""
         wait_s = min(self._due_at.values(), default=float("inf")) - time.monotonic()
         return max(0.0, min(POLL_S, wait_s))
 
     def run_once(self) -> int:
-        """Send due messages; return their number."""
+        """Send due messages. Return their number."""
         sent, waits = self._dispatch.send_due()
         now = time.monotonic()
         self._due_at = {topic: now + wait_s for topic, wait_s in waits.items()}

@@ -1,4 +1,4 @@
-"""List and release queries; list and delete sinks."""
+"""List and release queries. List and delete sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
     async def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
     ) -> int:
-        """Give back immediately all messages of a query; return their number.
+        """Give back immediately all messages of a query. Return their number.
 
         Use it for a query that will not start again. Each message loses a retry and waits as after
         a failure. A message without a remaining retry becomes a dead letter. All expired leases of
@@ -40,7 +40,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
             later on the same checkpoint, finds that its batch is gone.
 
         Raises:
-            QueryOwned: A driver runs the query; nothing was changed.
+            QueryOwned: A driver runs the query. No message was given back.
         """
         context = self._context(topic)
         return await self._run(held.release_query(context, check_run(run), force, dry_run))
@@ -62,7 +62,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
         return await self._run(held.sinks(self._context(topic), query))
 
     async def forget_sink(self, topic: str, query: str) -> bool:
-        """Delete the record of a query's published batches; return whether there was a record.
+        """Delete the record of a query's published batches. Return whether there was a record.
 
         Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay
         of the last batch is published a second time. Unpublished messages of a begun batch are then

@@ -23,7 +23,7 @@ class QueryAdmin(AdminPart):
     def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
     ) -> int:
-        """Give back immediately all messages of a query; return their number.
+        """Give back immediately all messages of a query. Return their number.
 
         Use it for a query that will not start again. Each message loses a retry and waits as after
         a failure. A message without a remaining retry becomes a dead letter. All expired leases of
@@ -41,7 +41,7 @@ class QueryAdmin(AdminPart):
             later on the same checkpoint, finds that its batch is gone.
 
         Raises:
-            QueryOwned: A driver runs the query; nothing was changed.
+            QueryOwned: A driver runs the query. No message was given back.
         """
         context = self._context(topic)
         return self._run(held.release_query(context, check_run(run), force, dry_run))
@@ -63,7 +63,7 @@ class QueryAdmin(AdminPart):
         return self._run(held.sinks(self._context(topic), query))
 
     def forget_sink(self, topic: str, query: str) -> bool:
-        """Delete the record of a query's published batches; return whether there was a record.
+        """Delete the record of a query's published batches. Return whether there was a record.
 
         Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay
         of the last batch is published a second time. Unpublished messages of a begun batch are then

@@ -1,7 +1,7 @@
-"""Fail single messages of a query's batch; each fails once, even if the batch runs again.
+"""Fail single messages of a query's batch. Each message fails once, even if the batch runs again.
 
-Any task of the engine may fail a message, and may repeat the call: the query's log has a mark for
-each failed message. See `lua/queries/query_fail.lua`.
+Any task of the engine may fail a message, and may repeat the call. The query's log has a mark for
+each failed message (see `lua/queries/query_fail.lua`).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class FailedMessage(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """Numbers of messages by outcome.
+    """The numbers of failed messages, by outcome.
 
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that were failed before, or that this call has twice; nothing was done to
-            them.
+        before: Messages that were failed before, or that this call names twice. They were not
+            changed.
         lost: Messages that the query does not hold with the given number, because its lease expired
-            or no task has read them; nothing was done to them.
+            or no task has read them. They were not changed.
     """
 
     retried: int = 0

@@ -1,7 +1,8 @@
-"""Flows of a query: take messages into its log, hand them out, settle them, give them back.
+"""Flows of a query: take messages into its log, return them to readers, settle or give back.
 
-Calls may be repeated, even by two drivers: as long as the query holds its messages, the reply is
-the same. See `lua/queries/query_take.lua`.
+A query's log numbers the messages that the query has taken. Calls may be repeated, even by two
+drivers: as long as the query holds its messages, the reply is the same. See
+`lua/queries/query_take.lua`.
 
 The owner caches the numbers that it has taken, and which slots have no messages (`Known`). So it
 calls Redis only if something may have changed. After an error of Redis, the cache is cleared,
@@ -51,14 +52,14 @@ class Known:
     """The cache of a query's owner about its slots.
 
     Args:
-        subscription: Subscription to the signals of the topic.
+        subscription: Subscription to the wake-ups of the topic.
 
     Attributes:
         newest: Number of the newest message taken, by slot, or None if unknown.
-        ready_at: Time on the monotonic clock at which the slot has messages to take, by slot. NEVER
-            if a signal of Redis will announce them, None if unknown.
-        look_at: Time at which the next slots are checked without a signal, since signals can
-            be lost.
+        ready_at: Time on the monotonic clock at which the slot has messages to take, by slot. It is
+            NEVER if a wake-up will announce messages, and None if unknown.
+        look_at: Time at which the next slots are checked without a wake-up, because a wake-up can
+            get lost.
     """
 
     __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
@@ -76,7 +77,7 @@ class Known:
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Adapt to the number of slots; clear the cache if there are no signals."""
+        """Adapt the cache to the number of slots. Clear it if there are no wake-ups."""
         if self.subscription.connection is None:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
@@ -91,7 +92,7 @@ class Known:
         return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Record that wake-up signals named these slots."""
+        """Record that wake-ups named these slots."""
         for index in slots:
             if index < len(self.ready_at):
                 self.ready_at[index] = 0.0
@@ -120,7 +121,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
-    """Divide a limit among slots; if there are more slots than the limit, some get 0."""
+    """Divide a limit among slots. If there are more slots than the limit, some slots get 0."""
     limits = {}
     for place, index in enumerate(wanted):
         share = (
@@ -171,7 +172,7 @@ class QueryFlows:
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
-        """Run calls that only the owner may make."""
+        """Run calls of a kind that Redis permits only to the owner of the query."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
             if answer.owner:
@@ -193,16 +194,15 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query; return for each slot how many messages of a batch it holds.
+        """Renew the lease of a query. Return for each slot how many messages of a batch it holds.
 
-        The ownership is stored in the first slot; only the owner continues to the others.
+        The ownership is stored in the first slot. Only the owner continues to the other slots.
 
         Args:
             after: By slot, the number after which the batch begins.
             upto: Last number of the batch, by slot. Default: the newest number.
             slots: Slots to renew in addition to the first slot. Default: all.
-            report: Report of the owner, stored in the first slot. With b"" the previous report is
-                kept.
+            report: Report of the owner, stored in the first slot. b"" keeps the previous report.
         """
         yield from self.open()
         home, *others = self.context.slots
@@ -224,7 +224,7 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take messages after `after`; return the newest number of each slot.
+        """Take messages after `after`. Return the newest number of each slot.
 
         If the query has already taken messages after `after`, their numbers are returned, and no
         more messages are taken. The caller may have used them as a batch, and a batch must keep its
@@ -302,7 +302,7 @@ class QueryFlows:
     def _ask(self) -> Flow[None]:
         """Read from the slots with unknown state when they have messages.
 
-        A slot without messages records that the query waits, and sends a signal when a message
+        A slot without messages records that the query waits, and sends a wake-up when a message
         arrives.
         """
         asked = self.known.unknown()
@@ -314,7 +314,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait at most `seconds` for messages to take; return whether there may be any."""
+        """Wait at most `seconds` for messages to take. Return whether there may be any."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -362,7 +362,7 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Record that a run has begun a batch; return the number of such runs, including this run.
+        """Record that a run has begun a batch. Return the number of such runs, including this run.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
@@ -377,7 +377,7 @@ class QueryFlows:
         return count
 
     def handed(self, slot: int) -> Flow[int]:
-        """Return the number of a slot's newest message that was handed out."""
+        """Return the number of a slot's newest message that a reader has received."""
         yield from self.open()
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
@@ -386,9 +386,9 @@ class QueryFlows:
 
         Args:
             upto: By slot, the last number of the batch.
-            batch: Number of messages in the batch, by slot; a missing slot counts as 0. With it,
-                messages whose lease has expired are settled as well if no consumer has received
-                them since. Without it, only held messages are settled.
+            batch: Number of messages in the batch, by slot. A missing slot counts as 0. If `batch`
+                is given, messages whose lease has expired are settled as well if no consumer has
+                received them since. Otherwise only held messages are settled.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -430,7 +430,10 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back the messages after these numbers that were not handed out; return how many."""
+        """Give back the messages after these numbers that no reader has received.
+
+        Return how many.
+        """
         self.known.forget()
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
@@ -446,7 +449,7 @@ class QueryFlows:
         return total
 
     def reject(self, upto: Offsets, reason: str) -> Flow[int]:
-        """Make all messages up to these numbers dead letters; return how many were held."""
+        """Make all messages up to these numbers dead letters. Return how many were held."""
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
         entry = failure.encode(reason, failure.this_worker())
@@ -463,7 +466,7 @@ class QueryFlows:
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:
-    """Give back all messages of a query, even before its lease expires; return their number."""
+    """Give back all messages of a query, even before its lease expires. Return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:

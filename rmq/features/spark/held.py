@@ -1,4 +1,4 @@
-"""List and release queries, list and delete sinks, for operators."""
+"""List and release queries, and list and delete sinks, for operators."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class HeldQuery:
         owner_left_s: Seconds for which no other driver may run the query. Negative if that time is
             over.
         messages: Number of held messages over all slots.
-        lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if it has
-            expired; the next consumer that receives rolls it back.
-        slots: Number of held messages by slot; slots without messages are omitted.
-        report: Figures that the driver has reported, by name; may be empty. For the figures of
-            Spark's source see docs/spark.md.
+        lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if the lease
+            has expired. The next consumer that receives then rolls the messages back.
+        slots: Number of held messages by slot. Slots without messages are omitted.
+        report: Figures that the driver has reported, by name. May be empty. docs/spark.md describes
+            the figures of Spark's source.
     """
 
     run: str
@@ -78,7 +78,7 @@ class Sink:
     """The batches that a query has published to a topic.
 
     Attributes:
-        query: Name of the query; for Spark, the id in the checkpoint.
+        query: Name of the query. For Spark, it is the id in the checkpoint.
         published: Number of the last published batch, or None.
         begun: Number of the batch whose publication has begun and not ended, or None.
     """
@@ -114,7 +114,7 @@ def _by_topic(
 
     Args:
         found: For each slot with a query: keys, query, and ms until the end of its lease.
-        states: State of each query in `found`; queries with an empty state are omitted.
+        states: State of each query in `found`. Queries with an empty state are omitted.
     """
     by_slot: dict[tuple[str, str], dict[int, QueryState]] = {}
     left: dict[tuple[str, str], int] = {}
@@ -149,7 +149,7 @@ def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery
     which slots to read.
 
     Args:
-        topics: Topics with recent counts; topics without queries are omitted from the result.
+        topics: Topics with recent counts. Topics without queries are omitted from the result.
         most: Maximum number of queries per slot, by the end of their leases.
     """
     asked = [
@@ -187,7 +187,7 @@ def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery
 
 
 def _age(report: Mapping[str, int]) -> tuple[int, int]:
-    """Return the order of reports: the driver's start, and its number of commands."""
+    """Return a key that sorts reports by age: the driver's start, and its number of commands."""
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
@@ -234,7 +234,7 @@ def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
 
 
 def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -> Flow[int]:
-    """Give back and roll back all messages of a query immediately; return their number.
+    """Give back and roll back all messages of a query immediately. Return their number.
 
     Raises:
         QueryOwned: A driver runs the query, and `force` is not set.
@@ -289,7 +289,7 @@ def _scan(pattern: bytes) -> Flow[list[bytes]]:
 
 
 def forget_sink(context: TopicContext, query: str) -> Flow[bool]:
-    """Delete the record of a query's published batches; return whether there was a record."""
+    """Delete the record of a query's published batches. Return whether there was a record."""
     yield from opening.ensure_open(context, create=False)
     key = sink_key(context.prefix, context.name, query)
     deleted: int = yield RawCommand("forget_sink", "UNLINK", key)

@@ -27,7 +27,7 @@ class SinkQuery(Request):
 
 
 class ReleaseQuery(Request):
-    """Options for a release; `force`: whether to release even while a driver runs the query."""
+    """Options for a release. `force` releases even while a driver runs the query."""
 
     force: bool = False
     dry_run: bool = False

@@ -1,9 +1,10 @@
 """A query: a reader that gets the same messages again until it settles their batch.
 
-Queries are for engines that replay. Spark plans a batch, records the end of the batch, runs it
-(perhaps twice), and settles it afterwards. A query gives numbers to the messages that it takes, in
-its own log. For consumers, these messages are in flight. The query has one lease per slot. If the
-lease expires, all its messages of the slot go back to the queue, and each message loses a retry.
+Queries are for engines that repeat batches after a failure. Spark plans a batch, records the end of
+the batch, runs the batch (perhaps twice), and settles it afterwards. A query numbers the messages
+that it takes in its own log. For consumers, these messages are in flight. The query has one lease
+per slot. If the lease expires, all its messages of the slot go back to the queue, and each message
+loses a retry.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Held(NamedTuple):
         newest: Number of the newest message that the query ever took.
         messages: Number of held messages of the requested batch.
         settled: Number of the newest message that was settled, rejected or lost.
-        handed: Number of the newest message that `read` has returned.
+        handed: Number of the newest message that `read` has returned so far.
     """
 
     newest: int
@@ -64,7 +65,7 @@ def lease_of(
 
 
 class QueryBase:
-    """The lease of a query, and its cached state."""
+    """The lease of a query, and the cached state of its slots."""
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
@@ -74,7 +75,7 @@ class QueryBase:
     def read_bytes(self) -> int:
         """Total bytes that readers have read of the batches settled by this object.
 
-        Readers report the bytes at the end of their parts; repeated reads count twice.
+        Readers report the bytes at the end of their parts. Repeated reads count twice.
         """
         return self._flows.read_bytes
 
@@ -85,7 +86,7 @@ class QueryBase:
 
     @property
     def max_retries(self) -> int:
-        """Maximum number of retries of a message of the topic; the topic must be open."""
+        """Maximum number of retries of a message of the topic. The topic must be open."""
         return self._context.settings.max_retries
 
 
@@ -98,7 +99,7 @@ def open_parts(
     ended.
 
     Args:
-        transport: Transport of a client; the topics need not be open.
+        transport: Transport of a client. The topics need not be open.
         run: Name of the query.
         parts: Parts to read, in this order.
         rows: Maximum number of messages of a page.
@@ -109,7 +110,7 @@ def open_parts(
 
 
 class AsyncQuery(QueryBase):
-    """Messages of a topic for one run of a query; created by `AsyncTopic.query`."""
+    """Messages of a topic for one run of a query, as `AsyncTopic.query` returns them."""
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -128,7 +129,7 @@ class AsyncQuery(QueryBase):
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take up to `most` messages after `after`; return the newest number of each slot.
+        """Take up to `most` messages after `after`. Return the newest number of each slot.
 
         A repeated call has the same result: if messages after `after` were already taken, their
         numbers are returned, and no more messages are taken. If the lease has expired and other
@@ -148,7 +149,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Wait at most `seconds` for messages to take; return whether there may be any."""
+        """Wait at most `seconds` for messages to take. Return whether there may be any."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
@@ -156,7 +157,7 @@ class AsyncQuery(QueryBase):
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages; return what the query holds of a batch, by slot.
+        """Renew the lease on all messages. Return what the query holds of a batch, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -168,9 +169,9 @@ class AsyncQuery(QueryBase):
         """Renew the ownership of the query, and the lease on messages of these slots.
 
         Args:
-            slots: Indexes of the slots; the first slot is always renewed.
-            report: Figures by name that lists of queries show, at most 500 bytes as JSON. Default:
-                keep the previous report.
+            slots: Indexes of the slots. The first slot is always renewed.
+            report: Figures by name that lists of queries show, at most 500 bytes as JSON. By
+                default, the previous report is kept.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -196,7 +197,7 @@ class AsyncQuery(QueryBase):
                 yield block
 
     async def begun(self, batch: str, by: str) -> int:
-        """Record that a run has begun a batch; return the number of such runs, including this run.
+        """Record that a run has begun a batch. Return the number of such runs, including this run.
 
         Use it for an engine that gives up a batch after some attempts.
 
@@ -211,9 +212,9 @@ class AsyncQuery(QueryBase):
 
         Args:
             upto: Last number of the finished batch, by slot.
-            batch: Number of messages in the batch, by slot. With it, an `exact` query also settles
-                messages whose lease has expired, unless another consumer has received them.
-                Default: only held messages are settled, and no message counts as missing.
+            batch: Number of messages in the batch, by slot. If `batch` is given, an `exact` query
+                also settles messages whose lease has expired, unless another consumer has received
+                them. By default, only held messages are settled, and no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -234,7 +235,7 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
-        """Give back the messages taken after these numbers; return how many.
+        """Give back the messages taken after these numbers. Return how many.
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
@@ -249,7 +250,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters; return how many.
+        """Make all messages up to these numbers dead letters. Return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -257,7 +258,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.reject(upto, reason))
 
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch; each message fails once, even if the call is repeated.
+        """Fail single messages of a batch. Each message fails once, even if the call is repeated.
 
         The messages stay in the batch: `read` returns them as before, as long as they have a
         record, and `settle` skips them. Any process may call this method, even if it does not own
@@ -275,6 +276,6 @@ class AsyncQuery(QueryBase):
         return await self._run(fail_flows.fail(self._context, self.run, messages, retry))
 
     async def release(self) -> int:
-        """Give back all messages now; return their number. Each message loses a retry."""
+        """Give back all messages now. Return their number. Each message loses a retry."""
         self._flows.known.forget()
         return await self._run(flows.release(self._context, self.run))

@@ -18,7 +18,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Query(QueryBase):
-    """Messages of a topic for one run of a query; created by `Topic.query`."""
+    """Messages of a topic for one run of a query, as `Topic.query` returns them."""
 
     def __init__(self, transport: Transport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -37,7 +37,7 @@ class Query(QueryBase):
     def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take up to `most` messages after `after`; return the newest number of each slot.
+        """Take up to `most` messages after `after`. Return the newest number of each slot.
 
         A repeated call has the same result: if messages after `after` were already taken, their
         numbers are returned, and no more messages are taken. If the lease has expired and other
@@ -57,7 +57,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait at most `seconds` for messages to take; return whether there may be any."""
+        """Wait at most `seconds` for messages to take. Return whether there may be any."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Query(QueryBase):
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages; return what the query holds of a batch, by slot.
+        """Renew the lease on all messages. Return what the query holds of a batch, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -77,9 +77,9 @@ class Query(QueryBase):
         """Renew the ownership of the query, and the lease on messages of these slots.
 
         Args:
-            slots: Indexes of the slots; the first slot is always renewed.
-            report: Figures by name that lists of queries show, at most 500 bytes as JSON. Default:
-                keep the previous report.
+            slots: Indexes of the slots. The first slot is always renewed.
+            report: Figures by name that lists of queries show, at most 500 bytes as JSON. By
+                default, the previous report is kept.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -105,7 +105,7 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Record that a run has begun a batch; return the number of such runs, including this run.
+        """Record that a run has begun a batch. Return the number of such runs, including this run.
 
         Use it for an engine that gives up a batch after some attempts.
 
@@ -120,9 +120,9 @@ class Query(QueryBase):
 
         Args:
             upto: Last number of the finished batch, by slot.
-            batch: Number of messages in the batch, by slot. With it, an `exact` query also settles
-                messages whose lease has expired, unless another consumer has received them.
-                Default: only held messages are settled, and no message counts as missing.
+            batch: Number of messages in the batch, by slot. If `batch` is given, an `exact` query
+                also settles messages whose lease has expired, unless another consumer has received
+                them. By default, only held messages are settled, and no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -143,7 +143,7 @@ class Query(QueryBase):
         self._run(self._flows.again(upto))
 
     def give_back(self, after: Offsets) -> int:
-        """Give back the messages taken after these numbers; return how many.
+        """Give back the messages taken after these numbers. Return how many.
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
@@ -158,7 +158,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters; return how many.
+        """Make all messages up to these numbers dead letters. Return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -166,7 +166,7 @@ class Query(QueryBase):
         return self._run(self._flows.reject(upto, reason))
 
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch; each message fails once, even if the call is repeated.
+        """Fail single messages of a batch. Each message fails once, even if the call is repeated.
 
         The messages stay in the batch: `read` returns them as before, as long as they have a
         record, and `settle` skips them. Any process may call this method, even if it does not own
@@ -184,6 +184,6 @@ class Query(QueryBase):
         return self._run(fail_flows.fail(self._context, self.run, messages, retry))
 
     def release(self) -> int:
-        """Give back all messages now; return their number. Each message loses a retry."""
+        """Give back all messages now. Return their number. Each message loses a retry."""
         self._flows.known.forget()
         return self._run(flows.release(self._context, self.run))

@@ -1,6 +1,6 @@
 """Flows that read the messages that a query holds.
 
-A script returns the members, for several slots in one pipeline; plain commands then return the
+A script returns the members, for several slots in one pipeline. Plain commands then return the
 records.
 """
 
@@ -33,9 +33,9 @@ class Block(NamedTuple):
         topic: Name of the topic.
         slot: Index of the slot.
         numbers: Numbers in the query's log.
-        ids: Ids, 16 bytes each, joined; `rmq.MessageId(ids[:16])` is the first id.
-        attempts: Attempt of each message; 1 for the first delivery.
-        records: Envelopes and bodies as stored in Redis; `rmq.connectors` decodes them.
+        ids: Ids, 16 bytes each, joined. `rmq.MessageId(ids[:16])` is the first id.
+        attempts: Attempt of each message, 1 for the first delivery.
+        records: Envelopes and bodies as stored in Redis. `rmq.connectors` decodes them.
     """
 
     topic: str
@@ -83,7 +83,7 @@ def _members(page: QueryPage) -> list[bytes]:
 def _block(
     part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
 ) -> Block:
-    """Return messages as columns; `receipts` is empty if no message of the slot has failed."""
+    """Return messages as columns. `receipts` is empty if no message of the slot has failed."""
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
         attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
@@ -93,7 +93,7 @@ def _block(
 
 
 class PartReader:
-    """Read parts of a batch, several slots in one pipeline: first the members, then the records.
+    """Reads parts of a batch, several slots in one pipeline: first the members, then the records.
 
     After an error, the next call continues where the last page ended.
 
@@ -157,7 +157,7 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Report the bytes that were read to the query, whose driver shows the total."""
+        """Report to the query how many bytes were read. Its driver shows the total."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
@@ -191,7 +191,7 @@ class PartReader:
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
         """Read members and records in one step, after a first read found records missing.
 
-        Returns None if the messages are no longer held, or their records are lost.
+        Return None if the messages are no longer held, or if their records are lost.
         """
         limit = min(count, BATCH_MAX)
         page = yield scripts.query_read(_keys(part), self._run, after, after + count, limit)
@@ -199,7 +199,7 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the records that fit into the page, from the first on, and their number."""
+        """Return the first records that fit into the page, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])

@@ -1,7 +1,8 @@
-"""Builders of commands of queries, stages and sinks.
+"""Commands of queries, stages and sinks.
 
-A query takes messages into its log, hands them out as often as requested, and settles or rejects
-them when their batch is done. `lua/lib/query.lua` explains queries to the other scripts.
+A query takes messages into its log, which numbers them. Readers may receive them as often as
+needed. When their batch is done, the query settles or rejects them. `lua/lib/query.lua` explains
+queries to the other scripts.
 
 A stage stores messages that no consumer sees until they are published. A sink records which batches
 of a query have been published.
@@ -38,7 +39,7 @@ QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; twin of FAR in
 
 
 class QueryLog(NamedTuple):
-    """The reply of query_take, query_renew, query_again and query_release."""
+    """The reply to the scripts query_take, query_renew, query_again and query_release."""
 
     # Messages of the requested batch that the query holds; query_release: messages given back.
     held: int
@@ -56,7 +57,7 @@ class QueryLog(NamedTuple):
 
 
 class QueryPage(NamedTuple):
-    """The reply of query_read, column by column."""
+    """The reply to the script `query_read`, column by column."""
 
     after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
@@ -66,7 +67,7 @@ class QueryPage(NamedTuple):
 
 
 class QuerySettleReply(NamedTuple):
-    """The reply of query_settle and query_reject."""
+    """The reply to the scripts query_settle and query_reject."""
 
     settled: int  # or rejected
     left: int  # ids of the batch in the log; query_reject: ids that have left it
@@ -86,7 +87,7 @@ def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the remaining ms of another owner, and its name."""
+    """Return for how many ms another owner has the query, and the name of this owner."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
@@ -113,7 +114,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Take messages of a slot into the log; `most_bytes` limits their records (0: no limit)."""
+    """Take messages of a slot into the log, with at most `most_bytes` of records (0: no limit)."""
     return Command(
         script_loader.load("query_take"),
         (
@@ -135,8 +136,9 @@ def query_renew(
 ) -> Command[QueryLog]:
     """Renew the lease of a query, and count the messages of a batch that the query holds.
 
-    `owns`: renew the ownership, which is stored in the first slot of a topic; in other slots the
-    query only takes over. `report`: stored for query_inspect; b"": keep the previous report.
+    With `owns`, the ownership is renewed, which is stored in the first slot of a topic. In other
+    slots the query only takes over. `report` is stored for query_inspect, and b"" keeps the
+    previous report.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -150,7 +152,7 @@ def query_renew(
 
 
 def encode_report(report: Mapping[str, int] | None) -> bytes:
-    """Encode a report; return b"" for None.
+    """Encode a report. Return b"" for None.
 
     Raises:
         InvalidValue: The report is too large.
@@ -164,7 +166,7 @@ def encode_report(report: Mapping[str, int] | None) -> bytes:
 
 
 def read_report(text: bytes) -> dict[str, int]:
-    """Decode the figures of a report; return an empty dict if there is no valid report."""
+    """Decode the figures of a report. Return an empty dict if there is no valid report."""
     try:
         found = json.loads(text)
     except UNREADABLE:
@@ -187,10 +189,10 @@ def query_read(
     records: bool = True,
     bytes_read: int = 0,
 ) -> Command[QueryPage]:
-    """Hand out a page of the messages that a query holds.
+    """Return a page of the messages that a query holds, and note that a reader has received them.
 
-    `records`: return the records as well. `bytes_read`: bytes that the caller has read so far, for
-    query_settle.
+    With `records`, the records are returned as well. `bytes_read` is the number of bytes that the
+    caller has read so far. query_settle reports the sum.
     """
 
     def parse(reply: list[Any]) -> QueryPage:
@@ -222,7 +224,7 @@ def query_settle(
         context: Context of the topic.
         keys: Keys of the slot.
         lease: Lease of the query.
-        since: Number after which the batch begins; earlier messages are settled if they are held.
+        since: Number after which the batch begins. Earlier messages are settled if they are held.
         upto: Last number of the batch.
         limit: Maximum number of messages of the call.
     """
@@ -254,7 +256,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
 def query_release(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, after: int, limit: int
 ) -> Command[QueryLog]:
-    """Give back messages of a slot after a number that were never handed out."""
+    """Give back messages of a slot after a number, if no reader has received them."""
     return Command(
         script_loader.load("query_release"),
         (
@@ -302,8 +304,9 @@ def query_fail(
 ) -> Command[str]:
     """Fail messages of a slot that a query holds, sorted by number.
 
-    Returns a character for each: r retry, d dead letter; R or D if the message was failed before; 0
-    not held. `retry`: give the messages back; otherwise they become dead letters.
+    Return a character for each: `r` retry, `d` dead letter, `R` or `D` if the message was failed
+    before, `0` not held. With `retry`, the messages go back to the queue. Otherwise they become
+    dead letters.
     """
     return Command(
         script_loader.load("query_fail"),
@@ -335,7 +338,7 @@ def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
 
 
 class PublishReply(NamedTuple):
-    """The reply of publish."""
+    """The reply to the script `publish`."""
 
     left: int  # elements that remain in the stage
     stored: int
@@ -347,7 +350,7 @@ PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing was 
 
 
 class SinkReply(NamedTuple):
-    """The reply of sink_begin."""
+    """The reply to the script `sink_begin`."""
 
     state: str  # new, open, done
     batch: int = 0
@@ -362,7 +365,7 @@ def stage_push(
     entry: Sequence[bytes | int],
     rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Append an entry to a stage; return the new number of elements."""
+    """Append an entry to a stage. Return the new number of elements."""
     return Command(
         script_loader.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
@@ -372,7 +375,10 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for `keep_ms`, or delete it with 0; `length`: required number of elements."""
+    """Keep a stage for `keep_ms`, or delete it if that is 0.
+
+    `length` is the number of elements that the stage must have.
+    """
     return Command(
         script_loader.load("stage_keep"),
         (keys.stage_stem + name.encode(),),
@@ -390,7 +396,7 @@ def _publish_reply(reply: list[Any]) -> PublishReply | None:
 def publish(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, name: str
 ) -> Command[PublishReply | None]:
-    """Move the next entry of a stage into the queue; return None if the slot is full."""
+    """Move the next entry of a stage into the queue. Return None if the slot is full."""
     return Command(
         script_loader.load("publish"),
         (
@@ -416,7 +422,7 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record the stages of a batch, once; with b"", only read them."""
+    """Record the stages of a batch, once. If `stages` is b"", only read the recorded stages."""
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
     )

@@ -24,13 +24,13 @@ class _Look(NamedTuple):
 
 
 class Queries(SurveyedService):
-    """Read the queries of all topics after each pass of the survey.
+    """Reads the queries of all topics after each pass of the survey.
 
     A topic without queries and without messages in flight costs no extra command. A new query is
     found when it takes its first message, or within ten minutes.
 
     Attributes:
-        held: Queries by topic; topics without queries are omitted.
+        held: Queries by topic. Topics without queries are omitted.
     """
 
     name = "queries"
@@ -43,7 +43,7 @@ class Queries(SurveyedService):
         self.held: dict[str, list[HeldQuery]] = {}
 
     def run_once(self) -> int:
-        """Read the queries of topics that may have queries; return the number of queries."""
+        """Read the queries of topics that may have queries. Return the number of queries."""
         seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
         if seen == self._seen:
             return 0

@@ -110,7 +110,7 @@ class StageBase:
 class AsyncStage(StageBase):
     """Storage for messages that are not sent yet.
 
-    Created by `AsyncTopic.stage`; use it from a single writer.
+    `AsyncTopic.stage` creates it. Use it from a single writer.
     """
 
     def __init__(self, transport: AsyncTransport, flows: stage_flows.StageFlows) -> None:
@@ -118,7 +118,7 @@ class AsyncStage(StageBase):
         self._run = transport.run
 
     async def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and store messages; return the number of messages in the stage.
+        """Check, encode and store messages. Return the number of messages in the stage.
 
         Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
         error the stage can no longer be used. Discard the stage, and write another one.
@@ -140,7 +140,7 @@ class AsyncStage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """Store messages given as columns, much faster than `push`; return their number.
+        """Store messages given as columns, much faster than `push`. Return their number.
 
         Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
         over the slots. A column has one value for each body. None leaves the field unset.

@@ -15,7 +15,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class Stage(StageBase):
     """Storage for messages that are not sent yet.
 
-    Created by `Topic.stage`; use it from a single writer.
+    `Topic.stage` creates it. Use it from a single writer.
     """
 
     def __init__(self, transport: Transport, flows: stage_flows.StageFlows) -> None:
@@ -23,7 +23,7 @@ class Stage(StageBase):
         self._run = transport.run
 
     def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and store messages; return the number of messages in the stage.
+        """Check, encode and store messages. Return the number of messages in the stage.
 
         Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
         error the stage can no longer be used. Discard the stage, and write another one.
@@ -45,7 +45,7 @@ class Stage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """Store messages given as columns, much faster than `push`; return their number.
+        """Store messages given as columns, much faster than `push`. Return their number.
 
         Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
         over the slots. A column has one value for each body. None leaves the field unset.

@@ -126,13 +126,13 @@ class StageFlows:
 
     @property
     def staged(self) -> StageContent:
-        """The content of the stage; raises StageLost after a failed push."""
+        """The content of the stage. Raises StageLost after a failed push."""
         if self._failed:
             raise StageLost(f"stage {self.content.name}: a push has failed; write another stage")
         return self.content
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push and record its outcome; return the number of messages in the stage."""
+        """Run a push and record its outcome. Return the number of messages in the stage."""
         # Cleared until the push succeeds, because a repeated push would create new message ids.
         self._failed = True
         self.content = yield from push
@@ -140,15 +140,15 @@ class StageFlows:
         return self.content.messages
 
     def push(self, messages: Iterable[Outgoing]) -> Flow[int]:
-        """Put messages into the stage; return the number of messages in the stage."""
+        """Put messages into the stage. Return the number of messages in the stage."""
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages given as columns into the stage; return the number of messages in the stage.
+        """Put messages given as columns into the stage. Return the number of messages in the stage.
 
         The result is the same as with `push`, but much faster. No message objects are created. Only
-        the first message of a run (consecutive messages of a slot) gets a new id; the other ids
-        count up from it.
+        the first message of a run (consecutive messages of a slot) gets a new id. The other ids
+        count up from this id.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -265,7 +265,7 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 def _with_headers(
     context: TopicContext, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
-    """Put headers, types and groups into records; common values are encoded once."""
+    """Put headers, types and groups into records. Common values are encoded once."""
     nothing = [None] * len(data)
     marked = zip(
         *(columns.get(name, nothing) for name in ("headers", "type", "group")), strict=True
@@ -328,7 +328,7 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages that have the same head; their ids count up from the member `first`."""
+        """Add messages that have the same head. Their ids count up from the member `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
@@ -339,7 +339,7 @@ class _StageCalls:
         self._stamp += len(rests)
 
     def run(self) -> Flow[StageContent]:
-        """Make the calls; return the content of the stage."""
+        """Make the calls. Return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
         return self._stage._replace(lengths=self._lengths, messages=self._count)
@@ -360,7 +360,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Delete stages; with `query`, keep the stages of a batch that it has begun to publish."""
+    """Delete stages. With `query`, keep the stages of a batch that it has begun to publish."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -377,7 +377,7 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for `keep_ms`, or delete them with 0; make `whole` stages durable."""
+    """Keep stages for `keep_ms`, or delete them if that is 0. Make `whole` stages durable."""
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
         for stage in staged
@@ -405,7 +405,7 @@ def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[
 def _by_topic(
     context: TopicContext, staged: Sequence[StageContent]
 ) -> Flow[list[tuple[TopicContext, list[StageContent]]]]:
-    """Open the topics of stages; return each with its stages, the caller's topic last."""
+    """Open the topics of stages. Return each topic with its stages, the caller's topic last."""
     of = defaultdict[str, list[StageContent]](list)
     for stage in staged:
         of[stage.topic or context.name].append(stage)
@@ -502,7 +502,7 @@ def _sum(one: PublishResult, other: PublishResult | PublishReply) -> PublishResu
 def _move(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
-    """Move all entries of stages into the queue; if the queue is full, retry until `timeout`."""
+    """Move all entries of stages into the queue. If the queue is full, retry until `timeout`."""
     waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
     total, wanted = PublishResult(), context.settings.durability

@@ -1,7 +1,7 @@
 """Tokens of the HTTP API, and sessions of browsers.
 
 `rmq:tokens` contains the tokens by name. `rmq:tokens_used` contains the time of each token's last
-use; it is a separate key, so that a server needs no right to write `rmq:tokens`.
+use. The two keys are separate, so that a server needs no right to write `rmq:tokens`.
 
 A session is a key that expires. The name of the key contains the SHA-256 of the browser's session
 id, so that a person who can read Redis cannot use the session. The module also stores the secret
@@ -106,7 +106,7 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
 
 
 def token_revoke(prefix: str, name: str) -> Flow[bool]:
-    """Delete a token; return whether it existed."""
+    """Delete a token. Return whether it existed."""
     keys.check_name(name, "name")
     packed = yield RawCommand("token_revoke", "HGET", keys.tokens_key(prefix), name)
     if packed is None:

@@ -19,7 +19,7 @@ async def tokens(request: PageRequest) -> View:
 
 @PAGES.post("/tokens", Role.ADMIN)
 async def create(request: PageRequest) -> View:
-    """Create a token; only this answer shows its text.
+    """Create a token. Only this response shows its text.
 
     The token expires unless the user chooses "never", which is refused for an admin's token.
     """
@@ -37,7 +37,7 @@ async def create(request: PageRequest) -> View:
 
 @PAGES.post("/tokens/{name}/revoke", Role.ADMIN)
 async def revoke(request: PageRequest) -> Redirect:
-    """Revoke a token; its sessions and streams end within 5 s."""
+    """Revoke a token. Its sessions and streams end within 5 s."""
     name = request.path["name"]
     done = await request.context.admin.token_revoke(name)
     notice = f"Revoked {name}" if done else f"There is no token {name}"

@@ -37,7 +37,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         unless_changed: Settings | None = None,
         **settings: Unpack[TopicSettings],
     ) -> Settings:
-        """Change settings of a topic while it is in use; return all its settings.
+        """Change settings of a topic while it is in use. Return all its settings.
 
         The scripts use the new settings immediately, also for waiting messages. Clients that use
         the topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
@@ -47,7 +47,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             unless_changed: Settings that `settings` has returned. If the topic was changed, paused
-                or resumed since then, nothing is done.
+                or resumed since then, the call changes nothing.
             settings: Settings as in `Client.topic`. `slots` and `groups` cannot be changed.
 
         Guarantee:
@@ -68,13 +68,16 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> Pause:
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
-        receive: Consumers, workers and queries of all programs receive nothing and wait. You can
-        still settle messages in flight. Messages that fail, or whose lease expires, wait again.
-        send: Calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules do not
-        send; after the pause, `catch_up` decides about their missed times. The relay of an outbox
-        waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters continue.
+        With "receive", consumers, workers and queries of all programs receive nothing and wait. You
+        can still settle messages in flight. Messages that fail, or whose lease expires, wait again.
+
+        With "send", calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules
+        do not send. After the pause, their `catch_up` decides about missed times. The relay of an
+        outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters
+        continue.
+
         The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
-        pause; for "both", the pause of "receive".
+        pause, or for "both" the pause of "receive".
 
         Args:
             topic: Name of the topic.
@@ -97,7 +100,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(flows.topic_pause(self._context(topic), by, why, verbs))
 
     async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
-        """End pauses of a topic, and wake its consumers; return the former pause, or None.
+        """End pauses of a topic, and wake its consumers. Return the former pause, or None.
 
         Args:
             topic: Name of the topic.
@@ -117,10 +120,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> ResizeResult:
-        """Change the number of slots of a topic while it is in use; return the progress.
+        """Change the number of slots of a topic while it is in use. Return the progress.
 
         Messages stay in their slots with their ids. New messages go to slots by the new number of
-        slots. If older messages of the same slot basis are in another slot, a slot delivers new
+        slots. If older messages with the same `slot_basis` are in another slot, a slot delivers new
         messages only after the older messages are settled or dead. This call waits for the older
         messages. If it is interrupted, repeat the call, or let a server (`rmq server`) finish the
         resize.
@@ -135,15 +138,16 @@ class AsyncTopicAdmin(AsyncAdminPart):
             progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            No message is lost or stored twice. Messages of one slot basis stay in order: a message
+            No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
+                message
             sent after the resize is not delivered before an earlier message that is due. This does
             not hold for messages with your own id or a dedup key: such messages, merge keys and
             claims stay in the slots of the topic's first slot count. Delayed messages are not
             waited for.
 
         Raises:
-            InvalidValue: The number does not fit, or the topic has a limit or is audited. Nothing
-                was changed.
+            InvalidValue: The number does not fit, or the topic has a limit or is audited. The topic
+                was not changed.
             TopicNotFound: The topic does not exist.
         """
         context = self._context(topic)
@@ -157,7 +161,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> DeleteResult:
-        """Delete a topic permanently, with everything in it; return its message counts.
+        """Delete a topic permanently, with everything in it. Return its message counts.
 
         Producers and consumers that have opened the topic get TopicVanished. They must open a new
         topic with the same name again.
@@ -176,13 +180,13 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Raises:
             TopicNotEmpty: The topic contains messages and `force` is not set, or objects in a store
-                belong to the topic; nothing was deleted.
+                belong to the topic. No message was deleted.
             TopicNotFound: The topic does not exist.
         """
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     async def stats(self, topic: str) -> dict[str, int]:
-        """Return the counts of a topic over all slots; `lua/topic/stats.lua` lists their names."""
+        """Return the counts of a topic over all slots. `lua/topic/stats.lua` lists their names."""
         return await self._run(stats.stats(self._context(topic)))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
@@ -199,7 +203,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas; 0 means now.
+            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas. 0 means now.
                 Default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 
         Returns:

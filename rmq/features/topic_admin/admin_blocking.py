@@ -38,7 +38,7 @@ class TopicAdmin(AdminPart):
         unless_changed: Settings | None = None,
         **settings: Unpack[TopicSettings],
     ) -> Settings:
-        """Change settings of a topic while it is in use; return all its settings.
+        """Change settings of a topic while it is in use. Return all its settings.
 
         The scripts use the new settings immediately, also for waiting messages. Clients that use
         the topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
@@ -48,7 +48,7 @@ class TopicAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             unless_changed: Settings that `settings` has returned. If the topic was changed, paused
-                or resumed since then, nothing is done.
+                or resumed since then, the call changes nothing.
             settings: Settings as in `Client.topic`. `slots` and `groups` cannot be changed.
 
         Guarantee:
@@ -69,13 +69,16 @@ class TopicAdmin(AdminPart):
     ) -> Pause:
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
-        receive: Consumers, workers and queries of all programs receive nothing and wait. You can
-        still settle messages in flight. Messages that fail, or whose lease expires, wait again.
-        send: Calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules do not
-        send; after the pause, `catch_up` decides about their missed times. The relay of an outbox
-        waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters continue.
+        With "receive", consumers, workers and queries of all programs receive nothing and wait. You
+        can still settle messages in flight. Messages that fail, or whose lease expires, wait again.
+
+        With "send", calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules
+        do not send. After the pause, their `catch_up` decides about missed times. The relay of an
+        outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters
+        continue.
+
         The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
-        pause; for "both", the pause of "receive".
+        pause, or for "both" the pause of "receive".
 
         Args:
             topic: Name of the topic.
@@ -98,7 +101,7 @@ class TopicAdmin(AdminPart):
         return self._run(flows.topic_pause(self._context(topic), by, why, verbs))
 
     def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
-        """End pauses of a topic, and wake its consumers; return the former pause, or None.
+        """End pauses of a topic, and wake its consumers. Return the former pause, or None.
 
         Args:
             topic: Name of the topic.
@@ -118,10 +121,10 @@ class TopicAdmin(AdminPart):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> ResizeResult:
-        """Change the number of slots of a topic while it is in use; return the progress.
+        """Change the number of slots of a topic while it is in use. Return the progress.
 
         Messages stay in their slots with their ids. New messages go to slots by the new number of
-        slots. If older messages of the same slot basis are in another slot, a slot delivers new
+        slots. If older messages with the same `slot_basis` are in another slot, a slot delivers new
         messages only after the older messages are settled or dead. This call waits for the older
         messages. If it is interrupted, repeat the call, or let a server (`rmq server`) finish the
         resize.
@@ -136,15 +139,16 @@ class TopicAdmin(AdminPart):
             progress: Function that is called with (slots done, all slots) during the work.
 
         Guarantee:
-            No message is lost or stored twice. Messages of one slot basis stay in order: a message
+            No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
+                message
             sent after the resize is not delivered before an earlier message that is due. This does
             not hold for messages with your own id or a dedup key: such messages, merge keys and
             claims stay in the slots of the topic's first slot count. Delayed messages are not
             waited for.
 
         Raises:
-            InvalidValue: The number does not fit, or the topic has a limit or is audited. Nothing
-                was changed.
+            InvalidValue: The number does not fit, or the topic has a limit or is audited. The topic
+                was not changed.
             TopicNotFound: The topic does not exist.
         """
         context = self._context(topic)
@@ -158,7 +162,7 @@ class TopicAdmin(AdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> DeleteResult:
-        """Delete a topic permanently, with everything in it; return its message counts.
+        """Delete a topic permanently, with everything in it. Return its message counts.
 
         Producers and consumers that have opened the topic get TopicVanished. They must open a new
         topic with the same name again.
@@ -177,13 +181,13 @@ class TopicAdmin(AdminPart):
 
         Raises:
             TopicNotEmpty: The topic contains messages and `force` is not set, or objects in a store
-                belong to the topic; nothing was deleted.
+                belong to the topic. No message was deleted.
             TopicNotFound: The topic does not exist.
         """
         return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
-        """Return the counts of a topic over all slots; `lua/topic/stats.lua` lists their names."""
+        """Return the counts of a topic over all slots. `lua/topic/stats.lua` lists their names."""
         return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
@@ -200,7 +204,7 @@ class TopicAdmin(AdminPart):
 
         Args:
             topic: Name of the topic.
-            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas; 0 means now.
+            steps: Times from now, 1 to 60 ascending numbers in seconds or timedeltas. 0 means now.
                 Default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 
         Returns:

@@ -37,7 +37,7 @@ class DeleteResult(NamedTuple):
         in_flight: Number of messages under a lease.
         dead: Number of dead letters.
         other_keys: Number of deleted keys of queries, stages, claims, sinks, schedules and replay
-            sessions; 0 in a dry run.
+            sessions. It is 0 in a dry run.
     """
 
     waiting: int
@@ -60,10 +60,10 @@ def topic_settings(context: TopicContext) -> Flow[Settings]:
 def topic_set(
     context: TopicContext, asked: dict[str, Any], unless_changed: Settings | None = None
 ) -> Flow[Settings]:
-    """Change settings of a topic; return all its settings.
+    """Change settings of a topic. Return all its settings.
 
-    `unless_changed`: settings that the caller has read. If the topic has changed since then,
-    nothing is done.
+    `unless_changed` has the settings that the caller has read. If the topic has changed since then,
+    the call changes nothing.
 
     The topic's hash is changed first, then each slot. After an interruption, the same call, or the
     next client that opens or follows the topic, changes the remaining slots.
@@ -90,11 +90,11 @@ def topic_set(
 def topic_pause(
     context: TopicContext, by: str, why: str, verbs: Sequence[Verb] = ("receive",)
 ) -> Flow[Pause]:
-    """Stop deliveries of a topic, or sends to it; return the pause.
+    """Stop deliveries of a topic, or sends to it. Return the pause.
 
     If the topic is paused already, the existing pause is kept and returned.
 
-    After an interruption, it continues like `topic_set`.
+    After an interruption, a repeated call continues the change, as with `topic_set`.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -114,9 +114,9 @@ def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
 
 
 def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
-    """End pauses of a topic; return the first of them, or None.
+    """End pauses of a topic. Return the first of them, or None.
 
-    After an interruption, it continues like `topic_set`.
+    After an interruption, a repeated call continues the change, as with `topic_set`.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -154,7 +154,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
 def topic_delete(
     context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
 ) -> Flow[DeleteResult]:
-    """Delete a topic; return its message counts.
+    """Delete a topic. Return its message counts.
 
     Unless the deletion is forced, sends are paused first. So no slot is deleted before all slots
     are known to be empty. Then the topic is marked, so that no client can open it. Then each slot
@@ -164,7 +164,7 @@ def topic_delete(
     Raises:
         TopicNotFound: The topic does not exist.
         TopicNotEmpty: The topic contains messages and the deletion is not forced, or bodies in a
-            store belong to it; nothing was changed.
+            store belong to the topic. The topic was not changed.
         FormatMismatch: Another version of RMQ wrote the topic in another format.
     """
     opened = yield topic_scripts.topic(context, None)
@@ -244,7 +244,7 @@ def _has_objects(context: TopicContext) -> TopicNotEmpty:
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[tuple[DeleteResult, bool]]:
-    """Delete slots with at most `most` messages each; if `most` is None, only count their messages.
+    """Delete slots that have at most `most` messages. If that is None, only count the messages.
 
     Stops at a slot with more messages. Returns the message counts, and whether stored objects
     (offloaded bodies) belong to a slot. Such a slot is not deleted.
@@ -270,7 +270,7 @@ def _delete_slots(
 
 
 def _delete_other_keys(context: TopicContext) -> Flow[int]:
-    """Delete keys of queries, stages, claims, schedules, sinks, ...; return their number.
+    """Delete keys of queries, stages, claims, schedules, sinks and so on. Return their number.
 
     The keys have no index, so SCAN walks all keys of the database, as in `Admin.sinks`.
     """

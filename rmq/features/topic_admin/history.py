@@ -20,9 +20,8 @@ SINCE = timedelta(hours=1)
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
     """Store the figures of up to three looks, oldest first, in these rings.
 
-    Returns False if the topic is gone.
-
-    If several looks fall into the same step of a ring, only the last look is stored.
+    A look is one reading of the topic. If several looks fall into the same step of a ring, only the
+    last look is stored. Return False if the topic is gone.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings
@@ -34,7 +33,7 @@ def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring
 def read(
     context: TopicContext, since: Duration | datetime, step: Duration | None
 ) -> Flow[list[Sample]]:
-    """Return the samples of a topic, oldest first; changes nothing.
+    """Return the samples of a topic, oldest first. Change nothing.
 
     Raises:
         TopicNotFound: The topic does not exist.

@@ -50,14 +50,14 @@ class TopicsQuery(Request):
 
 
 class HistoryQuery(Request):
-    """Period of a history: seconds before now, and between two samples (a multiple of 10)."""
+    """Period of a history: its start in seconds before now, and the step, a multiple of 10 s."""
 
     since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
     step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
 
 
 class DeleteTopicQuery(Request):
-    """Options of a deletion: `confirm` is the name of the topic."""
+    """Options of a deletion. `confirm` is the name of the topic."""
 
     confirm: Name
     force: bool = False
@@ -65,7 +65,7 @@ class DeleteTopicQuery(Request):
 
 
 class Settings(Request):
-    """Settings of a topic, named as in `rmq topic set`; durations in seconds, null for off."""
+    """Settings of a topic, named as in `rmq topic set`. Durations are in seconds, null is off."""
 
     slots: int | UnsetType = UNSET
     default_priority: int | UnsetType = UNSET
@@ -93,7 +93,7 @@ class Settings(Request):
 
 
 class NewTopic(Request):
-    """A topic to create."""
+    """A topic to create, with its settings."""
 
     name: Name
     settings: Settings = msgspec.field(default_factory=Settings)
@@ -143,10 +143,10 @@ async def list_topics(context: RequestContext, query: TopicsQuery) -> TopicList:
 
 
 class Topic(Answer):
-    """A topic.
+    """A topic: its settings, its pauses, and an unfinished resize.
 
     Attributes:
-        settings: Settings by name; durations in seconds, 0 for off.
+        settings: Settings by name. Durations are in seconds, 0 is off.
         paused: Pause of deliveries, or null if there is none.
         sends_paused: Pause of sends, or null if there is none.
         resizing: Unfinished resize, or null if there is none.
@@ -161,7 +161,7 @@ class Topic(Answer):
 
 @TABLE.post("/topics", "conflict", role=Role.ADMIN, status=201)
 async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
-    """Create a topic; omitted settings have their defaults."""
+    """Create a topic. Omitted settings have their defaults."""
     topic = context.client.topic(body.name, **body.settings.given())
     if not await topic.open():
         raise ApiError("conflict", f"topic {body.name!r} exists", "name")
@@ -190,7 +190,7 @@ async def delete_topic(
 ) -> Deleted:
     """Delete a topic permanently, with everything that belongs to it.
 
-    `confirm` must be the name of the topic. A topic that contains messages requires `force`;
+    `confirm` must be the name of the topic. A topic that contains messages requires `force`.
     `dry_run` counts the messages. If the request is interrupted, no client can open the topic until
     you repeat the request.
     """
@@ -201,10 +201,10 @@ async def delete_topic(
 
 @TABLE.patch("/topics/{topic}/settings", "changed", role=Role.ADMIN)
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
-    """Change settings of a topic while it is in use; `slots` and `groups` cannot be changed.
+    """Change settings of a topic while it is in use. `slots` and `groups` cannot be changed.
 
-    With the header If-Match and an ETag of the topic, nothing is done if the topic's settings,
-    pauses or resize have changed since that ETag.
+    With the header If-Match and an ETag of the topic, the request changes nothing if the topic's
+    settings, pauses or resize have changed since that ETag.
     """
     read = None
     if_match = context.headers.get("If-Match", "*")
@@ -274,7 +274,7 @@ async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic
 
 
 class Resumed(Answer):
-    """The pause that was ended, or null. If both were ended, the pause of deliveries."""
+    """The pause that was ended, or null. If both were ended, it is the pause of deliveries."""
 
     was: Paused | None
 
@@ -287,7 +287,7 @@ async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTop
 
 
 class Stats(Answer):
-    """The counts of a topic over all slots; lua/topic/stats.lua lists their names."""
+    """The counts of a topic over all slots. lua/topic/stats.lua lists their names."""
 
     topic: str
     counts: dict[str, int]
@@ -313,7 +313,7 @@ async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotSta
 
 
 class DueCounts(Answer):
-    """Messages of a topic by due time; immediate messages with a priority are not counted."""
+    """Messages of a topic by due time. Immediate messages with a priority are not counted."""
 
     topic: str
     counts: list[DueCount]
@@ -342,7 +342,7 @@ async def get_history(context: RequestContext, path: TopicPath, query: HistoryQu
 
 @TABLE.post("/topics/{topic}/rollback", role=Role.OPERATOR)
 async def roll_back(context: RequestContext, path: TopicPath, body: Nothing) -> Count:
-    """Roll back every expired lease of a topic now; consumers and the server also do this."""
+    """Roll back every expired lease of a topic now. Consumers and the server also do this."""
     return Count(count=await context.admin.rollback(path.topic))
 
 

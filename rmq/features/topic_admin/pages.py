@@ -1,4 +1,4 @@
-"""The overview of all topics; pages of a topic: counts, slots, settings, resize, deletion."""
+"""The overview of all topics. Pages of a topic: counts, slots, settings, resize, deletion."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _settings_view(
     mistake: ConfigurationError | None = None,
     typed: Mapping[str, str] = {},
 ) -> View:
-    """Return the form; after a mistake, with the typed values and the error next to its field."""
+    """Return the form for settings. After a mistake, it has the typed values and the error."""
     text = str(mistake) if mistake else ""
     shown = _form(found)
     field = text.partition(":")[0] if text.partition(":")[0] in shown else ""
@@ -195,7 +195,7 @@ def _settings_view(
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
 async def set_topic(request: PageRequest) -> View | Redirect:
-    """Change the settings that the user has edited; settings that others changed stay."""
+    """Change the settings that the user has edited. Settings that others changed stay."""
     settings = await request.context.admin.settings(request.topic)
     values, found = settings.shown(), _form(settings)
     form = dict(request.form)
@@ -315,7 +315,7 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form was shown with, as text, or else the current settings."""
+    """Return the settings that the form was shown with, as text, or the current settings."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

@@ -1,10 +1,10 @@
 """Change the number of slots of a topic while it is in use.
 
 No message moves. The topic's hash gets the new number. Then each slot gets a newer creation stamp,
-so that it refuses sends that use the former number, and records its last message. New messages of a
-slot basis may now go to another slot than its older messages. That other slot delivers nothing
-until the older messages are gone. Any process can repeat every step; docs/decisions/0041-resize.md
-explains why.
+so that it refuses sends that use the former number, and records its last message. New messages with
+some `slot_basis` may now go to another slot than older messages with the same basis. That other
+slot delivers nothing until the older messages are gone. Any process can repeat every step.
+docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def topic_resize(
     Raises:
         TopicNotFound: The topic does not exist.
         TopicVanished: The topic is being deleted.
-        InvalidValue: The topic cannot be resized to this number; nothing was changed.
+        InvalidValue: The topic cannot be resized to this number. The topic was not changed.
     """
     check_int(slots, "slots", 1, 1024)
     yield from opening.open(context, create=False)
@@ -106,8 +106,8 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
 
     Raises:
         TopicNotFound: The topic does not exist.
-        TopicVanished: The topic is being deleted. Or a slot has another stamp; then call `go_on`
-            again.
+        TopicVanished: The topic is being deleted, or a slot has another stamp. In the second case,
+            call `go_on` again.
     """
     yield from opening.open(context, create=False)
     if _resizing(context) is None:
@@ -179,7 +179,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
-    """Write the new number of slots to the topic's hash, which starts the resize."""
+    """Write the new number of slots to the topic's hash. This starts the resize."""
     since_ms = yield from server_ms("topic_resize")
     dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
@@ -205,7 +205,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _give(context: TopicContext) -> Flow[None]:
-    """Write the new stamps and settings to the slots; list the schedules with the new stamp."""
+    """Write the new stamps and settings to the slots. List the schedules with the new stamp."""
     # Schedulers find an entry only if slot 0 has its stamp, so the new entry is added first.
     listed = yield from scheduled.read(context.prefix)
     mine = [each for each in listed if each.topic == context.name]
@@ -232,11 +232,11 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Open slots that need not wait any longer; return how many slots may have older messages.
+    """Open slots that need not wait any longer. Return how many slots may have older messages.
 
     A pass over the records of each slot finds older messages. A page is read again until it has no
-    older message, because older messages never move to earlier pages. `rounds`: maximum number of
-    pages per slot, or None for no limit.
+    older message, because older messages never move to earlier pages. `rounds` is the maximum
+    number of pages per slot, or None for no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
@@ -288,7 +288,7 @@ def _await_messages(
 
 
 def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
-    """Return whether older messages may be left; changes nothing.
+    """Return whether older messages may be left. Change nothing.
 
     Args:
         context: Opened context of a topic that is being resized.
@@ -311,7 +311,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize is still unfinished; a client may have started the next resize."""
+    """Return whether this resize is still unfinished. A client may have started the next resize."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms
@@ -327,9 +327,9 @@ def _note_gone(
 ) -> Flow[None]:
     """Record slots without older messages in the topic's hash, and open slots that wait for them.
 
-    `delivered`: largest delivery number in these slots. It is recorded in the same step, so that
-    opened slots continue with larger numbers. So the fence, which is a delivery number, keeps
-    growing for the messages of each slot basis.
+    `delivered` is the largest delivery number in these slots. It is recorded in the same step, so
+    that opened slots continue with larger numbers. So the fence, which is a delivery number, keeps
+    growing for messages with the same `slot_basis`.
     """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)

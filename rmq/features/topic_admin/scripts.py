@@ -1,4 +1,4 @@
-"""Builders of commands that change, pause, resize and delete topics."""
+"""Commands that change, pause, resize and delete topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmq.kernel.transport.lua import script_loader
 def topic_set(
     context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
 ) -> Command[TopicReply]:
-    """Change settings of a topic, if its revision is `revision` (None: any revision).
+    """Change settings of a topic, if its revision is `revision` (None: whatever it is).
 
     The state is -1 if the topic is missing or being deleted, -2 if it has another revision.
     """
@@ -30,7 +30,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store figures of a topic at places of its history; return False if the topic is gone."""
+    """Store figures of a topic at places of its history. Return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),
@@ -40,14 +40,14 @@ def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> 
 
 
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
-    """Mark a topic as being deleted, or remove the mark; return whether the topic exists."""
+    """Mark a topic as being deleted, or remove the mark. Return whether the topic exists."""
     return Command(script_loader.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Record a pause of deliveries or sends; the state has the meaning of topic_set."""
+    """Record a pause of deliveries or sends. The state has the meaning of topic_set."""
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),
@@ -59,14 +59,14 @@ def topic_pause(
 def topic_resume(
     context: TopicContext, created: bytes, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """End a pause of the topic; the state is -1 if the topic is missing or being deleted."""
+    """End a pause of the topic. The state is -1 if the topic is missing or being deleted."""
     return Command(
         script_loader.load("topic_resume"), (context.key,), [created, verb], _topic_reply
     )
 
 
 class ResizeScanReply(NamedTuple):
-    """The reply of resize_scan."""
+    """The reply to the script `resize_scan`."""
 
     cursor: bytes  # next page; 0 at the end
     before: int  # number of older messages in the page

@@ -1,9 +1,9 @@
 """The services of `rmq server` for topics: finish resizes, delete old data, store samples.
 
-A resize is finished here if its command was interrupted or killed. Dead letters are deleted after
-their topic's retention, and the trash and temporary records of slots after their time. Without the
-setting `dead_retention`, a topic keeps its dead letters forever. Drops are counted (`dead_dropped`)
-and logged.
+The server finishes a resize whose command was interrupted or killed. It deletes dead letters after
+the `dead_retention` of their topic, and the trash and temporary records of slots after their time.
+Without the setting `dead_retention`, a topic keeps its dead letters forever. Drops are counted
+(`dead_dropped`) and logged.
 
 Samples of the figures of all topics are stored for `Admin.history` and the console.
 """
@@ -32,7 +32,7 @@ EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Continue resizes: switch slots to the new number of slots, and open slots that need not wait.
+    """Continues resizes: switches slots to the new number, and opens slots that need not wait.
 
     A slot waits until no older messages are left. The survey finds a resize at most 80 s after its
     start. A running command may do the same work at the same time, without conflict.
@@ -49,11 +49,11 @@ class Resizes(SurveyedService):
 
     @property
     def every_s(self) -> float:
-        """Seconds until the next run."""
+        """Seconds until the next run of the service."""
         return EVERY_GOING_S if self._going else EVERY_S
 
     def run_once(self) -> int:
-        """Continue all resizes; return how many were finished."""
+        """Continue all resizes. Return how many were finished."""
         seen, names = self._survey.passes, self._survey.resizing
         if seen != self._seen:
             for name in names:
@@ -87,7 +87,7 @@ WITHOUT_S = 1200.0  # time between two cleanups of other topics, for sessions an
 
 
 class Retention(SurveyedService):
-    """Delete old data: every minute in topics with dead letters to delete, in others rarely."""
+    """Deletes old data: each minute in topics with dead letters to delete, rarely in others."""
 
     name = "retention"
     every_s = RETENTION_EVERY_S
@@ -97,7 +97,7 @@ class Retention(SurveyedService):
         self._tidied_at: dict[str, float] = {}  # by topic, by the monotonic clock
 
     def run_once(self) -> int:
-        """Delete old data; return the number of deleted dead letters."""
+        """Delete old data. Return the number of deleted dead letters."""
         topics, now, dropped = self._survey.topics, time.monotonic(), 0
         self._tidied_at = {name: at for name, at in self._tidied_at.items() if name in topics}
         for name, counts in topics.items():
@@ -120,7 +120,7 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Store the figures of topics that have changed since the last survey.
+    """Stores the figures of topics that have changed since the last survey.
 
     An idle topic costs one command in ten minutes. When its figures change, the previous figures
     are stored as well, so that the growth does not seem to have lasted ten minutes. If no server
@@ -138,7 +138,7 @@ class Sampler(SurveyedService):
         self._unwritten: dict[str, Figures] = {}
 
     def run_once(self) -> int:
-        """Store changed figures; return the number of samples."""
+        """Store changed figures. Return the number of samples."""
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}

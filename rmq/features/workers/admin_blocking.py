@@ -15,7 +15,7 @@ class WorkerAdmin(AdminPart):
     def workers(self) -> list[WorkerStatus]:
         """Return the worker processes of this prefix, by host and pid, as they last reported.
 
-        A process reports when it starts and every 10 s. A stopped process is not listed; a dead
+        A process reports when it starts and every 10 s. A stopped process is not listed. A dead
         process is listed for up to 30 s, and its `heartbeat_age_s` grows.
         """
         return self._run(flows.workers(self._prefix))
@@ -23,10 +23,11 @@ class WorkerAdmin(AdminPart):
     def workers_wanted(self, topic: str, min: int = 1, max: int | None = None) -> WorkersWanted:
         """Return how many worker processes a topic needs, with the terms of the calculation.
 
-        By Little's law, busy executors = arrival rate x mean run time + backlog x mean run time /
-        time to work off the backlog; the topic's `slo` sets that time, by default a minute.
-        Processes = executors / executors of a process. If a term is unknown, the result says so and
-        is at least the present number of processes. This call starts no process.
+        An executor is a thread or thread that runs a handler. By Little's law, busy executors =
+        arrival rate x mean run time + backlog x mean run time / time to work off the backlog. The
+        topic's `slo` sets that time, by default a minute. Processes = executors / executors of a
+        process. If a term is unknown, the result says so and is at least the present number of
+        processes. This call starts no process.
 
         Args:
             topic: Name of the topic.

@@ -27,7 +27,7 @@ async def list_workers(context: RequestContext) -> WorkerList:
 
 
 class WantedQuery(Request):
-    """Minimum and maximum of the answer."""
+    """Minimum and maximum of the computed number."""
 
     min: Annotated[int, Meta(ge=0, le=PROCESSES_MAX)] = 1
     max: Annotated[int, Meta(ge=1, le=PROCESSES_MAX)] | None = None
@@ -48,7 +48,7 @@ class Wanted(Answer):
         work_off_s: Time in which the backlog is to be worked off.
         executors_per_process: Executors of a process that handles the topic, or null if there is no
             such process.
-        unknown: Unknown terms and assumptions; may be empty.
+        unknown: Unknown terms and assumptions. May be empty.
     """
 
     topic: str

@@ -56,7 +56,7 @@ class _MeanRun:
 
 
 class StatusReporter:
-    """Report the process until it is stopped, and then remove the report.
+    """Reports the process until it is stopped, and then removes the report.
 
     Args:
         queues: Queues of the worker's handlers.
@@ -130,6 +130,6 @@ class StatusReporter:
         )  # fmt: skip
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Remove the report and end the thread; wait at most `wait_s` seconds."""
+        """Remove the report and end the thread. Wait at most `wait_s` seconds."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))

@@ -20,7 +20,7 @@ EVERY_S = 30.0
 
 
 class WorkerRecords:
-    """Remove the ids of processes whose last report is half a minute old, as workers do.
+    """Removes the ids of processes whose last report is half a minute old, as workers do.
 
     A stopping process removes its own id. So a process that is found here was killed, or cannot
     reach Redis.
@@ -35,7 +35,7 @@ class WorkerRecords:
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Remove processes whose report has expired from the list; return their number."""
+        """Remove processes whose report has expired from the list. Return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
             log.warning("worker %s has ended without a word, or cannot reach Redis", worker)
@@ -46,11 +46,11 @@ WANTED_EVERY_S = 15.0
 
 
 class Wanted:
-    """Compute how many worker processes each topic needs, from the figures of the survey.
+    """Computes how many worker processes each topic needs, from the figures of the survey.
 
     Attributes:
-        by_topic: Last result by topic; each run replaces the dict.
-        long_runs: Runs of handlers that may hang, by topic; each run replaces the dict.
+        by_topic: Last result by topic. Each run replaces the dict.
+        long_runs: Runs of handlers that may hang, by topic. Each run replaces the dict.
     """
 
     name = "wanted"
@@ -66,7 +66,7 @@ class Wanted:
         self.long_runs: Counter[str] = Counter()
 
     def run_once(self) -> int:
-        """Compute the number for all topics; return the number of topics."""
+        """Compute the number of needed processes for all topics. Return the number of topics."""
         topics, before = self._survey.topics, self._survey.before
         windows = (slo.WINDOW_MS, LATELY_MS)
         workers = self._transport.run(flows.workers(self._prefix)) if topics else []

@@ -55,7 +55,7 @@ class HandlerRun:
     """A run of a handler that had not ended at the time of the report.
 
     Attributes:
-        id: Id of the message; for a batch, of its first message.
+        id: Id of the message, or of the first message of a batch.
         topic: Topic of the message.
         handler: Name of the handler's function.
         since: Start of the run.
@@ -83,7 +83,7 @@ class WorkerStatus:
         heartbeat_age_s: Seconds since its last report, which keep growing after its death.
         expires_in_s: Seconds until it is no longer listed, unless it reports again.
         handlers: Its handlers.
-        running: Its oldest runs, at most 20; `handlers` have the numbers of all runs.
+        running: Its oldest runs, at most 20. `handlers` have the numbers of all runs.
     """
 
     id: str
@@ -163,7 +163,7 @@ def write_status(
 
 
 def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
-    """Parse a stored report; return None if it is not a report.
+    """Parse a stored report. Return None if it is not a report.
 
     Args:
         worker: Id of the process.

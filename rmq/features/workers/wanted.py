@@ -46,7 +46,7 @@ class WorkersWanted:
         work_off_s: Time in which the backlog is to be worked off.
         executors_per_process: Executors of a process that handles the topic, or None if there is no
             such process.
-        unknown: Unknown terms and assumptions; may be empty.
+        unknown: Unknown terms and assumptions. May be empty.
     """
 
     processes: int
@@ -89,7 +89,7 @@ def wanted(
         before: Figures of five minutes ago and of one minute ago, or None. The larger of the two
             arrival rates is used. So an increase is noticed early, and a minute without arrivals
             does not reduce the result.
-        workers: All processes; processes of other topics do not count.
+        workers: All processes. Processes of other topics do not count.
         low: Minimum of the result.
         high: Maximum of the result, or None for no maximum.
     """

@@ -23,7 +23,7 @@ IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
 def read_ids(ids: tuple[str, ...]) -> list[rmq.MessageId]:
-    """Parse ids from the arguments; - reads them from stdin, one per line."""
+    """Parse ids from the arguments. The argument `-` reads ids from stdin, one per line."""
     return [rmq.MessageId.parse(message_id) for message_id in _expand_stdin(ids)]
 
 

@@ -42,7 +42,7 @@ def result_fields(result: rmq.SendResult) -> dict[str, Any]:
 
 
 def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that are fields of rmq.Outgoing."""
+    """Return those options that are fields of rmq.Outgoing."""
     options = {
         name: value
         for name, value in given.items()
@@ -287,7 +287,7 @@ PIPE_WAIT_S = 0.2  # longest wait of a batch for the next line of a slow pipe
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield lines without line ends, and None when the stream pauses."""
+    """Yield lines without line ends. Yield None when the stream pauses."""
     try:
         number = stream.fileno()
         slow = not stat.S_ISREG(os.fstat(number).st_mode) and process.FORKS

@@ -180,7 +180,10 @@ def _read(path: Path) -> Definitions:
 
 
 def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
-    """Return the differences; find every mistake of the file before anything is changed."""
+    """Return the differences between the file and Redis.
+
+    Every mistake in the file is found before anything is changed.
+    """
     known, changes = set(client.admin.topics()), list[_Change]()
     for name, values in definitions.items():
         try:
@@ -241,7 +244,7 @@ def _schedule_changes(
 
 
 def _comparable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields of a schedule in comparable form: durations in s, body as sorted JSON."""
+    """Return a schedule's fields in comparable form: durations in s, the body as sorted JSON."""
     full = SCHEDULE_DEFAULTS | dict(fields)
     for key in SCHEDULE_DURATIONS:
         if isinstance(full[key], str):

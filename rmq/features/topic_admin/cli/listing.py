@@ -95,7 +95,7 @@ def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) 
 
 
 def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the counts of topics; a topic that cannot be read has an `error` instead."""
+    """Return the counts of topics. A topic that cannot be read has an `error` instead."""
     return [
         {"topic": topic.name, "error": str(topic.error)}
         if topic.error is not None
@@ -107,7 +107,7 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 
 
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
-    """Read topics, or all topics, with few round trips; an unreadable topic has an error.
+    """Read some topics, or all, in few round trips. A topic that cannot be read has an error.
 
     A topic that was deleted since its name was listed is omitted.
     """

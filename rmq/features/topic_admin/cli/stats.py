@@ -93,7 +93,7 @@ def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
 
 
 def _bar(messages: int, most: int) -> str:
-    """Return a bar whose length shows the count; any message is visible."""
+    """Return a bar whose length shows the count. Even a single message is visible."""
     return "█" * -(-messages * BAR // most) if messages else ""
 
 
@@ -168,7 +168,7 @@ def _print(
 
 
 def per_second(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:
-    """Return the events per second of each row; a topic that was created again counts from 0."""
+    """Return the events per second of each row. A topic that was created again counts from 0."""
     previous_by_key = {
         row_counts.get("topic", row_counts.get("slot")): row_counts for row_counts in before
     }
