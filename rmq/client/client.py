@@ -113,6 +113,7 @@ class ClientBase:
         context = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
         if context.requested:
             self._declared[context.name] = self._declared.get(context.name, {}) | context.requested
+        context.siblings = self._contexts
         self._contexts.add(context)
         return context
 

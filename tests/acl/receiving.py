@@ -11,6 +11,7 @@ from rmq.features.audit import flows as audit_flow
 from rmq.features.schedules.dispatch import Dispatch, read_due, send_due
 from rmq.features.workers import flows
 from rmq.kernel.consumer import rollback, scripts as consumer_scripts
+from rmq.kernel.follow_ups import flows as follow_ups, scripts as follow_up_scripts
 from rmq.kernel.topic import opening, scripts, tidy
 from tests.acl.registry import (
     LARGE,
@@ -39,6 +40,30 @@ def receives_and_settles(s: Scene) -> None:
         assert consumer.ack(deliveries[4:]) == []
         for delivery in consumer.receive(6):
             delivery.nack(delay=60)
+
+
+@of("consumer", "worker")
+def sends_follow_ups(s: Scene) -> None:
+    s.topic()
+    topic = s.full.topic(s.name)
+    topic.send("first")
+    with s.api.topic(s.name).consumer() as consumer:
+        (delivery,) = consumer.receive()
+        delivery.then(s.name, "next")
+        s.full.admin.topic_pause(s.name, verb="send")
+        delivery.ack()
+        s.full.admin.topic_resume(s.name, verb="send")
+    s.later(60)
+    context = inner_of(s.api.topic(s.name))._context
+    s.run(opening.open(context, create=False))
+    keys = context.slots[0]
+
+    def flow() -> Any:
+        assert (yield follow_up_scripts.pending(keys)).entries == 1
+        yield from follow_ups.send_target(context, keys, f"{s.name}:0")
+        assert (yield follow_up_scripts.pending(keys)).entries == 0
+
+    s.run(flow())
 
 
 @of("consumer", "worker")

@@ -122,6 +122,7 @@ CALLS: dict[str, Call] = {
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.session())),
     "next_ready": _call(lambda f, b: consumer_scripts.next_ready([b.keys], True)),
+    "pending": _call(lambda f, b: follow_ups_scripts.pending(b.keys)),
     "pending_send": _call(lambda f, b: follow(b)),
     "pending_settle": _call(
         lambda f, b: follow_ups_scripts.pending_settle(
@@ -399,6 +400,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "merge": {0: "now_us"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
+    "pending": {0: "now_us", 1: "offset", 2: "limit"},
     "pending_send": {0: "now_us", 5: "number"},
     "pending_settle": {0: "now_us", 2: "upto", 4: "limit", 5: "wait_ms", 6: "refused"},
     "peek": {3: "offset", 4: "limit", 5: "records"},

@@ -34,7 +34,7 @@ def ack_then_command(
 ) -> Any:
     return scripts.ack_then(
         box.handle, box.keys, session or box.session(), [x.id for x in leases],
-        [x.receipt for x in leases], follow_ups,
+        [x.receipt for x in leases], follow_ups, lambda reply: reply,
     )  # fmt: skip
 
 

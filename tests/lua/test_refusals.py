@@ -39,6 +39,7 @@ PLACES = {
     "nack": "slot store prepare records dead failures audit bodies",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
+    "pending": "slot pending targets",
     "pending_send": "slot store records settled0 settled1 failures merge audit bodies prepare",
     "pending_settle": "slot records dead failures audit bodies pending targets",
     "prepare": "slot store prepare records dead failures merge audit bodies leases rates",

@@ -29,11 +29,12 @@ from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
 from rmq.kernel.consumer.scripts import Batch
-from rmq.kernel.consumer.settle import UNKNOWN, Lease, Leases, Settling
+from rmq.kernel.consumer.settle import UNKNOWN, Lease, Leases, Settling, open_leases
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core import codec, failure, record
+from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.message import Outgoing, Receipt
 from rmq.kernel.core.score import receipt_with_deadline
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
@@ -46,6 +47,7 @@ from rmq.kernel.delivery.inner_delivery import (
     InnerDelivery,
     SharedLeases,
 )
+from rmq.kernel.follow_ups.flows import FollowUps
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -106,6 +108,7 @@ class ConsumerFlows:
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloading.Removal()
+        self._follow_ups = FollowUps(context)
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -215,7 +218,7 @@ class ConsumerFlows:
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
-            settling = self._build_ack(*self._leases(deliveries))
+            settling = self._build_ack(*open_leases(self.context, deliveries))
             yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
         except OutcomeUnknown:
             # The next call repeats the ack, or `close` gives them back.
@@ -298,38 +301,6 @@ class ConsumerFlows:
 
     # --- settling --------------------------------------------------------------------------------
 
-    def _leases(self, deliveries: Iterable[InnerDelivery]) -> tuple[list[InnerDelivery], Leases]:
-        """Return the deliveries as a list, and their leases.
-
-        Raises:
-            InvalidValue, InvalidType: A delivery is named twice, has another topic, or is invalid.
-            AlreadySettled: A delivery is already settled.
-        """
-        given = list(deliveries)
-        if len(set(map(id, given))) != len(given):
-            raise InvalidValue("deliveries: one of them is given twice; give each once")
-        indexes, ids, scores, numbers, checked = [], [], [], [], None
-        for delivery in given:
-            if delivery.state:
-                late_verb, delivery.unconfirmed = delivery.unconfirmed, ""
-                raise AlreadySettled(
-                    f"delivery {delivery.id} was "
-                    + ("settled before" if delivery.state == SETTLED else "lost: its lease ran out")
-                    + (f", by the {late_verb} whose reply came late" if late_verb else "")
-                )
-            if delivery.unconfirmed:
-                delivery.unconfirmed = ""  # that settling was refused and did nothing
-            keys = delivery.origin.keys
-            if keys is not checked:
-                slots, checked = self.context.slots, keys
-                if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
-                    raise settle.other_topic(self.context, keys)
-            indexes.append(keys.index)
-            ids.append(delivery.raw_id)
-            scores.append(delivery.score)
-            numbers.append(delivery.fence)
-        return given, Leases(indexes, ids, scores, numbers)
-
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """Set the new state of each delivery by its letter. Return those whose lease was lost."""
         lost, settled = [], []
@@ -385,7 +356,7 @@ class ConsumerFlows:
         if self.at_most_once:
             if verb != "ack":
                 self._check_has_leases()
-            return self._note_letters(self._leases(given)[0], "1" * len(given))
+            return self._note_letters(open_leases(self.context, given)[0], "1" * len(given))
         missing = self._missing_replies
         if missing.waiting or missing.repeating:
             slots = {d.origin.keys.slot for d in given} if self.settles_fast else None
@@ -398,7 +369,7 @@ class ConsumerFlows:
                     lost.append(delivery)
             else:
                 unsettled.append(delivery)
-        unsettled, leases = self._leases(unsettled)
+        unsettled, leases = open_leases(self.context, unsettled)
         if unsettled:
             settling = build(unsettled, leases)
             lost += yield from self._run_settling(
@@ -433,6 +404,8 @@ class ConsumerFlows:
         lost = note(deliveries, answer)
         if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
+        if self._follow_ups.stored:
+            yield from self._follow_ups.send()
         if error is None:
             return lost
         if settling.unanswered:
@@ -451,11 +424,23 @@ class ConsumerFlows:
             leases = leases._replace(marks=marks)
         has_claims = any(d.claim for d in deliveries)
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
+        if any(d.follow_ups for d in deliveries):
+            follow_ups = [d.follow_ups for d in deliveries]
+            note_stored = self._follow_ups.stored.append
+            return settle.ack_then(self.context, leases, follow_ups, note_stored, extra)
         return settle.ack(self.context, leases, extra)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries for good. As all verbs, return those whose lease was lost."""
         return self._settle("ack", deliveries, self._build_ack)
+
+    def then(
+        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
+    ) -> Flow[list[MessageId]]:
+        """Let the ack of a delivery store messages. Return their ids."""
+        self._check_has_leases()
+        open_leases(self.context, [delivery])  # it must be open, and of this topic
+        return self._follow_ups.add(delivery, messages)
 
     def nack(
         self,
@@ -540,7 +525,7 @@ class ConsumerFlows:
 
         A worker renews a shared lease while it holds a delivery, so no lease must be extended.
         """
-        given, leases = self._leases(deliveries)
+        given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
         if extra is not None:
@@ -590,7 +575,7 @@ class ConsumerFlows:
         yield from self._missing_replies.repeat()
         left, self.open = self.unsettled(), {}
         if left:
-            settling = self._build_release(0, *self._leases(left))
+            settling = self._build_release(0, *open_leases(self.context, left))
             with suppress(AlreadySettled):  # by a thread that began in the meantime
                 yield from self._run_settling("release", left, settling, self._note_letters)
         if self._unreadable:

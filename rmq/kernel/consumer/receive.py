@@ -93,7 +93,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
         if state.credits.in_doubt:
             batches = _within(state, limit, (yield from _resolve_credits(state)))
         if not batches:
-            if time.monotonic() >= min(state.tidy_at, state.lateness.report_at):
+            if time.monotonic() >= min(state.tidy_at, state.sweep_at, state.lateness.report_at):
                 yield from _do_chores(state)
             batches = yield from _visit_slots(state, limit, waits)
         if not batches:
@@ -117,11 +117,13 @@ def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def _do_chores(state: ReceiveState) -> Flow[None]:
-    """Tidy the topic and report how late messages were received, if it is time."""
+    """Tidy the topic, send pending follow-ups and report lateness, if it is time."""
     now = time.monotonic()
     if now >= state.tidy_at:
         state.tidy_at = now + tidy.TIDY_S
         yield from tidy.try_tidy(state.context)
+    if now >= state.sweep_at:
+        yield from consumer_state.sweep(state)
     if now >= state.lateness.report_at:
         yield from consumer_state.report(state)
 
@@ -494,7 +496,7 @@ def hand_back_interrupted(
         with suppress(RMQError):
             yield from hand_back(state)
     else:
-        # A blocking client runs it in another thread, which must find this call at its end.
+        # A blocking client runs it in another thread, at the end of this call.
         seconds = ENDED_S if isinstance(error, Exception) else 0
         yield InBackground(seconds, lambda: hand_back_later(state))
 

@@ -14,12 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
+from rmq.errors import AlreadySettled, InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.claim_flows import ExtraCommands
+from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
+from rmq.kernel.follow_ups import scripts as follow_up_scripts
+from rmq.kernel.follow_ups.encode import EncodedFollowUp
+from rmq.kernel.follow_ups.flows import StoredFollowUps
+from rmq.kernel.follow_ups.scripts import AckThenReply
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand
@@ -82,6 +88,41 @@ def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
         "settle it with the consumer that received it"
     )
+
+
+def open_leases(
+    context: TopicContext, deliveries: Iterable[InnerDelivery]
+) -> tuple[list[InnerDelivery], Leases]:
+    """Return the deliveries as a list, and their leases.
+
+    Raises:
+        InvalidValue, InvalidType: A delivery is named twice, has another topic, or is invalid.
+        AlreadySettled: A delivery is already settled.
+    """
+    given = list(deliveries)
+    if len(set(map(id, given))) != len(given):
+        raise InvalidValue("deliveries: one of them is given twice; give each once")
+    indexes, ids, scores, numbers, checked = [], [], [], [], None
+    for delivery in given:
+        if delivery.state:
+            late_verb, delivery.unconfirmed = delivery.unconfirmed, ""
+            raise AlreadySettled(
+                f"delivery {delivery.id} was "
+                + ("settled before" if delivery.state == SETTLED else "lost: its lease ran out")
+                + (f", by the {late_verb} whose reply came late" if late_verb else "")
+            )
+        if delivery.unconfirmed:
+            delivery.unconfirmed = ""  # that settling was refused and did nothing
+        keys = delivery.origin.keys
+        if keys is not checked:
+            slots, checked = context.slots, keys
+            if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
+                raise other_topic(context, keys)
+        indexes.append(keys.index)
+        ids.append(delivery.raw_id)
+        scores.append(delivery.score)
+        numbers.append(delivery.fence)
+    return given, Leases(indexes, ids, scores, numbers)
 
 
 # keys, session, leases of one call, their positions in the settling -> the call
@@ -249,6 +290,42 @@ def _deadlines(
             for position, letter in zip(positions, reply.letters, strict=True):
                 deadlines[position] = reply.deadline_s if letter == "1" else None
     return deadlines
+
+
+def ack_then(
+    context: TopicContext,
+    leases: Leases,
+    follow_ups: Sequence[Sequence[EncodedFollowUp]],
+    note_stored: Callable[[StoredFollowUps], object],
+    extra: ExtraCommands | None = None,
+) -> Settling[str]:
+    """Settle deliveries for good, and store their follow-ups. A letter for each, as for `ack`.
+
+    Args:
+        context: The topic.
+        leases: Leases of the deliveries.
+        follow_ups: Follow-ups of each delivery.
+        note_stored: Function that gets the reply of each call.
+        extra: Commands that run before the calls.
+    """
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        given = [(n, each) for n, p in enumerate(positions, 1) for each in follow_ups[p]]
+        args = [each.of(n) for n, each in given]
+
+        def note(reply: AckThenReply) -> str:
+            note_stored(StoredFollowUps(keys, reply, given))
+            return reply.letters
+
+        return follow_up_scripts.ack_then(context, keys, session, part.ids, part.scores, args, note)
+
+    most = SLOW_MAX
+    for each in follow_ups:
+        most = min(most, BATCH_MAX // max(1, len(each)))
+        most = min(most, CALL_BYTES // max(1, sum(one.size for one in each)))
+    return Settling(context, leases, build, _letters, extra, most=max(1, most))
 
 
 def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:

@@ -19,6 +19,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import LatenessCounter
 from rmq.kernel.core.permits import Permits
 from rmq.kernel.delivery.inner_delivery import SharedLeases
+from rmq.kernel.follow_ups.flows import SWEEP_S, try_sweep
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -92,6 +93,12 @@ class AwaySlots:
 log = logging.getLogger("rmq")
 
 
+def sweep(state: ReceiveState) -> Flow[None]:
+    """Send pending follow-ups that nobody sends."""
+    state.sweep_at = time.monotonic() + SWEEP_S
+    state.next_sweep = yield from try_sweep(state.context, state.next_sweep)
+
+
 def report(state: ReceiveState) -> Flow[None]:
     """Add the counts of late deliveries of a consumer to the topic's counts.
 
@@ -139,6 +146,7 @@ class ReceiveState:
         "lateness",
         "lease_ms",
         "next_check",
+        "next_sweep",
         "ordered",
         "ready_at",
         "receiving",
@@ -146,6 +154,7 @@ class ReceiveState:
         "round_ended",
         "shared",
         "subscription",
+        "sweep_at",
         "tidy_at",
         "unanswered",
         "unconfirmed_offers",
@@ -175,6 +184,8 @@ class ReceiveState:
         self.first_slot = 0  # first slot of the next visit
         self.visited_at = 0.0  # start of the last visit; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
+        self.sweep_at = time.monotonic() + SWEEP_S
+        self.next_sweep = 0  # first slot of the next sweep for pending follow-ups
         self.unanswered: PrepareCall | None = None
         self.undelivered: list[SlotBatch] = []  # leased, but never delivered
         self.unconfirmed_offers: list[PrepareCall] = []  # calls that may have got a hand-over

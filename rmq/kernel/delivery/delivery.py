@@ -15,11 +15,13 @@ from rmq.errors import ClaimLost, InvalidType, LeaseLost, StorageError
 from rmq.kernel.core import record
 from rmq.kernel.core.groups import GROUP_MARK, share_in
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.message import Outgoing, Receipt, refuse_unknown
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import DISPOSITIONS
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
+
+FollowUp = Outgoing | tuple[Any, Outgoing]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -174,16 +176,62 @@ class AsyncDelivery(DeliveryData):
 
     __slots__ = ()
 
-    async def ack(self) -> None:
+    async def ack(self, *, then: Iterable[FollowUp] = ()) -> None:
         """Settle the message for good.
 
         Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+
+        Args:
+            then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
+                pairs of a topic and an rmq.Outgoing.
         """
         verbs, run = self._settle_with
+        if then:
+            await self._ack_then(then)
+            return
         lost = await run(verbs.ack(self._inner))
         if lost or self._inner.claim is not None:
             raise_if_lost(lost, "ack")
             raise_if_claim_lost(self._inner)
+
+    async def _ack_then(self, then: Iterable[FollowUp]) -> None:
+        inner, earlier = self._inner, self._inner.follow_ups
+        verbs, run = self._settle_with
+        pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
+        await run(verbs.then(inner, pairs))
+        try:
+            await self.ack()
+        except BaseException:
+            inner.follow_ups = earlier  # the caller may repeat the call
+            raise
+
+    async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
+        """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
+
+        Args:
+            topic: Name of the target, or a Topic.
+            body: Body of the message.
+            options: Fields of `rmq.Outgoing`, except those of merging messages. A delay counts from
+                the time at which the target stores the message.
+
+        Returns:
+            The id that the message will have.
+
+        Raises:
+            TopicNotFound: The target does not exist, and this program has not declared it.
+            ConfigurationError: The consumer has the mode "at_most_once".
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
+                would have more than 1000 follow-ups, or more than 4 MiB of them.
+            Reject: The message is the 1000th follow-up in a row.
+        """
+        verbs, run = self._settle_with
+        try:
+            out = Outgoing(body, **options)
+        except TypeError:
+            refuse_unknown(options)
+            raise
+        ids: list[MessageId] = await run(verbs.then(self._inner, [(topic, out)]))
+        return ids[0]
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 from rmq.errors import StorageError
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Outgoing, refuse_unknown
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.delivery import DeliveryData, raise_if_claim_lost, raise_if_lost
+from rmq.kernel.delivery.delivery import DeliveryData, FollowUp, raise_if_claim_lost, raise_if_lost
 from rmq.kernel.delivery.dispositions import DISPOSITIONS
 
 
@@ -21,16 +25,62 @@ class Delivery(DeliveryData):
 
     __slots__ = ()
 
-    def ack(self) -> None:
+    def ack(self, *, then: Iterable[FollowUp] = ()) -> None:
         """Settle the message for good.
 
         Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+
+        Args:
+            then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
+                pairs of a topic and an rmq.Outgoing.
         """
         verbs, run = self._settle_with
+        if then:
+            self._ack_then(then)
+            return
         lost = run(verbs.ack(self._inner))
         if lost or self._inner.claim is not None:
             raise_if_lost(lost, "ack")
             raise_if_claim_lost(self._inner)
+
+    def _ack_then(self, then: Iterable[FollowUp]) -> None:
+        inner, earlier = self._inner, self._inner.follow_ups
+        verbs, run = self._settle_with
+        pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
+        run(verbs.then(inner, pairs))
+        try:
+            self.ack()
+        except BaseException:
+            inner.follow_ups = earlier  # the caller may repeat the call
+            raise
+
+    def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
+        """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
+
+        Args:
+            topic: Name of the target, or a Topic.
+            body: Body of the message.
+            options: Fields of `rmq.Outgoing`, except those of merging messages. A delay counts from
+                the time at which the target stores the message.
+
+        Returns:
+            The id that the message will have.
+
+        Raises:
+            TopicNotFound: The target does not exist, and this program has not declared it.
+            ConfigurationError: The consumer has the mode "at_most_once".
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
+                would have more than 1000 follow-ups, or more than 4 MiB of them.
+            Reject: The message is the 1000th follow-up in a row.
+        """
+        verbs, run = self._settle_with
+        try:
+            out = Outgoing(body, **options)
+        except TypeError:
+            refuse_unknown(options)
+            raise
+        ids: list[MessageId] = run(verbs.then(self._inner, [(topic, out)]))
+        return ids[0]
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

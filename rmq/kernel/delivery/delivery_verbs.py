@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import RMQError, StorageError
 from rmq.kernel.core import failure
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
@@ -48,6 +50,12 @@ class DeliveryVerbs:
     def ack(self, delivery: InnerDelivery) -> SettlingFlow:
         """Settle the delivery for good."""
         return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
+
+    def then(
+        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
+    ) -> Flow[list[MessageId]]:
+        """Let the ack of the delivery store messages. Return their ids."""
+        return self.flows.then(delivery, messages)
 
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None

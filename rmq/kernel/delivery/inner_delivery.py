@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -46,6 +46,7 @@ class InnerDelivery:
         unconfirmed: Verb that was sent but whose reply was not read, or "".
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
+        follow_ups: Messages that its ack stores (`rmq.kernel.follow_ups.encode`).
     """
 
     origin: BatchOrigin
@@ -58,6 +59,7 @@ class InnerDelivery:
     unconfirmed: str = ""
     settling_calls: int = 0
     claim: Claim | None = None
+    follow_ups: Sequence[Any] = ()
 
     @property
     def id(self) -> MessageId:

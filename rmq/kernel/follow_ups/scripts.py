@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from rmq.kernel.core.ids import MEMBER_SIZE, members_of
 from rmq.kernel.core.keys import SlotKeys
@@ -12,6 +12,8 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
+
+T = TypeVar("T")
 
 _HEAD = 4  # bytes of the head of a record
 
@@ -73,13 +75,17 @@ def ack_then(
     ids: Sequence[bytes],
     receipts: Sequence[float],
     follow_ups: Sequence[FollowUp],
-) -> Command[AckThenReply]:
-    """Settle deliveries of one slot for good, and store their follow-ups in the same step."""
+    read: Callable[[AckThenReply], T],
+) -> Command[T]:
+    """Settle deliveries of one slot for good, and store their follow-ups in the same step.
 
-    def parse(reply: bytes) -> AckThenReply:
+    `read`: returns the value of the command.
+    """
+
+    def parse(reply: bytes) -> T:
         letters, number, claim, *targets = reply.split(b" ")
         pairs = (target.decode().split("=") for target in targets)
-        return AckThenReply(letters.decode(), int(number), claim, dict(pairs))
+        return read(AckThenReply(letters.decode(), int(number), claim, dict(pairs)))
 
     return Command(
         script_loader.load("ack_then"),
@@ -160,3 +166,37 @@ def pending_settle(
         ],
         parse,
     )  # fmt: skip
+
+
+class PendingTarget(NamedTuple):
+    """The pending entries of one target."""
+
+    target: str
+    from_ms: int  # time from which a process may send them
+    first_number: int  # at least the epoch us of the ack
+    entries: int
+
+
+class PendingReply(NamedTuple):
+    """The reply to pending."""
+
+    now_ms: int
+    entries: int
+    targets: int
+    page: list[PendingTarget]
+
+
+def pending(keys: SlotKeys, offset: int = 0, limit: int = 1000) -> Command[PendingReply]:
+    """List the targets of the pending entries of a slot."""
+
+    def parse(reply: list[Any]) -> PendingReply:
+        rows = zip(reply[3::4], reply[4::4], reply[5::4], reply[6::4], strict=True)
+        page = [PendingTarget(target.decode(), *numbers) for target, *numbers in rows]
+        return PendingReply(reply[0], reply[1], reply[2], page)
+
+    return Command(
+        script_loader.load("pending"),
+        (keys.slot, keys.pending, keys.targets),
+        [clock.now_us, offset, limit],
+        parse,
+    )

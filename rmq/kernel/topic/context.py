@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmq.errors import ConfigurationError, InvalidValue
@@ -57,6 +57,9 @@ class TopicContext:
         self.current_until = 0.0  # as `fresh_until`; 0: open the topic before its next use
         self.full_until = 0.0  # until then no slot has room for another; by the monotonic clock
         self.is_ready = False
+        self.siblings: Iterable[TopicContext] = ()  # contexts of topics that the program declared
+        # Of follow-ups, by name, and whether the program has declared the topic.
+        self.targets: dict[str, tuple[TopicContext, bool]] = {}
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
         self.had_large = False  # whether this client has received a large body from the topic
         self._is_open = False

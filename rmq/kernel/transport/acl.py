@@ -31,7 +31,7 @@ _ROLLBACK = ("rollback_expired_leases", "lease_rollback", "queries", "query_roll
 _SCHEDULES = ("schedules", "schedule_set")
 _CONSUMER = (
     *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "ack_then",
-    "pending_send", "pending_settle", "nack", "reject",
+    "pending", "pending_send", "pending_settle", "nack", "reject",
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
     "due_counts", "lateness_report",

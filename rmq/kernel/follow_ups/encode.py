@@ -1,0 +1,147 @@
+"""Check and encode a follow-up when the program names it, before the ack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import ids, record
+from rmq.kernel.core.body_limits import CALL_BYTES
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.interceptor import start_hooks
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.dispositions import Reject
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.follow_ups.scripts import FollowUp, place_of
+from rmq.kernel.producer import encode as producer
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Await, Flow
+
+DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
+DEPTH_MAX = 1000
+
+
+class EncodedFollowUp(NamedTuple):
+    """A follow-up of a delivery, with its id and its target slot."""
+
+    topic: str
+    slot: int
+    id: MessageId
+    head: bytes
+    rest: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in a call."""
+        return producer.RECORD_BYTES + len(self.rest)
+
+    def of(self, delivery: int) -> FollowUp:
+        """Return the argument of a script. `delivery`: position of the delivery in the call."""
+        return FollowUp(
+            delivery, place_of(self.topic, self.slot), member_of(self.id), self.head, self.rest
+        )
+
+
+def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
+    """Return the context of a target, and whether this program has declared the topic."""
+    if topic == context.name:
+        return context, True
+    found = context.targets.get(topic)
+    if found is None:
+        declared = next((each for each in list(context.siblings) if each.name == topic), None)
+        found = (
+            declared
+            or TopicContext(context.prefix, topic, JSON, context.sessions, {}, context.hooks),
+            declared is not None,
+        )
+        context.targets[topic] = found
+    return found
+
+
+def encode(
+    context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
+) -> Flow[EncodedFollowUp]:
+    """Check and encode a follow-up, and make its id.
+
+    Interceptors see it as a send of this moment.
+
+    Args:
+        context: Topic of the delivery.
+        delivery: The delivery whose ack stores the follow-up.
+        topic: Name of the target, or its Topic.
+        out: The message.
+
+    Raises:
+        TopicNotFound: The target does not exist, and this program has not declared it.
+        Reject: The chain of follow-ups is too long. The delivery becomes a dead letter.
+    """
+    name = getattr(topic, "name", topic)
+    if not isinstance(name, str):
+        raise InvalidType(f"topic: {type(topic).__name__}; give the name of a topic, or a topic")
+    if not isinstance(out, Outgoing):
+        raise InvalidType(f"then: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+    if out.merge_key is not None or out.time_range is not None:
+        raise InvalidValue(
+            "merge_key: a follow-up does not merge with other messages; leave it out, or send the "
+            "message in the handler"
+        )
+    depth = _depth_of(delivery) + 1
+    if depth > DEPTH_MAX:
+        raise Reject(
+            f"then: this message is follow-up number {depth - 1} in a row, and the limit is "
+            f"{DEPTH_MAX}; a handler may send to its own topic without an end"
+        )
+    target, is_declared = target_of(context, name)
+    if time.monotonic() >= target.current_until:
+        yield from opening.ensure_open(target, create=is_declared)
+    out = replace(out, marks={**(out.marks or {}), DEPTH_MARK: str(depth)})
+    hooks = context.hooks
+    for awaitable in start_hooks(hooks.before_send, name, out):
+        yield Await(awaitable)
+    try:
+        encoded = _encode(target, delivery, out)
+    except BaseException as error:
+        for awaitable in start_hooks(hooks.after_send, name, out, error):
+            yield Await(awaitable)
+        raise
+    result = SendResult(encoded.id, "stored", encoded.slot, 0)
+    for awaitable in start_hooks(hooks.after_send, name, out, result):
+        yield Await(awaitable)
+    return encoded
+
+
+def _depth_of(delivery: InnerDelivery) -> int:
+    text = delivery.marks.get(DEPTH_MARK, "") if delivery.record[0] & record.HEADERS else ""
+    return int(text) if text.isdigit() else 0
+
+
+def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> EncodedFollowUp:
+    message = producer.encode(target, target.settings, out)
+    slot, origin = message.slot, delivery.origin.keys
+    if slot < 0 and target.name == origin.topic and origin.index < target.settings.slots:
+        slot = origin.index  # the ack can store it at once
+    elif slot < 0:
+        slot = next(target.spread)
+    id = message.id or ids.make_one(slot, target.check)
+    head, envelope = record.with_headers(message.head, message.envelope, message.headers)
+    return EncodedFollowUp(target.name, slot, id, head, envelope + message.body)
+
+
+def check_size(follow_ups: Sequence[EncodedFollowUp]) -> None:
+    """Refuse more follow-ups than one ack may have.
+
+    Raises:
+        InvalidValue: There are too many, or they are too large.
+    """
+    size = sum(follow_up.size for follow_up in follow_ups)
+    if len(follow_ups) > BATCH_MAX or size > CALL_BYTES:
+        raise InvalidValue(
+            f"then: {len(follow_ups)} follow-ups of {size} bytes for one delivery; an ack takes at "
+            f"most {BATCH_MAX} follow-ups of {CALL_BYTES} bytes in all"
+        )

@@ -1,0 +1,297 @@
+"""Send the pending entries of a slot: store them in their targets, and then remove them.
+
+The process whose ack stored the entries sends them at once. If it died, `sweep` of any consumer of
+the topic sends them. docs/decisions/0071-ack-and-send-in-one-step.md explains why each entry is
+stored exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rmq.errors import ConfigurationError, RMQError, StorageError, TopicNotFound, TopicVanished
+from rmq.kernel.core import failure, ids, record
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.follow_ups import scripts
+from rmq.kernel.follow_ups.encode import EncodedFollowUp, check_size, encode, target_of
+from rmq.kernel.follow_ups.scripts import AckThenReply, Entry, Refused, SettleReply, place_of
+from rmq.kernel.topic import clock, opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import (
+    Command,
+    Flow,
+    durable_pipeline,
+    pipeline,
+    raise_first_error,
+)
+
+log = logging.getLogger("rmq")
+
+TARGET_MARK = "rmq-target"  # header of a dead letter: the topic that refused the follow-up
+PAGE = 100  # entries of one call
+SLOTS_AT_ONCE = 128  # slots of one sweep
+TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
+SWEEP_S = 5.0  # time between two sweeps of a consumer
+WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries is tried again
+
+
+class StoredFollowUps(NamedTuple):
+    """The follow-ups of one call of ack_then, and its reply."""
+
+    keys: SlotKeys  # slot of the deliveries
+    reply: AckThenReply
+    follow_ups: Sequence[tuple[int, EncodedFollowUp]]  # with the position of the delivery, from 1
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """Return the pending entries that the call has stored, by target."""
+        by_target: dict[str, list[Entry]] = {}
+        number = self.reply.number
+        for position, each in self.follow_ups:
+            target = place_of(each.topic, each.slot)
+            if self.reply.letters[position - 1] == "1" and target in self.reply.targets:
+                entry = Entry(number, member_of(each.id), each.head, each.rest)
+                by_target.setdefault(target, []).append(entry)
+                number += 1
+        return by_target
+
+
+class _Attempt(NamedTuple):
+    """The result of an attempt to store entries in their target.
+
+    Attributes:
+        stored: How many it has stored, from the first on.
+        waits: Whether it cannot take the next entry now.
+        refused: Why it refuses the first entry for good; empty if it does not.
+    """
+
+    stored: int
+    waits: bool = False
+    refused: str = ""
+
+
+class FollowUps:
+    """The follow-ups of a consumer's deliveries.
+
+    Args:
+        context: Topic of the deliveries.
+
+    Attributes:
+        stored: Follow-ups that acks have stored, and that `send` sends next.
+    """
+
+    def __init__(self, context: TopicContext) -> None:
+        self._context = context
+        self.stored: deque[StoredFollowUps] = deque()
+
+    def add(
+        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
+    ) -> Flow[list[MessageId]]:
+        """Let the ack of a delivery store messages. Return their ids.
+
+        Raises:
+            ConfigurationError: The delivery has a claim.
+        """
+        if delivery.claim is not None:
+            raise ConfigurationError(
+                "then: the handler has @rmq.idempotent. A delivery that this guard recognizes is "
+                "acked without the handler, and its follow-ups would be lost. Use send with a "
+                "dedup_key, or no guard"
+            )
+        added = []
+        for topic, out in messages:
+            added.append((yield from encode(self._context, delivery, topic, out)))
+        follow_ups = [*delivery.follow_ups, *added]
+        check_size(follow_ups)
+        delivery.follow_ups = follow_ups
+        return [each.id for each in added]
+
+    def send(self) -> Flow[None]:
+        """Send the follow-ups that acks have stored."""
+        while self.stored:
+            try:
+                stored = self.stored.popleft()
+            except IndexError:
+                return  # another thread sends them
+            yield from send_stored(self._context, stored)
+
+
+def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
+    """Send the pending entries that an ack has just stored.
+
+    Errors are logged, because the ack has succeeded, and the entries are sent again later.
+    """
+    for target, entries in stored.entries().items():
+        letter = stored.reply.targets[target]
+        if letter == "w":
+            continue
+        of_call = entries if letter == "n" else []
+        yield from _try_send(context, stored.keys, target, stored.reply.claim, of_call)
+
+
+def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
+    """Send pending entries that nobody sends, of SLOTS_AT_ONCE slots from `first` on.
+
+    Returns the first slot of the next sweep.
+    """
+    slots = context.slots[first : first + SLOTS_AT_ONCE]
+    calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
+    for call in calls:
+        call.fails_fast = True
+    for keys, reply in zip(slots, (yield from pipeline(calls)), strict=True):
+        for each in reply.page:
+            if each.from_ms <= reply.now_ms:
+                yield from _try_send(context, keys, each.target, b"", [])
+    return first + len(slots) if first + len(slots) < len(context.slots) else 0
+
+
+def try_sweep(context: TopicContext, first: int) -> Flow[int]:
+    """Do the same as `sweep`; log errors of Redis."""
+    try:
+        return (yield from sweep(context, first))
+    except StorageError as error:
+        log.debug("topic %r: pending follow-ups cannot be sent now: %s", context.name, error)
+    except TopicVanished:
+        pass  # the next receive raises it
+    return 0
+
+
+def _try_send(
+    context: TopicContext, keys: SlotKeys, target: str, claim: bytes, entries: list[Entry]
+) -> Flow[None]:
+    try:
+        yield from send_target(context, keys, target, claim, entries)
+    except StorageError as error:
+        log.debug("topic %r: follow-ups for %s are sent later: %s", context.name, target, error)
+    except RMQError as error:
+        log.warning("topic %r: follow-ups for %s wait: %s", context.name, target, error)
+
+
+def send_target(
+    context: TopicContext,
+    keys: SlotKeys,
+    target: str,
+    claim: bytes = b"",
+    entries: Sequence[Entry] = (),
+) -> Flow[None]:
+    """Send entries, and then all other entries of the target, until none are left.
+
+    Args:
+        context: Topic of the acked messages.
+        keys: Slot of the entries.
+        target: Name of their target slot.
+        claim: Claim of this process on the target; empty: it has none.
+        entries: The first entries of the target; empty: read them.
+    """
+    if not entries:
+        claim, entries = yield _settle(keys, target, 0, claim)
+    while entries:
+        try:
+            attempt = yield from _attempt(context, keys, target, entries)
+        except RMQError:
+            with suppress(RMQError):  # else the claim expires
+                yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
+            raise
+        upto = entries[attempt.stored - 1].number if attempt.stored else 0
+        wait_ms = _wait_ms(entries[attempt.stored]) if attempt.waits else None
+        refused = None
+        if attempt.refused:
+            refused = _dead_letter(context, keys, target, entries[0], attempt.refused)
+        claim, entries = yield _settle(keys, target, upto, claim, wait_ms, refused)
+
+
+def _settle(
+    keys: SlotKeys,
+    target: str,
+    upto: int,
+    claim: bytes,
+    wait_ms: int | None = None,
+    refused: Refused | None = None,
+) -> Command[SettleReply]:
+    command = scripts.pending_settle(keys, target, upto, claim, PAGE, wait_ms, refused)
+    command.fails_fast = True
+    return command
+
+
+def _attempt(
+    context: TopicContext, keys: SlotKeys, target: str, entries: Sequence[Entry]
+) -> Flow[_Attempt]:
+    """Store entries in their target, or say why they are not stored."""
+    name, _, index = target.rpartition(":")
+    other, _ = target_of(context, name)
+    for is_last in (False, True):
+        try:
+            yield from opening.ensure_open(other, create=False)
+            return (yield from _store_fitting(other, int(index), keys, entries))
+        except TopicNotFound:
+            break
+        except TopicVanished:
+            other.forget()  # it may have been created again
+            if is_last:
+                raise
+    return _Attempt(0, refused="the topic does not exist")
+
+
+def _store_fitting(
+    target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
+) -> Flow[_Attempt]:
+    """Store the entries before the first entry that the target refuses for good."""
+    if index >= len(target.slots):
+        return _Attempt(0, refused=f"the topic was created again, and has no slot {index}")
+    most, fitting = target.settings.max_body, entries
+    for place, entry in enumerate(entries):
+        if len(record.read(entry.head + bytes(4) + entry.rest).body) > most:
+            fitting = entries[:place]
+            break
+    if not fitting:
+        return _Attempt(0, refused=f"its body is larger than the topic's max_body, {most}")
+    return (yield from _store(target, index, source, fitting))
+
+
+def _store(
+    target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
+) -> Flow[_Attempt]:
+    """Store entries in a slot of their target, which may be resized during the call."""
+    resizes = 0
+    while True:
+        place = place_of(source.topic, source.index)
+        command = scripts.pending_send(target, target.slots[index], place, entries)
+        command.fails_fast = True
+        try:
+            replies, short = yield from durable_pipeline([command], target.settings.durability)
+            stored, letter = raise_first_error(replies)[0]
+        except TopicVanished as error:
+            resizes = yield from opening.follow_resize(target, error, resizes)
+        else:
+            # Entries that too few copies have confirmed stay here, and the next attempt waits for
+            # the copies again.
+            return _Attempt(0, waits=True) if short else _Attempt(stored, waits=bool(letter))
+
+
+def _wait_ms(entry: Entry) -> int:
+    """Return how long to wait before the next attempt: as long as the entry has waited."""
+    return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - entry.number // 1000))
+
+
+def _dead_letter(
+    context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
+) -> Refused:
+    """Return the dead letter for an entry that its target refuses for good."""
+    name = target.rpartition(":")[0]
+    fields = record.read(entry.head + bytes(4) + entry.rest)
+    head, envelope = record.envelope(
+        fields.codec, fields.priority, due_ms=None if fields.priority else 0
+    )
+    packed: bytes = msgpack.packb({**fields.headers, TARGET_MARK: name})
+    head, envelope = record.with_headers(head, envelope, packed)
+    text = failure.encode(f"follow-up for topic {name!r}: {reason}")
+    id = ids.make_one(keys.index, context.check)
+    return Refused(entry.number, member_of(id), head, envelope + fields.body, text)
