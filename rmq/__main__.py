@@ -1,4 +1,4 @@
-"""`python -m rmq`: the command line, as `rmq`."""
+"""`python -m rmq`: the command line, the same as `rmq`."""
 
 from rmq.cli import main
 

@@ -4,8 +4,8 @@
 
     spark.dataSource.register(RmqDataSource)
 
-It uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow. Options and
-guarantees are in docs/spark.md.
+The package uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow.
+Options and guarantees are in docs/spark.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The columns of a write: names, types, and the conversion of rows to messages. No Redis here."""
+"""The columns of a write: names, types, and the conversion of rows to messages.
+
+This module does not use Redis.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Column(NamedTuple):
-    """A column of a write: the field of a message that it fills, and its possible types."""
+    """A column of a write, with the field of a message that it fills, and its possible types."""
 
     field: str
     types: tuple[type[DataType], ...]
@@ -96,11 +99,11 @@ class Encoded:
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return the spelling of known columns in the schema; other columns are ignored.
+    """Return the spelling of known columns in the schema. Other columns are ignored.
 
     Args:
         schema: Schema of the rows.
-        types: Possible types of each column, by name in lower case; errors suggest the last type.
+        types: Possible types of each column, by name in lower case. Errors suggest the last type.
 
     Raises:
         InvalidValue: A column has another type, or is given twice.
@@ -122,7 +125,7 @@ def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]])
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns of a write; return column names by message field.
+    """Check the columns of a write. Return column names by message field.
 
     Raises:
         InvalidValue: A column is missing, unknown, of another type, or given twice.
@@ -171,8 +174,8 @@ _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # range of datet
 def _times(array: pa.Array) -> list[Any]:
     """Return epoch ms, rounded up so that no message is due too early.
 
-    RMQ accepts epoch ms only in a range, to detect other units. A time outside of this range
-    becomes a datetime, whose unit is certain.
+    RMQ accepts epoch ms only in a range, so that it can detect numbers in other units. A time
+    outside of this range becomes a datetime, whose unit is certain.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -212,7 +215,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """The bodies of a slice, which count how many bodies the last reader has read."""
+    """The bodies of a slice. They count how many of them the last reader has read."""
 
     left: Iterator[Any] = iter(())
 
@@ -226,7 +229,7 @@ class _Bodies(list[Any]):
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of small batches joined into batches of the size that is encoded together.
+    """Join the rows of small batches into batches of the size that is encoded together.
 
     Spark makes batches of at most 10 000 rows.
     """

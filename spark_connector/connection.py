@@ -18,16 +18,17 @@ COMMIT_RETRY_S = 60.0  # the commit of a write fails if Redis cannot be reached 
 
 
 def connect(at: Connection) -> rmq.Client:
-    """Return a client for these options, which connects at its first call."""
+    """Return a client for these options. It connects at its first call."""
     return rmq.Client(at.url, prefix=at.prefix, retry_for=5.0)
 
 
 def retry_while_away(call: Callable[[], T], for_s: float) -> T:
-    """Repeat a call until Redis answers, which is safe for every call of RMQ.
+    """Repeat a call until Redis answers. This is safe for every call of RMQ.
 
     Args:
         call: Function to call.
-        for_s: How long to repeat, s; use minutes, because Spark ends a query whose source raises.
+        for_s: How long to repeat, in seconds. Use minutes, because Spark ends a query whose source
+            raises.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis did not answer in time. The call may raise other errors.
@@ -47,7 +48,7 @@ _clients: dict[tuple[int, Connection], rmq.Client] = {}
 
 
 def client_of_task(at: Connection) -> rmq.Client:
-    """Return the client of this process, which Spark uses for one task after another."""
+    """Return the client of this process. Spark uses the process for one task after another."""
     key = os.getpid(), at
     client = _clients.get(key)
     if client is None:

@@ -50,7 +50,7 @@ class Chosen(WriterCommitMessage):
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns; return their spelling in the schema. Other columns are ignored.
+    """Check the columns. Return their spelling in the schema. Other columns are ignored.
 
     Raises:
         InvalidValue: `message_id` is missing, or a column has another type.
@@ -62,7 +62,10 @@ def checked(schema: StructType) -> dict[str, str]:
 
 
 class DeadLetterWriter(DataSourceArrowWriter):
-    """`df.write` with `action`. Spark pickles it to the tasks, so it has no connection."""
+    """The writer of `df.write` with `action`.
+
+    Spark pickles it to the tasks, so it has no connection.
+    """
 
     def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
         self._options = options
@@ -106,10 +109,10 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return zip(ids.to_pylist(), topics, times, strict=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Start the jobs and run them one after another, so that the rate applies to all of them.
+        """Start the jobs and run them one after another. The rate applies to all of them.
 
-        If the driver crashes, letters without a job are still dead letters. Then write the rows
-        again.
+        If the driver crashes, letters without a job are still dead letters. Write the rows again in
+        this case.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:
@@ -145,11 +148,11 @@ class DeadLetterWriter(DataSourceArrowWriter):
         )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: tasks have changed nothing, and started jobs continue."""
+        """Do nothing, because tasks have changed nothing, and started jobs continue."""
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return the check value in a topic's ids, and its number of slots.
+    """Return the check value in the ids of a topic's messages, and the topic's number of slots.
 
     Raises:
         TopicNotFound: There is no such topic.

@@ -52,7 +52,7 @@ def fingerprint(error: str) -> str | None:
 
 
 class _Fields(NamedTuple):
-    """Fields before the bodies, one list per column; None for a field that a record lacks."""
+    """Fields before the bodies, one list per column, with None for a field that a record lacks."""
 
     due_ms: list[int | None]
     expires_ms: list[int | None]
@@ -74,7 +74,7 @@ class Stored:
         self._ids, self._records, self._count = ids, records, len(records)
 
     def columns(self) -> dict[str, Callable[[], Any]]:
-        """Return a function for each column that every read has; the function makes the column."""
+        """Return, for each column that every read has, a function that makes the column."""
         return {
             "message_id": self._message_ids,
             "timestamp": self._made_at,
@@ -94,8 +94,8 @@ class Stored:
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
         """Yield ranges of rows and their messages, each with about `most` bytes of bodies.
 
-        If a body is compressed or a list, bodies are counted after they were decompressed or
-        joined. Otherwise all rows are one range, because stored bodies are small.
+        Compressed bodies and lists of bodies are counted after they were decompressed or joined. If
+        there are none, all rows are one range, because stored bodies are small.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -121,7 +121,7 @@ class Stored:
         return fixed.cast(pa.binary()).cast(pa.string())
 
     def _made_at(self) -> pa.Array:
-        """Return the times of the ids; null for an id derived from a dedup key."""
+        """Return the times of the ids, with null for an id derived from a dedup key."""
         ids = self._ids
         stamps = bytearray(8 * self._count)
         for index in range(6):  # big-endian ms in the id, little-endian here
@@ -140,7 +140,7 @@ class Stored:
 
     @cached_property
     def _heads(self) -> bytes:
-        """The first BARE bytes of each record; _NOT_BARE for a shorter record."""
+        """The first BARE bytes of each record, or _NOT_BARE for a shorter record."""
         if not self._count:
             return b""
         heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()
@@ -151,7 +151,7 @@ class Stored:
         return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return the number at one position of each head; 0 for an unreadable record."""
+        """Return the number at one position of each head, or 0 for an unreadable record."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]
@@ -164,7 +164,7 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return the acceptance numbers; `newest`: the number of the slot's newest message."""
+        """Return the acceptance numbers. `newest` is the number of the slot's newest message."""
         behind = pc.bit_wise_and(pc.subtract(newest, self._head_numbers(4, 8)), _LOW)
         offsets = pc.subtract(newest, behind)
         if self._enveloped and self._fields.errors:
@@ -176,7 +176,7 @@ class Stored:
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows that Arrow alone cannot read: their bodies do not begin at a fixed position."""
+        """The rows that Arrow alone cannot read. Their bodies do not begin at a fixed position."""
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):
@@ -222,7 +222,7 @@ class Stored:
 
     @cached_property
     def _numbers(self) -> tuple[list[str | None] | None, list[int | None] | None]:
-        """The producers and the numbers that rmq.Audit gave messages."""
+        """The producers that used rmq.Audit, and the numbers that they gave messages."""
         if not self._enveloped:
             return None, None
         producers: list[str | None] = [None] * self._count
@@ -265,7 +265,7 @@ class Stored:
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row. If it is unreadable, return the record and add to `errors`."""
+        """Return the body of a row. If it is unreadable, return the record, and add to `errors`."""
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -283,7 +283,7 @@ class Stored:
 
 
 def _int64(octets: bytearray) -> pa.Array:
-    """Return little-endian numbers of 8 octets as an Arrow array."""
+    """Return little-endian numbers of 8 bytes each as an Arrow array."""
     return pa.Array.from_buffers(pa.int64(), len(octets) // 8, [None, pa.py_buffer(bytes(octets))])
 
 
@@ -325,7 +325,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failures of a page's messages, a list per column; empty if no message has failed."""
+    """The last failures of a page's messages, a list per column. Empty if no message has failed."""
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

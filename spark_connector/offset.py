@@ -1,8 +1,8 @@
 """The offsets in Spark's checkpoint: the query's name, and numbers by topic and slot.
 
 Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
-returned as it was received. `held` is the number of messages of the batch that ends here. It cannot
-be computed from the numbers, which have gaps if a lease has expired.
+returned as it was received. `held` is the number of messages of the batch that ends at the offset.
+It cannot be computed from the numbers, because they have gaps if a lease has expired.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Position(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """An offset, parsed."""
+    """An offset, parsed from the text in the checkpoint."""
 
     run: str
     topics: dict[str, Position]
 
     @property
     def messages(self) -> int:
-        """The number of messages in the batch that ends here."""
+        """The number of messages in the batch that ends at this offset."""
         return sum(at.messages for at in self.topics.values())
 
     def slots(self, topic: str) -> Numbers:
-        """Return the numbers of a topic; empty if the topic was not read yet."""
+        """Return the numbers of a topic, or nothing if the topic was not read yet."""
         return self.topics[topic].slots if topic in self.topics else {}
 
     def spell(self) -> dict[str, Any]:
-        """Return the offset for the checkpoint."""
+        """Return the offset as text for the checkpoint."""
         return {
             "v": VERSION,
             "run": self.run,
@@ -96,7 +96,7 @@ def read(given: Any) -> Offset:
 
 
 def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
-    """Refuse a topic that was created again with fewer slots; a resize never removes slots.
+    """Refuse a topic that was created again with fewer slots. A resize never removes slots.
 
     Raises:
         ConfigurationError: The topic has fewer slots than the checkpoint.
@@ -111,8 +111,8 @@ def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
 def check_age(slots: Mapping[int, int], settled: Sequence[int], topic: str) -> None:
     """Refuse a checkpoint that is older than a settled batch.
 
-    A sink that identifies batches by number would drop the next batches as replays, and RMQ would
-    settle them.
+    With such a checkpoint, a sink that identifies batches by number would drop the next batches as
+    replays, and RMQ would settle these batches.
 
     Raises:
         ConfigurationError: The query has settled messages after this offset.

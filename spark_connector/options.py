@@ -1,7 +1,7 @@
 """The options of the data source: names, units, defaults and limits, each checked once.
 
-Spark passes options as text, with names in lower case. The driver parses them, so that an invalid
-option fails the query before it starts. This module does not need PySpark.
+Spark passes options as text, with names in lower case. The driver parses the options, so that an
+invalid option ends the query before it starts. This module does not need PySpark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
 
 
 class Option(NamedTuple):
-    """An option: its name, the parser of its text, its default."""
+    """An option: its name, the parser of its text, and its default."""
 
     name: str
     read: Callable[[str, str], Any]  # (name as given, text) -> value
@@ -50,7 +50,7 @@ def text(name: str, given: str) -> str:
 
 
 def flag(name: str, given: str) -> bool:
-    """Parse true or false."""
+    """Parse the text "true" or "false"."""
     if given.lower() not in ("true", "false"):
         raise InvalidValue(f"{name}: {given!r}; give true or false")
     return given.lower() == "true"
@@ -85,7 +85,7 @@ def seconds(name: str, given: str) -> float:
 
 
 def choice(*words: str) -> Callable[[str, str], str]:
-    """Return a parser of these words."""
+    """Return a parser that accepts only these words."""
 
     def read(name: str, given: str) -> str:
         if given.lower() not in words:
@@ -311,7 +311,7 @@ _NO_SINK = {
 def checked(
     given: Mapping[str, str], table: tuple[Option, ...], where: str, passed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Parse options; return the value or default of every option in the table, by option name.
+    """Parse options. Return the value or default of every option in the table, by option name.
 
     Args:
         given: Texts by name, in any case.
@@ -363,7 +363,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 
 @dataclass(frozen=True)
 class Connection:
-    """The address of a topic; its repr hides the URL, which may contain a password.
+    """The address of a topic. Its repr hides the URL, which may contain a password.
 
     The topic is empty for a write whose rows name their topics.
     """
@@ -374,7 +374,7 @@ class Connection:
 
 
 def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connection:
-    """Return the address of the topic; the driver's RMQ_URL may replace the option url.
+    """Return the address of the topic. The driver's RMQ_URL may replace the option `url`.
 
     Raises:
         ConfigurationError: The address is missing or not valid.
@@ -395,7 +395,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a streaming read; `at` describes its topics for people."""
+    """The options of a streaming read. `at` describes its topics for people."""
 
     at: Connection
     topics: tuple[str, ...]
@@ -419,7 +419,7 @@ class StreamOptions:
 
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of `readStream`; raises ConfigurationError."""
+    """Parse the options of `readStream`. Raises ConfigurationError for a wrong option."""
     values = checked(given, STREAM, "a streaming read")
     lease_s, owner_s = values["leaseSeconds"], values["ownerLeaseSeconds"]
     if owner_s > lease_s:
@@ -470,7 +470,7 @@ class SnapshotOptions:
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
-    """Parse the options of `read`; raises ConfigurationError."""
+    """Parse the options of `read`. Raises ConfigurationError for a wrong option."""
     values = checked(given, SNAPSHOT, "a batch read")
     if values["queue"] is None:
         raise ConfigurationError(
@@ -498,7 +498,9 @@ class SinkOptions:
 
 
 def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
-    """Parse the options of `write` and `writeStream`; raises ConfigurationError.
+    """Parse the options of `write` and `writeStream`.
+
+    Raises ConfigurationError for a wrong option.
 
     Args:
         given: Texts by name, in any case.
@@ -533,7 +535,10 @@ def of_dead_letters(given: Mapping[str, str]) -> bool:
 
 
 def dead_letters(given: Mapping[str, str], columns: Collection[str] = ()) -> DeadLetterOptions:
-    """Parse the options of a write with `action`, as `sink` does; raises ConfigurationError."""
+    """Parse the options of a write with `action`, as `sink` does.
+
+    Raises ConfigurationError for a wrong option.
+    """
     values = checked(given, DEAD_LETTERS, "a write with action")
     if values["topic"] is None and "topic" in map(str.lower, columns):
         values["topic"] = ""

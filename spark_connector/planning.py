@@ -45,8 +45,8 @@ def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Sha
 def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
     """Divide a batch among `count` tasks, or fewer if it has fewer messages.
 
-    A slot whose numbers have gaps is not divided, because the positions of its messages are
-    unknown.
+    If the numbers of a slot have gaps, the slot is not divided, because the positions of its
+    messages are unknown.
     """
     total = sum(part.held for part in parts)
     count = max(1, min(count, total))

@@ -53,7 +53,10 @@ class Progress:
         return found
 
     def figures(self, lease: QueryLease) -> dict[str, int]:
-        """Return the figures of this run, which the lease also sends to Redis: `Admin.queries`."""
+        """Return the figures of this run.
+
+        The lease also sends them to Redis for `Admin.queries`.
+        """
         return {
             "since_ms": self._since_ms,
             "rows": self.rows,

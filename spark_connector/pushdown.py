@@ -44,12 +44,12 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Condition(NamedTuple):
-    """A condition on a column; Spark joins conditions by AND.
+    """A condition on a column. Spark joins conditions by AND.
 
     Attributes:
         column: Name of the column.
         kind: Name of Spark's filter class.
-        values: Operands; exactly one, except for In.
+        values: Operands. There is exactly one, except for In.
     """
 
     column: str
@@ -57,7 +57,7 @@ class Condition(NamedTuple):
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
-        """Return for each value whether it fits; a null value never fits."""
+        """Return for each value whether it fits the condition. A null value never fits."""
         if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
@@ -68,10 +68,10 @@ class Condition(NamedTuple):
 class Pushdown:
     """Takes the filters of a read.
 
-    By default, spark.sql.python.filterPushdown.enabled is false. Then Spark refuses every read
-    whose class overrides `pushFilters`. It detects this by the attribute `__func__`. A read without
-    filters works and is only slower. So this class has the `__func__` of the base class, to look
-    like no override.
+    By default, spark.sql.python.filterPushdown.enabled is false. Spark then refuses every read
+    whose class overrides `pushFilters`. Spark detects an override by the attribute `__func__`. A
+    read without filters works and is only slower. So this class has the `__func__` of the base
+    class, and does not look like an override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
@@ -81,7 +81,7 @@ class Pushdown:
         self._columns = frozenset(columns)
 
     def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        """Keep the usable conditions, and return all: Spark evaluates them again."""
+        """Keep the usable conditions. Return all filters, because Spark evaluates them again."""
         for each in filters:
             condition = self._condition(each)
             if condition is not None:
@@ -135,7 +135,7 @@ def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
 
 
 def _slot_of(text: str) -> int | None:
-    """Return the slot in an id, or None for a text that is not an id."""
+    """Return the slot in the text of an id, or None if the text is not an id."""
     try:
         return rmq.MessageId.parse(text).slot
     except InvalidValue:
@@ -145,7 +145,7 @@ def _slot_of(text: str) -> int | None:
 def rows_that_fit(
     conditions: Sequence[Condition], columns: Mapping[str, Any], count: int
 ) -> list[int]:
-    """Return the rows of a queue's page that fit; makes only columns with conditions."""
+    """Return the rows of a queue's page that fit. Only columns with conditions are made."""
     masks = []
     for each in conditions:
         if each.column in ("slot", "queue"):

@@ -60,7 +60,10 @@ class QueryLease:
     def __init__(
         self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
     ) -> None:
-        """`orphaned`: function that the renewing thread calls when the JVM has ended."""
+        """Prepare the lease. Redis is not called.
+
+        `orphaned` is a function that the renewing thread calls when the JVM has ended.
+        """
         self._options = options
         self._jvm = os.getppid()
         # Read now, because the parent is another process after the JVM has ended.
@@ -116,7 +119,7 @@ class QueryLease:
             raise self._ended_by
 
     def _unless_gone(self, topic: str, call: Callable[[], T], otherwise: T) -> T:
-        """Call until Redis answers; if the topic is gone, return `otherwise`.
+        """Repeat a call until Redis answers. If the topic is gone, return `otherwise`.
 
         Raises:
             TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
@@ -128,7 +131,7 @@ class QueryLease:
             return otherwise
 
     def slots(self, topic: str) -> int:
-        """Return the number of slots of a topic; raises TopicNotFound."""
+        """Return the number of slots of a topic, or raise TopicNotFound."""
         return retry_while_away(self.query(topic).slots, self._retry_s)
 
     def late_ms(self, topics: Iterable[str]) -> int:
@@ -146,7 +149,7 @@ class QueryLease:
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease in all slots of a topic; return what the query holds of a batch, by slot.
+        """Renew the lease in all slots of a topic. Return what the query holds of a batch, by slot.
 
         The first call waits until the owner lease of an earlier driver has expired. If the topic is
         gone, the result is empty. If a lost topic was created again, pass an empty `after` to read
@@ -190,8 +193,9 @@ class QueryLease:
     def _renew(self) -> None:
         """Renew the lease until the query ends, or until another driver owns the query.
 
-        The ownership is renewed in one slot of each topic, the lease on held messages less often.
-        If the renewal of a topic fails, it is tried again and does not delay the other topics.
+        The ownership is renewed in one slot of each topic. The lease on held messages is renewed
+        less often. If the renewal of a topic fails, it is tried again and does not delay the other
+        topics.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
         lease_pause_s = self._options.lease_s / 3
@@ -218,7 +222,7 @@ class QueryLease:
                 _log.exception("the lease of the query was not renewed, and is tried again")
 
     def _renew_topics(self, renews_lease: bool) -> bool:
-        """Renew the ownership and, if requested, the lease; return whether all were renewed.
+        """Renew the ownership and, if requested, the lease. Return whether all were renewed.
 
         Raises:
             QueryOwned: Another driver owns the query.
@@ -243,7 +247,7 @@ class QueryLease:
         return are_renewed
 
     def lapses(self) -> int:
-        """Return how often the lease may have expired because this process or Redis did not run."""
+        """Return how often the lease may have expired while this process or Redis did not run."""
         return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
     def _note_renewal(self) -> None:
@@ -321,7 +325,7 @@ class QueryLease:
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
-        """Settle the batch that ends at `end`; return how many messages could not be settled."""
+        """Settle the batch that ends at `end`. Return how many messages could not be settled."""
         missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
@@ -344,7 +348,7 @@ class QueryLease:
         return missing
 
     def again(self, end: Offset) -> None:
-        """Deliver a batch again, as the next batch."""
+        """Deliver the batch that ends at `end` again, as the next batch."""
         for topic, at in self._present(end):
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
@@ -353,7 +357,7 @@ class QueryLease:
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
-        """Make all messages up to these numbers dead letters; return how many."""
+        """Make all messages up to these numbers dead letters. Return how many."""
         return sum(
             self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
             for topic, at in self._present(end)
@@ -388,9 +392,9 @@ class QueryLease:
             query.close()
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
-        """Stop renewing, so that another driver can continue at once; messages stay held.
+        """Stop renewing, so that another driver can continue at once. Messages stay held.
 
-        `beyond`: messages after these numbers are released, because Spark has no offset for them.
+        Messages after the numbers in `beyond` are released, because Spark has no offset for them.
         """
         self._stopped.set()
         if self._ours and self._renewer is not None:

@@ -54,7 +54,7 @@ class RmqReader(DataSourceReader):
         return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
-        """Cut the queues into parts: by slot, and by score if a slot has many messages."""
+        """Divide the queues into parts: by slot, and by score if a slot has many messages."""
         at = self._options.at
         with connect(at) as client:
             stats = client.admin.stats_by_slot(at.topic)
@@ -133,7 +133,7 @@ def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[
 def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
     """Join pages into larger blocks, because many small batches are slow.
 
-    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or is one page.
+    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or it is a single page.
     """
     waiting: list[QueueBlock] = []
     rows = size = 0

@@ -2,7 +2,7 @@
 
 Both are called in `foreachBatch` and run in tasks. RMQ marks each such message in the query's log.
 So each message is taken out once, even if the batch is replayed, a task is repeated, or a second
-driver runs. The rest of the batch is settled as usual.
+driver runs. The other messages of the batch are settled as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A required column: its possible types, and how the user gets it."""
+    """A required column, with its possible types and a text that says how to get it."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -52,7 +52,7 @@ NACK = COLUMNS | {"delay_ms": Needed(WHOLE, "", False), "error": Needed(_TEXT, "
 
 
 def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Make messages of a batch dead letters; call it in `foreachBatch`, with the rows to reject.
+    """Make messages of a batch dead letters. Call it in `foreachBatch`, with the rows to reject.
 
         def handle(df, batch):
             bad = df.where("unreadable is not null").withColumn("reason", df.unreadable)
@@ -67,15 +67,15 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
         prefix: Prefix of the topics. Default: `rmq`.
 
     Returns:
-        Numbers of messages. `dead`: messages that this call has made dead letters. `before`:
-        messages that an earlier call, an earlier run of the batch, or another row has taken out.
-        `lost`: messages that the query no longer holds, because its lease ran out. Nothing was done
-        to lost messages, and other consumers may have received them.
+        Numbers of messages: `dead` (made dead letters by this call), `before` (taken out by an
+            earlier call, by an earlier run of the batch, or by another row), and `lost` (no longer
+            held by the query, because its lease expired). Lost messages are not changed. Other
+            consumers may have received them.
 
     Guarantee:
         Each message is rejected once, however often the batch is replayed, and is not settled with
-        the rest. A call that fails may have rejected some of the messages. It is safe to repeat the
-        call.
+        the other messages. A call that fails may have rejected some of the messages. It is safe to
+        repeat the call.
 
     Raises:
         InvalidValue: A column is missing or has another type. Spark raises it for a value that is
@@ -85,7 +85,7 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
 
 
 def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Give messages of a batch back for a retry; call it in `foreachBatch`, like `reject`.
+    """Give messages of a batch back for a retry. Call it in `foreachBatch`, like `reject`.
 
     Each message loses a retry, as with `Consumer.nack`. A message without a remaining retry becomes
     a dead letter.
@@ -99,8 +99,8 @@ def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Fa
         prefix: Prefix of the topics, as for `reject`.
 
     Returns:
-        Numbers of messages. `retried`: messages that this call has given back. `dead`: messages
-        that this call has made dead letters. `before` and `lost` as for `reject`.
+        Numbers of messages: `retried` (given back by this call), `dead` (made dead letters by this
+            call), and `before` and `lost` as for `reject`.
 
     Guarantee:
         The same as for `reject`. If the batch is replayed, the row is in the batch again. If
@@ -145,7 +145,7 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns; return their spelling in the schema.
+    """Check the columns. Return their spelling in the schema.
 
     Raises:
         InvalidValue: A column is missing, of another type, or given twice.
@@ -165,8 +165,8 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
     """Return a function of a column that rejects or nacks the rows of a task.
 
-    The function returns an outcome for each row. The outcomes are not in the order of the rows;
-    only their counts matter. `mapInArrow` is not used, because it needs pandas.
+    The function returns an outcome for each row. The outcomes are not in the order of the rows,
+    because only their counts matter. `mapInArrow` is not used, because it needs pandas.
     """
 
     def fail(rows: pa.Array) -> pa.Array:

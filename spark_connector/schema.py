@@ -165,10 +165,10 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 
 
 class Batches:
-    """Makes record batches of one schema; created in the task that uses it.
+    """Makes record batches of one schema. The task that uses it creates it.
 
-    `query`: name of a streaming query's run, or None. `conditions`: conditions that rows of a queue
-    must meet.
+    `query` is the name of a streaming query's run, or None. `conditions` are conditions that rows
+    of a queue must meet.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Batches:
         self.has_records = not needed <= _WITHOUT_RECORDS
 
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Return a record batch. A single value fills every row; a missing column is null.
+        """Return a record batch. A single value fills every row. A missing column is null.
 
         A value may be a function that makes the column. It is called only if the schema has the
         column.
@@ -250,7 +250,7 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Repeat each value for the rows of its block; if all values are equal, return that value."""
+    """Repeat each value for the rows of its block. If all values are equal, return that value."""
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

@@ -3,8 +3,8 @@
 Name:
     rmq
 Schema:
-    message_id, topic, slot, value, timestamp, priority, attempt and more, see docs/spark.md; the
-    body is `value`, as its producer's codec wrote it.
+    message_id, topic, slot, value, timestamp, priority, attempt and more, see docs/spark.md. The
+body is `value`, as its producer's codec wrote it.
 Options:
     url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
 Guarantee:
@@ -53,7 +53,7 @@ class RmqDataSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
-        """Return the columns; a batch read has more columns than a streaming read.
+        """Return the columns. A batch read has more columns than a streaming read.
 
         Spark does not say which kind of read is meant. It is a batch read if it has an option that
         exists only for batch reads.
@@ -105,7 +105,7 @@ class RmqDataSource(DataSource):
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch write; raises ConfigurationError for a wrong option or schema."""
+        """Return the batch write. Raises ConfigurationError for a wrong option or schema."""
         from spark_connector.writer import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)

@@ -4,8 +4,8 @@ Spark calls latestOffset, writes the offset to its log, calls partitions, runs t
 the batch to its commit log. After a crash it starts again at partitions, with the same offsets.
 Messages are therefore taken only before latestOffset returns. Tasks read held messages and change
 nothing. A call of latestOffset settles the messages up to its argument `start`, because Spark calls
-it only when the batch that ends at `start` is in the commit log. Spark does not call `commit` for
-the last batch of a run.
+latestOffset only when the batch that ends at `start` is in the commit log. Spark does not call
+`commit` for the last batch of a run.
 
 While the tasks of a batch run, the previous batch is settled, and the next batch is taken if more
 messages wait. Messages are "ahead" if they are taken, but latestOffset has not returned them yet.
@@ -61,7 +61,7 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Part(InputPartition):
-    """The part of a batch that a task reads; pickled to the executor."""
+    """The part of a batch that a task reads. It is pickled to the executor."""
 
     run: str
     held: int
@@ -118,7 +118,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Run a call in a daemon thread; threads of an executor would keep the process alive."""
+        """Run a call in a daemon thread. Other threads would keep an executor's process alive."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -131,13 +131,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return future
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before any message; Spark may call it again after a crash."""
+        """Return the offset before any message. Spark may call it again after a crash."""
         lease = self._open(self._new_run)
         start = {topic: _zeros(lease.slots(topic)) for topic in self._subscribed(lease, None)}
         return Offset(self._new_run, start).spell()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit. Then Spark passes `ReadAllAvailable` only with Trigger.Once."""
+        """Return a limit for each batch.
+
+        With this limit, Spark passes `ReadAllAvailable` only with Trigger.Once.
+        """
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -345,9 +348,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether no task has read a message of an ended batch, which then stays unsettled.
+        """Return whether no task has read a message of an ended batch. It then stays unsettled.
 
-        A file sink drops a batch if it has seen the batch's number, and then Spark runs no task for
+        A file sink drops a batch if it has seen the batch's number. Spark then runs no task for
         that batch. Without this check, a new query with the output path of an earlier query would
         lose its first batches.
 
@@ -416,9 +419,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
         """Return whether Spark must write the run's name to its log before any message is taken.
 
-        A new query begins with an empty batch, whose offset has the name of the run. Without it, a
-        crash between the first take and Spark's log would leave messages waiting until their lease
-        ends. Trigger.Once has only one batch, so it accepts that wait.
+        A new query begins with an empty batch, whose offset has the name of the run. Without this
+        batch, a crash between the first take and Spark's log would leave messages waiting until
+        their lease ends. Trigger.Once has only one batch, so that wait is accepted.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -516,7 +519,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """Make a batch that was replayed too often dead letters; return whether this was done."""
+        """Make a batch that was replayed too often dead letters. Return whether this was done."""
         most = self._options.max_replays
         if most is None:
             return False
@@ -642,7 +645,7 @@ def _named(options: StreamOptions) -> str:
 def _stop_on_sigterm() -> bool:
     """Make SIGTERM end the process by an exception, so that `stop` is called.
 
-    It does so only in Spark's source runner, which has no other signal handlers. Return whether
+    This is done only in Spark's source runner, which has no other signal handlers. Return whether
     this process is a source runner.
     """
     if (
@@ -687,7 +690,7 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
 
 
 def lost(options: StreamOptions, batch: int, held: int) -> str:
-    """Return the error text for a batch with messages that are no longer held."""
+    """Return the error text for a batch with messages that the query no longer holds."""
     return (
         f"{_named(options)}: {batch - held} of {batch} messages of this batch are no longer "
         f"held, because its lease of {options.lease_s:g} s ran out or because they were settled "

@@ -1,8 +1,9 @@
-"""Replacements for parts that PySpark 4.0 and 4.1 lack; other modules need not check versions.
+"""Replacements for parts that PySpark 4.0 and 4.1 lack.
 
-Since 4.2 Spark passes the start of a batch to a streaming read. Without the start, a restarted
-query cannot find its messages after the last batch. So streaming reads are refused before 4.2.
-PySpark 4.0 also has no filters for batch reads, and no Arrow batches for streaming writes.
+Other modules need not check versions. Since 4.2 Spark passes the start of a batch to a streaming
+read. Without the start, a restarted query cannot find its messages after the last batch. So
+streaming reads are refused before 4.2. PySpark 4.0 also has no filters for batch reads, and no
+Arrow batches for streaming writes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ STAGE_TTL_S = 86_400.0  # lifetime of a stage that is never committed
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The rows that a task has staged."""
+    """The rows that a task has staged, and the query that they belong to."""
 
     staged: list[rmq.StageContent]
     query: str | None = None
@@ -68,14 +68,14 @@ class _Sink:
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
         """Return the topic that records the stages of a batch, or None if the batch has no stage.
 
-        It is the topic of the option, or else the first topic by name. So a repeated batch has the
-        same topic.
+        The result is the topic of the option, or without one the first topic by name. So a repeated
+        batch has the same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
-        """Stage the rows of a task by topic; if the task fails, drop the stages."""
+        """Stage the rows of a task by topic. If the task fails, drop the stages."""
         rows = columns.Rows(self.fields, self.options.merge)
         default, stages = self.options.at.topic, dict[str, rmq.Stage]()
 
@@ -108,7 +108,7 @@ class _Sink:
     def publish(
         self, written: Sequence[Written], query: str | None = None, batch: int | None = None
     ) -> None:
-        """Publish the stages of tasks; a batch of a query is published only once."""
+        """Publish the stages of tasks. A batch of a query is published only once."""
         staged = [content for each in written for content in each.staged]
         with connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -134,7 +134,7 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
 
 
 class RmqWriter(DataSourceArrowWriter):
-    """`df.write`: the rows of all tasks, published after all tasks have succeeded."""
+    """The writer of `df.write`. It publishes the rows of all tasks after all have succeeded."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -158,7 +158,7 @@ class RmqWriter(DataSourceArrowWriter):
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`: each batch published once."""
+    """The writer of `df.writeStream`. It publishes each batch once."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -167,7 +167,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of a task.
 
         Spark passes the batch id to writers only at the commit, and never passes the query. So a
-        task reads both from its local properties.
+        task reads both from its local properties (Spark's task context).
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
@@ -181,7 +181,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         return Written(self._sink.stage(iterator, name), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the rows of a batch; a repeated commit of the batch adds nothing."""
+        """Publish the rows of a batch. A repeated commit of the batch adds nothing."""
         written = _written(messages)
         if written:  # Spark runs a task even for a batch without rows
             self._sink.publish(written, written[0].query, batchId)

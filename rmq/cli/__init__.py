@@ -1,14 +1,19 @@
-"""The command line; `commands` has the table of its commands.
+"""The command line. `commands` has the table of its commands.
 
-Each command is in the `cli` of its feature (`rmq/features`). The frame is in `rmq/cli_framework`:
-options, output, errors and exit codes. This folder contains the other commands:
+Each command is in the `cli` of its feature (`rmq/features`). The framework is in
+`rmq/cli_framework`: options, output, errors and exit codes. This folder contains the other
+commands:
 
 root            `rmq ping`, `rmq config`, `rmq completion`
 acl             `rmq acl`
 top             `rmq top`
 server          `rmq server`
-worker          `rmq worker`: runs handlers; worker_summary: a worker's report
-ledger, outbox, outbox_repair: `rmq ledger`, `rmq outbox`; database: the database of both
+worker          `rmq worker`, which runs handlers
+worker_summary  a worker's report on stderr
+ledger          `rmq ledger`
+outbox          `rmq outbox`
+outbox_repair   commands of `rmq outbox` that change stubs by hand
+database        the database of `rmq ledger` and `rmq outbox`
 """
 
 from rmq.cli.commands import COMMANDS

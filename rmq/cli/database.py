@@ -32,8 +32,8 @@ def address(given: str | None) -> sa.URL:
     """Return the URL from --database or the environment.
 
     Raises:
-        UsageError: no URL was given, or --database has a password.
-        ConfigurationError: it is not a URL, or SQLAlchemy is not installed.
+        UsageError: No URL was given, or --database has a password.
+        ConfigurationError: The text is not a URL, or SQLAlchemy is not installed.
     """
     from rmq.sql.database import (
         parse,
@@ -84,10 +84,10 @@ def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
 
 
 def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
-    """Create the missing tables; return by table whether it was created.
+    """Create the missing tables. Return for each table whether it was created.
 
     Raises:
-        SettingsMismatch: a table exists, but lacks columns.
+        SettingsMismatch: A table exists, but lacks columns.
     """
     import sqlalchemy as sa
 
@@ -113,7 +113,7 @@ def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
 
 
 def _statements(given: str | None, metadata: sa.MetaData) -> list[str]:
-    """Return the SQL that creates the tables for this kind of database; connect to nothing."""
+    """Return the SQL that creates the tables for this kind of database. Connect to no database."""
     import sqlalchemy as sa
 
     statements: list[str] = []

@@ -125,7 +125,7 @@ def run(
 
 @contextmanager
 def _stop_on_signal() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set; a second signal has its default effect."""
+    """Yield an event that SIGTERM and Ctrl-C set. A second signal has its default effect."""
     stop = threading.Event()
     with ExitStack() as stack:
 
@@ -140,7 +140,7 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 def _run_together(
     loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
 ) -> None:
-    """Run all loops until `stop` is set or one of them fails; raise its error."""
+    """Run all loops until `stop` is set or one of them fails. Raise its error."""
     errors: list[BaseException] = []
 
     def run_loop(loop: Callable[[threading.Event], None]) -> None:

@@ -100,7 +100,7 @@ def _reason(error: StubNotFound | StubSettled) -> str:
 
 
 def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
-    """Resend one stub; return why it is refused, or None."""
+    """Resend one stub. Return the reason if it is refused, or None."""
     try:
         with engine.begin() as connection:
             outbox_policy.resend(connection, id)
@@ -110,7 +110,7 @@ def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
 
 
 def _check_only(engine: sa.Engine, id: str) -> str | None:
-    """Return what `_resend` would, without a change."""
+    """Return the same result as `_resend`, but change nothing."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:

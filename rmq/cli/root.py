@@ -46,7 +46,7 @@ HIDDEN = "***"
 
 
 class _Variable(NamedTuple):
-    """A variable that has no place in the file, and who reads it."""
+    """A variable that has no place in the file, and the program that reads it."""
 
     name: str
     reader: str

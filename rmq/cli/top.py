@@ -123,7 +123,7 @@ def _show(client: rmq.Client, pattern: str, state: Top, interval: float, console
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Take each key as it is pressed; yield the file to read keys from."""
+    """Read each key as it is pressed. Yield the file to read keys from."""
     import termios  # not on Windows
     import tty
 
@@ -144,7 +144,8 @@ class Top:
         where: The URL of Redis.
         rows: The counts of each topic, as `rmq stats --json` has them, with rates and `problem`.
         workers: Number of worker processes.
-        read_at: When the topics were read, by the monotonic clock; `read_clock` is for people.
+        read_at: Time at which the topics were read, by the monotonic clock. `read_clock` is for
+            people.
         sort: The title of the column by which topics are sorted.
         error: Why the last read failed.
     """
@@ -226,7 +227,7 @@ def _figure(head: str, value: float | None) -> Text:
 
 
 def _problem(topic: TopicOverview, row: Row, rate: dict[str, float]) -> str:
-    """Return what keeps messages of a topic from being delivered; "" if nothing does."""
+    """Return the problem that keeps messages of a topic from being delivered, or ""."""
     if topic.error:
         return "cannot be read"
     is_idle = not row["in_flight"] and rate.get("delivered") == 0

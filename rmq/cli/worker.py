@@ -38,7 +38,7 @@ MAX_PROCESSES = 256
 
 
 def _host_port(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    """Parse HOST:PORT; the default host is 127.0.0.1."""
+    """Parse HOST:PORT. The default host is 127.0.0.1."""
     if value is None:
         return None
     host, _, port = value.rpartition(":")
@@ -274,8 +274,8 @@ def _serve(
 def _exit_process(code: int) -> int:
     """Exit this process, even if threads still run in it.
 
-    After exit code 0 none should, and Python exits as usual. Otherwise threads may be running
-    handlers: Python would wait forever for some of them, and crash on others.
+    After exit code 0 no thread should run, and Python exits as usual. Otherwise threads may be
+    running handlers. Python would wait forever for some of these threads, and crash on others.
     """
     exiting = threading.Event()
     exiting.set()
@@ -350,7 +350,10 @@ def _supervise(
 
 
 def _child_environment() -> dict[str, str]:
-    """Return our environment; in a checkout, PYTHONPATH lets the process find rmq."""
+    """Return the environment of a child process.
+
+    In a checkout, PYTHONPATH lets the process find rmq.
+    """
     home = Path(rmq.__file__).parents[1]
     if not (home / "pyproject.toml").is_file():
         return dict(os.environ)
@@ -378,7 +381,7 @@ _WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the nex
 
 
 class _WorkerGroup(CommandGroup):
-    """A group that runs handlers where no other command is named; its help is that of `run`."""
+    """A group that runs handlers if no other command is named. Its help is the help of `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add `run`, unless a command of this group follows the common options."""

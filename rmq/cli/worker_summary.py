@@ -54,7 +54,7 @@ def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
 
 
 def _lease_s(handler: Any) -> float | None:
-    """Return the lease of a handler in seconds, or None: the topic's lease is not known yet."""
+    """Return the lease of a handler in seconds, or None if the topic's lease is not known yet."""
     if handler.lease_ms is None and not handler.context.is_open:
         return None
     return float(handler.lease_ms or handler.context.settings.lease_ms) / 1000
@@ -102,7 +102,7 @@ class WorkerReport:
         self._since = time.monotonic()
 
     def begin(self, handlers: list[dict[str, Any]], url: str | None) -> None:
-        """Print the handlers; `url` is that of the health probes, if any."""
+        """Print the handlers. `url` is the URL of the health probes, if there are any."""
         if self._here.json:
             self._line(
                 event="started", module=self._module, pid=os.getpid(), handlers=handlers,

@@ -1,1 +1,1 @@
-"""The frame of the command line: options, output, tables, errors and exit codes."""
+"""The framework of the command line: options, output, tables, errors and exit codes."""

@@ -3,7 +3,7 @@
 A command returns its exit code (None is 0) or raises. This module alone turns an exception into
 one line on stderr and an exit code.
 
-Modules of commands are imported when they are used: help and completion need none of them.
+Modules of commands are imported when they are used, because help and completion need none of them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Refused(Failed):
 
 
 class _ReaderGone(Exception):
-    """The reader of our stdout closed the pipe."""
+    """Raised if the reader of our stdout has closed the pipe."""
 
 
 # --- commands and groups --------------------------------------------------------------------------
@@ -119,7 +119,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command; its help lists them in this order."""
+    """Return a decorator that adds options to a command. Help lists the options in this order."""
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -152,7 +152,7 @@ class Command(_HelpSections, click.Command):
 
     Args:
         examples: Lines for its help.
-        watch: Whether it takes --watch; default: commands named ls, show or groups do.
+        watch: Whether the command takes --watch. By default, commands named ls, show or groups do.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class LazyCommands(click.Group):
 
 
 class RootGroup(LazyCommands, CommandGroup):
-    """The root group; turns an exception into a line and an exit code."""
+    """The root group. It turns an exception into a line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and flush, so that a closed pipe is noticed here."""

@@ -18,7 +18,7 @@ FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")
 def read_file(
     named: str | None, passes_over_denied: bool = False
 ) -> tuple[str | None, dict[str, Any]]:
-    """Read the named file, or the first of FILES that exists; return its path and its table.
+    """Read the named file, or the first of FILES that exists. Return its path and its table.
 
     Args:
         named: Path of the file. Default: the first file of FILES that exists.

@@ -1,4 +1,4 @@
-"""Confirmation of commands that cannot be undone: dry run, question; progress bars."""
+"""Confirmation of commands that cannot be undone, by a question. Progress bars."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def confirm(
 
     Args:
         name: Text that the user must type.
-        action: Description of the action; it follows "This will".
+        action: Description of the action. It follows "This will".
         yes: Whether --yes was given.
         name_of: Kind of object that `name` names.
         means: Sentence about the consequences.
         look: How the user can see the effect before the action.
 
     Raises:
-        Refused: stdin is not a terminal, or another name was typed; nothing was done.
+        Refused: stdin is not a terminal, or another name was typed. The action was not done.
     """
     if yes:
         return
@@ -57,9 +57,9 @@ def confirm(
 def progress(
     label: str, again: str = "run it again to continue"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if stderr is a terminal; yields a callback (done, total).
+    """Show a progress bar on stderr if stderr is a terminal. Yield a callback (done, total).
 
-    After Ctrl-C it prints the progress of the command, and `again`.
+    After Ctrl-C, print the progress of the command, and `again`.
     """
     reached = (0, 0)
 
@@ -81,7 +81,7 @@ def progress(
 
 @contextmanager
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar. Yield a callback (done, total); total is None if it is unknown."""
+    """Show a progress bar. Yield a callback (done, total), where total may be None if unknown."""
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return

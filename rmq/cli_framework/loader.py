@@ -26,7 +26,7 @@ def find(text: str) -> Target:
     """Return the client or worker that MODULE[:ATTR] names.
 
     Raises:
-        Failed: The name matches no client or worker; the message lists the existing ones. If the
+        Failed: The name matches no client or worker. The message lists the existing ones. If the
             module itself fails, its traceback is printed on stderr.
     """
     name, colon, path = text.partition(":")

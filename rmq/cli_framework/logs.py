@@ -61,7 +61,7 @@ def start(level: str | None, as_json: bool | None) -> None:
 
     Args:
         level: Requested level. Default: info.
-        as_json: Whether to log JSON; if so, handlers of the user's module are not used.
+        as_json: Whether to log JSON. If True, handlers of the user's module are not used.
     """
     log = logging.getLogger("rmq")
     if level is not None or log.level == logging.NOTSET:

@@ -28,7 +28,7 @@ ERROR = Column("ERROR", cut=True, style="red")
 
 
 def age(since: datetime | None) -> str:
-    """Return the age by this machine's clock; `dlq show` has the exact time."""
+    """Return the age by this machine's clock. `dlq show` has the exact time."""
     if since is None:
         return "-"
     return terminal_text.span(max(0, (datetime.now(UTC) - since) / timedelta(milliseconds=1)))

@@ -82,7 +82,7 @@ def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, st
 
 
 def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return ids of a topic's first messages: for rmq dlq of dead letters, else of all."""
+    """Return ids of a topic's first messages, or for `rmq dlq` of its first dead letters."""
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
     with _client(options) as client:
         found = client.admin.peek(ctx.params["topic"], READ, "dead")

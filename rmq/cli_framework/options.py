@@ -65,7 +65,7 @@ class CommonOptions:
 
     @property
     def url_known(self) -> str | None:
-        """The same URL for error messages: the configuration file is not read for it."""
+        """The same URL for error messages, but the configuration file is not read for it."""
         return self.url or variable("RMQ_URL") or (self.file or {}).get("url")
 
     @property
@@ -123,7 +123,7 @@ class CommonOptions:
         rows: Sequence[Sequence[str]],
         none: str | None = None,
     ) -> None:
-        """Print a list: records for programs, else a table, or the note `none` if it is empty."""
+        """Print a list: records for programs, otherwise a table. If it is empty, print `none`."""
         if self.json:
             output.document(records)
         elif rows or none is None:
@@ -197,7 +197,7 @@ COMMON_NAMES = frozenset(
 
 
 def json_errors(words: Sequence[str]) -> bool:
-    """Return whether these arguments request JSON; they may be wrong in another way."""
+    """Return whether these arguments request JSON. They may be wrong in another way."""
     for position, word in enumerate(words):
         if word in ("-o", "--output"):
             word = f"-o{''.join(words[position + 1 : position + 2])}"

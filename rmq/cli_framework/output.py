@@ -1,4 +1,4 @@
-"""The output of commands: tables, details, log lines; records for programs.
+"""The output of commands: tables, details, log lines, and records for programs.
 
 A command prints its records with `document`, `line` or `lines` where `common_options().json` is
 true, and its table otherwise. The common options --json, -o and --columns do the rest here.
@@ -42,17 +42,20 @@ def _writer() -> RecordWriter:
 
 
 def document(value: Any, rows: Iterable[Mapping[str, Any]] | None = None) -> None:
-    """Print one JSON document; -o ndjson and csv print its `rows`: list items, or the value."""
+    """Print one JSON document.
+
+    With -o ndjson or csv, print its `rows`: list items, or the value.
+    """
     _writer().document(value, rows)
 
 
 def line(record: Any) -> None:
-    """Print a record of many: a line of NDJSON."""
+    """Print one of several records, as a line of NDJSON."""
     _writer().line(record)
 
 
 def lines(records: Iterable[Any]) -> None:
-    """Print records as NDJSON; with -o json as an array, even if it is empty."""
+    """Print records as NDJSON, or with -o json as an array, even if it is empty."""
     _writer().lines(records)
 
 
@@ -74,11 +77,11 @@ def _chosen(columns: Sequence[Column]) -> list[int]:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW) -> None:
-    """Print a table; columns are aligned even in a pipe, and ids are never shortened.
+    """Print a table. Columns are aligned even in a pipe, and ids are never shortened.
 
     Args:
         columns: Columns of the table.
-        rows: Cells of the rows; a generator is printed while it is read.
+        rows: Cells of the rows. A generator is printed while it is read.
         window: Number of rows of a generator whose cells decide on the widths.
     """
     chosen = _chosen(columns)
@@ -100,7 +103,7 @@ def _echo(text: str) -> None:
 
 
 def details(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line; values are never shortened."""
+    """Print names and values, one pair per line. Values are never shortened."""
     width = max(cells(name) for name, _ in pairs) + GAP
     for name, value in pairs:
         _echo(f"{styled(name, 'bold')}{' ' * (width - cells(name))}{neutral(value)}".rstrip())
@@ -138,12 +141,11 @@ def _write(text: str, end: str = "\n") -> None:
 
 
 class RecordWriter:
-    """Write the records of one command.
+    """Writes the records of one command.
 
     Attributes:
-        format: Format of the records. None: a document or NDJSON, as the command chooses for
-            --json.
-        columns: Columns of CSV, in order. None: all columns.
+        format: Format of the records. If None, the command chooses a document or NDJSON for --json.
+        columns: Columns of CSV, in order, or None for all columns.
         repeating: Whether the command prints repeatedly, each time a document on one line.
     """
 
@@ -160,7 +162,7 @@ class RecordWriter:
 
         Args:
             value: Any JSON value.
-            rows: Records for NDJSON and CSV; default: the items of a list, else the value.
+            rows: Records for NDJSON and CSV. Default: the items of a list, otherwise the value.
         """
         if self.format in ("ndjson", "csv"):
             records = list(rows) if rows is not None else _records(value)
@@ -183,7 +185,7 @@ class RecordWriter:
             _write(dumps(record))
 
     def lines(self, records: Iterable[Any]) -> None:
-        """Write all records; without any, an empty array is still a document."""
+        """Write all records. Without any, an empty array is still a document."""
         for record in records:
             self.line(record)
         if self.format == "json" and not self._in_array:
@@ -191,7 +193,7 @@ class RecordWriter:
         self.finish()
 
     def finish(self) -> None:
-        """Close what is open."""
+        """End what was begun, such as an array."""
         if self._in_array:
             self._in_array = False
             _write("]")
@@ -256,7 +258,7 @@ def _with_body(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _field(record: Any, path: str) -> Any:
-    """Return a field; `failure.reason` is one inside another."""
+    """Return a field of a record. `failure.reason` is a field inside another field."""
     if not isinstance(record, Mapping):
         return None
     if path in record:

@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|g|gi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
-    """Parse ISO 8601 with a time zone; the ValueError says what is accepted."""
+    """Parse ISO 8601 with a time zone. A ValueError says which text is accepted."""
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -35,7 +35,7 @@ def moment(text: str) -> datetime:
 
 
 class _Parsed(ParamType):
-    """A parameter that a function parses, which raises ValueError."""
+    """A parameter that a function parses. The function raises ValueError for a wrong text."""
 
     def __init__(self, name: str, read: Any, zero: str = "", words: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class _Parsed(ParamType):
         self._words = words or ((zero,) if zero else ())  # that completion offers
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text, or say what is accepted."""
+        """Parse the text. An error says which text is accepted."""
         if not isinstance(value, str):
             return value
         if self._zero and value == self._zero:

@@ -57,7 +57,7 @@ def coloured() -> bool:
 
 
 def styled(text: str, style: str) -> str:
-    """Colour a text, or make it bold, where stdout shows that."""
+    """Colour a text, or make it bold, if stdout shows that."""
     if not style or not coloured():
         return text
     bold = style == "bold"
@@ -109,8 +109,9 @@ def table_lines(
 
     Args:
         columns: Columns of the table.
-        rows: Cells of the rows. All rows of a list or tuple decide on the widths, else the first.
-        window: Number of first rows that decide on the widths.
+        rows: Cells of the rows. All rows of a list or tuple determine the widths of columns. Of
+            another iterable, only the first rows do.
+        window: Number of first rows that determine the widths.
     """
     safe = ([neutral(cell) for cell in row] for row in rows)
     first = list(safe if isinstance(rows, Sequence) else islice(safe, window))

@@ -1,4 +1,4 @@
-"""Text of values that is safe on a terminal: bodies, errors, headers and names come from others.
+"""Text that is safe on a terminal: bodies, errors, headers and names come from other people.
 
 Characters that control a terminal (escape sequences, control characters, marks that change the
 direction of text) are written as their codes, and nothing is interpreted as markup.
@@ -64,7 +64,7 @@ _UNSAFE_IN_JSON = re.compile(f"[{UNSEEN}]")  # JSON escapes control characters i
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a decoded body to values that JSON has; msgpack has more."""
+    """Convert a decoded body to values that JSON has. msgpack has further types."""
     if isinstance(value, Mapping):
         return {_json_key(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -141,7 +141,10 @@ def _field(value: Any) -> Any:
 
 
 def body_fields(body: Any) -> dict[str, Any]:
-    """Return a body for JSON: `body`; for bytes `body_text` if they are UTF-8, else `body_hex`."""
+    """Return the fields of a body for JSON.
+
+    The field is `body`, or for bytes `body_text` if they are UTF-8, otherwise `body_hex`.
+    """
     if not isinstance(body, bytes):
         try:
             json.dumps(body, default=_text_of, skipkeys=True)  # raises if it nests too deeply

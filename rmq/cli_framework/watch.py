@@ -1,4 +1,4 @@
-"""The option --watch: run a command repeatedly; on a terminal, each output replaces the last."""
+"""The option --watch: run a command repeatedly. On a terminal, each output replaces the last."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def repeat(run: Callable[[], Any], options: CommonOptions, describe: Callable[..
 
     Args:
         run: Function that runs the command once.
-        options: Common options; `watch` has the seconds between two runs.
+        options: Common options. `watch` has the seconds between two runs.
         describe: Function that formats an error as a line. An error of the first run is raised. An
             error of a later run is printed, because Redis may come back, or messages may arrive.
     """
@@ -99,7 +99,7 @@ def _redraw(run: Callable[[], Any], interval: float, describe: Callable[..., str
 
 
 def _draw(text: str, foot: str, height: int) -> int:
-    """Draw over the `height` lines above the cursor, in one write; return the new height."""
+    """Draw over the `height` lines above the cursor, in one write. Return the new height."""
     lines = text.splitlines()
     room = max(1, shutil.get_terminal_size().lines - 2)
     if len(lines) > room:

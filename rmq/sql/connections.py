@@ -1,7 +1,7 @@
 """Connections: actions that use connections, checks, and engines for special purposes.
 
-An action takes an `Engine` in plain code, an `AsyncEngine` in async code; see
-`rmq.kernel.core.generators`.
+An action (see `rmq.kernel.core.generators`) takes an `Engine` in plain code, and an `AsyncEngine`
+in async code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ASYNC_KINDS: tuple[type, ...] = (AsyncConnection, AsyncSession, async_scoped_se
 
 
 class WithConnection:
-    """An action: call a function with a new connection.
+    """An action that calls a function with a new connection.
 
     The function commits its transactions itself.
     """
@@ -63,31 +63,31 @@ class WithConnection:
         self._named = named
 
     def run(self) -> Any:
-        """Like `Action.run`."""
+        """Run the action in plain code."""
         with getattr(self._source, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """Like `Action.run_async`."""
+        """Run the action in async code."""
         async with getattr(self._source, self._open)() as connection:
             return await connection.run_sync(self._function, *self._arguments, **self._named)
 
 
 class InTransaction(WithConnection):
-    """An action: call a function with a connection in a transaction, and commit it."""
+    """An action that calls a function with a connection in a transaction, and commits it."""
 
     _open = "begin"
 
 
 class OnConnection(WithConnection):
-    """An action: call a function with a connection that is already open."""
+    """An action that calls a function with a connection that is already open."""
 
     def run(self) -> Any:
-        """Like `Action.run`."""
+        """Run the action in plain code."""
         return self._function(self._source, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """Like `Action.run_async`."""
+        """Run the action in async code."""
         return await self._source.run_sync(self._function, *self._arguments, **self._named)
 
 
@@ -156,7 +156,7 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 
 @sa.event.listens_for(sa.Engine, "savepoint")
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
-    """Record a savepoint of SQLite without a BEGIN before it; the driver cannot tell later."""
+    """Record that SQLite has a savepoint without a BEGIN. The driver cannot tell later."""
     if connection.dialect.name != "sqlite":
         return
     raw: Any = connection.connection.driver_connection
@@ -222,9 +222,9 @@ def check_table(source: object, table: sa.Table, command: str) -> Procedure[None
 def read_committed(engine: sa.Engine) -> sa.Engine:
     """Return the engine at the isolation level READ COMMITTED.
 
-    At this level, each statement sees all committed rows. A snapshot would hide rows that another
-    process has just marked. On MySQL, it would also lock the gaps into which other processes insert
-    rows. SQLite does not have this level, and has a single writer.
+    At this level, each statement sees all committed rows. A snapshot (REPEATABLE READ) would hide
+    rows that another process has just marked. On MySQL, it would also lock the gaps into which
+    other processes insert rows. SQLite does not have this level, and has a single writer.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -289,7 +289,10 @@ def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
 
 
 def _restore_idle_limit(connection: sa.Connection) -> None:
-    """Restore a connection of MySQL or MariaDB, which have no limit per transaction."""
+    """Remove the idle limit from a connection of MySQL or MariaDB.
+
+    These databases have no limit per transaction.
+    """
     with suppress(Exception):  # the connection has ended, so there is nothing to restore
         cursor = connection.connection.cursor()
         cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")

@@ -1,9 +1,10 @@
 """SQL that works alike on PostgreSQL, MySQL, MariaDB and SQLite: clock, column types, new rows.
 
-Functions take a plain `Connection`; async code passes them to `AsyncConnection.run_sync`. Tables
-belong to `rmq.sql.ledger` and `rmq.sql.outbox`.
+Functions take a plain `Connection`. Async code passes the functions to `AsyncConnection.run_sync`.
+Tables belong to `rmq.sql.ledger` and `rmq.sql.outbox`.
 
-Here too: database URLs, and engines for the time of one command of the command line.
+This module also reads database URLs, and opens engines for the time of one command of the command
+line.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def _now(element: now_ms, compiler: Any, **_: Any) -> str:
 
 
 class now_ms_once(now_ms):
-    """The same time, evaluated once in a statement, so that the database can use an index.
+    """The time of the database's clock, evaluated once in a statement.
 
-    PostgreSQL evaluates `now_ms` again for each row, and therefore reads all rows.
+    The database can then use an index. PostgreSQL evaluates `now_ms` again for each row, and
+    therefore reads all rows.
     """
 
     inherit_cache = True
@@ -83,8 +85,9 @@ def _unsupported(dialect: str) -> ConfigurationError:
 class _bytes(sa.sql.functions.FunctionElement[bytes]):
     """A parameter that is bytes. MySQL and MariaDB receive its hex digits.
 
-    Hex digits depend neither on the character set of a connection nor on how a driver passes bytes:
-    aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql, issue 1080).
+    Hex digits depend neither on the character set of a connection nor on how a driver passes bytes.
+    For example, aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql,
+    issue 1080).
     """
 
     inherit_cache = True
@@ -223,7 +226,7 @@ _DRIVERS_WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb")  # option 
 
 
 def parse(url: str) -> sa.URL:
-    """Parse a database URL; an async driver is replaced by a plain driver.
+    """Parse a database URL. An async driver is replaced by a plain driver.
 
     Raises:
         InvalidType, InvalidValue: The text is not a URL, or its database is not supported. The
@@ -256,13 +259,13 @@ def secrets(url: sa.URL) -> list[str]:
 
 
 def shown(url: sa.URL) -> str:
-    """Return a URL to show: without passwords and options."""
+    """Return a URL without passwords and options, to be shown."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 @contextmanager
 def opened(url: sa.URL) -> Iterator[sa.Engine]:
-    """Open an engine for the duration of a command; its errors are readable and show no password.
+    """Open an engine for the duration of a command. Its errors are readable without passwords.
 
     Raises:
         ConfigurationError: The driver is not installed, or refuses an option.

@@ -60,8 +60,8 @@ def is_conflict(error: BaseException) -> bool:
 def is_contention(error: BaseException) -> bool:
     """Return whether another transaction interfered: a conflict, or a lock not released in time.
 
-    SQLite locks the whole database, so a locked database is not a sign of a conflict. See
-    `is_away`.
+    SQLite locks the whole database, so a locked database is not a sign of a conflict. Use it only
+    for errors of RMQ's own statements, as `is_away`.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
@@ -126,12 +126,12 @@ class StoreAway(Snooze):
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a store is away, or two transactions conflicted; see `is_away` for its use."""
+    """Return whether a store is away, or two transactions conflicted. Use it as `is_away`."""
     return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
 
 
 class Outage:
-    """Measure how long a store has been away.
+    """Measures how long a store has been away.
 
     Args:
         store: Name of the store, for the log.
@@ -161,10 +161,10 @@ class Outage:
         self._since = float("-inf")
 
     def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
-        """Return a snooze that is as long as the outage so far, within limits.
+        """Return a snooze that is as long as the outage has lasted so far, within limits.
 
         After a conflict, the snooze is short and random, so that the same messages do not conflict
-        again. It grows with `times`, the number of conflicts of this message.
+        again. The snooze grows with `times`, the number of conflicts of this message.
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))

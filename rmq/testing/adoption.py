@@ -23,7 +23,7 @@ Adoptions: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 
 
 class Adoption:
-    """A client that is pointed at a broker, for `with` (`async with` inside an event loop).
+    """Points a client at a broker, for `with` (`async with` inside an event loop).
 
     Attributes:
         transport: Transport of the client, which uses the broker inside the block.
@@ -71,7 +71,7 @@ class Adoption:
         self._adoptions[client] = self
 
     def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
-        """Point the client back to its Redis; return the broker's transport, to be closed."""
+        """Point the client back to its Redis. Return the broker's transport, to be closed."""
         client, parked = self._client, self._parked_transport
         if parked is None:
             return None

@@ -61,7 +61,7 @@ def _describe_value(wanted: Any) -> str:
 
 
 def due_in(message: Message, now: datetime) -> timedelta:
-    """Return how long until a message is due; zero if it is due."""
+    """Return how long until a message is due, or zero if it is due."""
     return max(timedelta(0), message.due - now) if message.due else timedelta(0)
 
 

@@ -40,13 +40,13 @@ class Broker:
     """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
 
     Args:
-        backend: "embedded": a real redis-server, which is started once per process. It needs the
-            extra rmq[embedded] if PATH has no redis-server. "fakeredis": a fake server inside this
-            process, which needs the extra rmq[testing]. "auto": the real server if it is available,
-            otherwise the fake server.
+        backend: "embedded" uses a real redis-server, which is started once per process. It needs
+            the extra rmq[embedded] if PATH has no redis-server. "fakeredis" uses a fake server
+            inside this process, which needs the extra rmq[testing]. "auto" uses the real server if
+            it is available, otherwise the fake server.
         now: Time at which the clock starts, an aware datetime or epoch ms. Default: the real time.
-        clock: "manual": time moves only if the test calls `clock.advance`. "server": the scripts
-            use the real clock of the server.
+        clock: With "manual", time moves only if the test calls `clock.advance`. With "server", the
+            scripts use the real clock of the server.
 
     Attributes:
         backend: Server in use, "embedded" or "fakeredis".
@@ -180,9 +180,9 @@ class Broker:
 
         Args:
             topics: Topics whose handlers run. Default: all topics.
-            advance: True: move the clock from one due time to the next until no message waits.
-                Seconds or a timedelta: move the clock forward by this time, and run the messages
-                that become due in it.
+            advance: True moves the clock from one due time to the next until no message waits.
+                Seconds or a timedelta move the clock forward by this time, and the messages that
+                become due in it are run.
             raises: Whether to raise the first error of a handler, after its delivery was settled.
             limit: Maximum number of runs.
 
@@ -239,7 +239,7 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """Like `drain`, inside an event loop.
+        """Run the registered handlers inside an event loop, as `drain` does.
 
         Async handlers run in the event loop. Plain handlers run in its thread, and so block it.
         """
@@ -327,8 +327,8 @@ class Broker:
             body: Expected body, or a function that returns whether a body matches.
             count: Expected number of matching messages. Default: at least one.
             priority: Expected priority.
-            due_in: Expected time until the message is due, by the broker's clock. 0: the message is
-                due now.
+            due_in: Expected time until the message is due, by the broker's clock. 0 means that it
+                is due now.
             within: Tolerance of `due_in`, in seconds or as a timedelta.
             headers: Headers that the message must contain.
             merge_key: Expected merge key.

@@ -1,7 +1,7 @@
 """The clock of a test: all scripts use its time, and only the test moves it.
 
 `commands.set_clock` applies to the whole process, so a process has a single clock. Nested brokers
-share the clock; when the last broker closes, scripts use the server's clock again.
+share the clock. When the last broker closes, scripts use the server's clock again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Clock:
         return _EPOCH + timedelta(microseconds=self.now_us)
 
     def advance(self, by: Duration) -> datetime:
-        """Advance by seconds or a timedelta, up to ten years; return the new time.
+        """Advance by seconds or a timedelta, up to ten years. Return the new time.
 
         Raises:
             InvalidValue, InvalidType: The value is not a duration, or is less than a millisecond.
@@ -42,7 +42,7 @@ class Clock:
         return self._go(self.now_us + 1000 * duration_ms(by, "advance"))
 
     def move_to(self, moment: Moment) -> datetime:
-        """Advance to an aware datetime or epoch ms; return the new time.
+        """Advance to an aware datetime or epoch ms. Return the new time.
 
         Raises:
             InvalidValue, InvalidType: The value is not a time, or has passed.

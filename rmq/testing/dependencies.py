@@ -66,7 +66,7 @@ class DrainedScope:
                 raise LifespanFailed(f"{node.name} raised {error!r}; nothing was run") from error
 
     async def open_async(self) -> None:
-        """Open all lifespans and dependencies; async functions run in this event loop."""
+        """Open all lifespans and dependencies. Async functions run in this event loop."""
         self.open()
         if self.needs_loop:
             loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class DrainedScope:
             await asyncio.wrap_future(self._holder.opened)
 
     def close(self) -> None:
-        """Close the plain lifespans and dependencies; their errors are raised."""
+        """Close the plain lifespans and dependencies. Their errors are raised."""
         self._stack.close()
 
     async def close_async(self) -> None:

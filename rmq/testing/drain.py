@@ -46,7 +46,7 @@ Dispositions = list[tuple[InnerDelivery, Disposition]]
 
 
 class Endless(AssertionError):
-    """A drain does not end, because messages are retried or sent as fast as handlers run."""
+    """Raised if a drain does not end, because messages arrive as fast as handlers run."""
 
 
 class Result(NamedTuple):
@@ -55,12 +55,12 @@ class Result(NamedTuple):
     Attributes:
         topic: Name of the topic.
         id: Id of the message.
-        body: Body that the handler received; the raw body if it does not fit the handler's type.
+        body: Body that the handler received, or the raw body if it does not fit the handler's type.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry was
             left), "reject", "release" (snoozed), "lost" (the lease was lost), or "own" (the handler
             settled the delivery itself).
-        error: Exception that the handler raised; DecodeError if the body does not fit.
+        error: Exception that the handler raised, or DecodeError if the body does not fit.
         type: Type of the message. If the type has no handler, nothing runs. The verb is then
             "release", or "reject" if the message has waited longer than the topic's setting
             `unhandled`.
@@ -160,7 +160,7 @@ Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None if their type ha
 
 
 class DrainedTopic:
-    """The handlers of a topic; receives and settles their deliveries."""
+    """The handlers of a topic. It receives and settles their deliveries."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class DrainedTopic:
         return any(handler.is_async for handler in self._handlers)
 
     def receive_runs(self) -> list[Run]:
-        """Receive the next message, or batches; return them with their handlers."""
+        """Receive the next message, or batches. Return them with their handlers."""
         self._flows.state.ready_at = []  # forget the due times of its slots, which are in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
@@ -300,7 +300,7 @@ class Drain:
             self._end_us = self.clock.now_us + self.advance_us
 
     def steps(self) -> Generator[Step, Dispositions, list[Result]]:
-        """Yield the deliveries to run; the caller sends back their dispositions."""
+        """Yield the deliveries to run. The caller sends back their dispositions."""
         idle = 0
         while True:
             next_scheduled_s = self.send_scheduled()
@@ -351,7 +351,7 @@ class Drain:
                 raise result.error
 
     def _advance_clock(self, next_scheduled_s: float | None) -> bool:
-        """Move the clock to the next due time; return False if there is none within the limit.
+        """Move the clock to the next due time. Return False if there is none within the limit.
 
         Schedules never end. So their due times count only if the drain has an end time.
         """
@@ -375,7 +375,7 @@ class Drain:
 
 
 def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
-    """Drive a drain; `loop` runs an awaitable to its end."""
+    """Run a drain. `loop` runs an awaitable to its end."""
 
     def perform(step: Step) -> Dispositions:
         drained, deliveries = step
@@ -388,7 +388,7 @@ def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
 
 
 async def run_async(drain: Drain) -> list[Result]:
-    """Drive a drain inside an event loop. Twin of `run`."""
+    """Run a drain inside an event loop. Same as `run` otherwise."""
     task = asyncio.current_task()
 
     async def perform(step: Step) -> Dispositions:

@@ -97,7 +97,7 @@ class Faults:
 
     A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
     extend, get, cancel, ... `times` is the number of calls that the fault affects. `skip` is the
-    number of calls to let pass before them.
+    number of calls before these that it does not affect.
     """
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class Faults:
         self._active: list[Fault] = []
 
     def lose_reply(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Make the call, but lose its reply: the caller gets OutcomeUnknown."""
+        """Make the call, but lose its reply. The caller gets OutcomeUnknown."""
         return Fault(self, "lost reply", verb, times, skip)
 
     def fail(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Do not make the call: the caller gets Unavailable."""
+        """Do not make the call. The caller gets Unavailable."""
         return Fault(self, "failure", verb, times, skip)
 
     def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
@@ -176,7 +176,7 @@ class FaultyTransport(Transport):
 
 
 class FaultyAsyncTransport(AsyncTransport):
-    """A transport that faults can strike. Twin of `FaultyTransport`."""
+    """A transport that faults can strike. Same as `FaultyTransport`, for tasks."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)

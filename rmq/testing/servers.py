@@ -28,7 +28,7 @@ DATABASES = 16  # the number of databases of a redis-server by default
 
 
 class _RealServer:
-    """A redis-server; `FakeServer` has the same methods."""
+    """A real redis-server. `FakeServer` has the same methods."""
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="rmq-testing-")
@@ -65,7 +65,7 @@ _lock = threading.Lock()
 
 
 class Database:
-    """An empty database of a private server; `close` frees it."""
+    """An empty database of a private server. `close` frees it."""
 
     def __init__(self, backend: Backend) -> None:
         if backend not in ("auto", "fakeredis", "embedded"):

@@ -1,4 +1,4 @@
-"""Find lost messages: compare a ledger of sent messages, a delivery log and the queues.
+"""Find lost messages: compare a ledger of sent messages, a delivery log, and the queues.
 
 `python -m spark_connector.audit` reads files, `audit` takes DataFrames. docs/spark.md shows both.
 """

@@ -29,7 +29,7 @@ _PARTITIONS_LOCAL: Final = "32"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the audit; return the exit code.
+    """Run the audit. Return the exit code.
 
     If a Spark session is active, the audit uses it and does not stop it.
     """
@@ -162,7 +162,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 class _Store:
-    """Writes the rows to a directory or to tables, and then the report and the lists."""
+    """Writes the rows to a directory or to tables, and then the report and lists of messages."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
@@ -171,7 +171,7 @@ class _Store:
         self._messages: DataFrame | None = None
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Store rows; return a DataFrame that reads the stored rows."""
+        """Store rows. Return a DataFrame that reads the stored rows."""
         try:
             kept = self._kept(name, rows)
         except PySparkException as error:
@@ -193,7 +193,10 @@ class _Store:
         return self._spark.read.parquet(path)
 
     def finish(self, findings: Findings) -> int:
-        """Write report, totals and resend.txt; return how many lost ids resend.txt lacks."""
+        """Write report, totals and resend.txt.
+
+        Return how many lost ids are missing in resend.txt.
+        """
         if self._out is None or self._messages is None:
             return 0
         self._out.mkdir(parents=True, exist_ok=True)

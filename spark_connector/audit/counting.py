@@ -1,4 +1,4 @@
-"""Count messages by state: totals, lists and the timeline, each of limited size."""
+"""Count messages by state: totals, lists and the timeline. The size of each is limited."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Counted(NamedTuple):
 
 
 def count(states: DataFrame) -> Counted:
-    """Count the messages of each status; topics in order of name, at most 200 of them."""
+    """Count the messages of each status, in total and by topic.
+
+    Topics are in the order of their names, at most 200 of them.
+    """
     acked_once = F.count_if(F.col("redelivered") & (F.col("status") == words.DELIVERED))
     cube = states.groupBy("topic", "status").agg(
         F.count("*").alias("n"), acked_once.alias("redelivered")
@@ -63,7 +66,7 @@ def _message(row: Row) -> Message:
 
 
 def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
-    """Return the number of gaps, the number of missing numbers, and the widest gaps."""
+    """Return the number of gaps, the number of missing numbers, and the widest of the gaps."""
     total = rows.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
     if not total[0]:
         return 0, 0, []
@@ -73,9 +76,9 @@ def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
 
 
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
-    """Count sent, delivered and lost messages over time; return the step in ms, and the steps.
+    """Count sent, delivered and lost messages over time. Return the step in ms, and the steps.
 
-    A step is a minute, or longer if the span of `span_ms` would have more than 240 steps. A lost
+    A step is a minute, or longer if the time span `span_ms` would have more than 240 steps. A lost
     message is counted when it was sent, a delivered message when it was first acked.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])

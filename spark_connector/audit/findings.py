@@ -32,8 +32,8 @@ class Message(NamedTuple):
 class Gap(NamedTuple):
     """A range of numbers that the ledger lacks.
 
-    `at_ms` is the time of the message after the range. Topic and slot are None if a producer has
-    one count for all topics or slots.
+    `at_ms` is the time of the message after the range. Topic or slot is None if a producer counts
+    over all topics or slots.
     """
 
     topic: str | None
@@ -47,7 +47,7 @@ class Gap(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """A step of the timeline, from `at_ms` on."""
+    """A step of the timeline that begins at `at_ms`."""
 
     at_ms: int
     sent: int
@@ -62,7 +62,7 @@ class Findings:
     Attributes:
         horizon_ms: Messages that were sent after this time are too young to be judged as lost.
         ledger: Number of readable rows of the ledger (or of the outbox).
-        settled: Number of the ledger's readable rows up to the horizon.
+        settled: Number of the ledger's readable rows that are not younger than the horizon.
         deliveries: Number of readable rows of the delivery log.
         snapshot: Number of readable rows of the snapshot. None if there is no snapshot, because the
             queues were empty.
@@ -77,7 +77,7 @@ class Findings:
         limit: Largest number of entries in a list.
         step_ms: Length of a step of the timeline.
         timeline: Steps of the timeline.
-        faults: Classes that count as faults.
+        faults: Classes of messages that count as faults.
     """
 
     horizon_ms: int
@@ -108,7 +108,7 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Return the reasons why there is no verdict; empty if there is a verdict."""
+        """Return the reasons why there is no verdict, or nothing if there is a verdict."""
         reasons = []
         if not self.ledger:
             reasons.append("the ledger is empty")
@@ -129,8 +129,8 @@ class Findings:
     def code(self) -> int:
         """The exit code.
 
-        An empty input allows no verdict, because all messages look lost, or none. Unreadable rows
-        only prevent a clean verdict: faults in the other rows are still faults.
+        An empty input allows no verdict, because either all messages or none look lost. Unreadable
+        rows only prevent a verdict without faults. Faults in the other rows are still faults.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED

@@ -1,9 +1,9 @@
 """Find gaps: numbers of a producer that are missing in the ledger.
 
 A producer numbers its messages in each slot. Sorting the numbers would bring all rows of a producer
-into one task. Instead the numbers are first combined into runs of 64, and runs into blocks. A block
-has no gap if it has every number between its first and its last number, and begins where the
-previous block ended. Only the rows of other blocks are sorted, which may have gaps.
+into one task. Instead the numbers are first combined into runs of 64, and the runs into blocks. A
+block has no gap if it has every number between its first and its last number, and if it begins
+where the previous block ended. Only the rows of other blocks, which may have gaps, are sorted.
 
 Numbers before the first and after the last number of a ledger are unknown, so gaps there are not
 found.
@@ -42,7 +42,7 @@ def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
-        scope: Whether a producer has a count for each slot, for each topic, or only one.
+        scope: Whether a producer counts each slot, each topic, or all its messages.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -63,9 +63,10 @@ def gaps(
 ) -> DataFrame | None:
     """Return ranges of missing numbers: topic, producer, slot, epoch, first, last, missing, at.
 
-    `at` is the time of the message after the gap. A gap after the horizon does not count. In a
-    ledger without epochs, a producer has restarted if its lowest number occurs again, or occurs
-    after its highest. Its epochs are then "1", "2", ..., and "0" for rows before the first restart.
+    `at` is the time of the message after the gap. A gap after the horizon does not count. An epoch
+    is the time between two restarts of a producer. In a ledger without epochs, a producer has
+    restarted if its lowest number occurs again, or occurs after its highest number. The epochs are
+    then "1", "2", ..., and "0" for rows before the first restart.
 
     Args:
         rows: Rows as `numbered` returns them.
@@ -138,7 +139,10 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Return the counts that restarted, with their lowest number; only counts without epochs."""
+    """Return the counts that restarted, with their lowest number.
+
+    Only counts without epochs are examined.
+    """
     counts = blocks.filter("epoch = ''").groupBy(*_COUNT).agg(
         F.min("low").alias("base"),
         F.min_by("low_first_at", "low").alias("begun"),

@@ -20,7 +20,7 @@ class Summary(NamedTuple):
     Attributes:
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
-        settled: Number of readable rows up to the horizon, or 0 without a horizon.
+        settled: Number of readable rows that are not younger than the horizon, or 0 without one.
         first_ms: Oldest time, epoch ms, or None if no row has a time.
         last_ms: Newest time, epoch ms, or None.
         producers: Approximate number of producers, within a few percent.
@@ -53,7 +53,7 @@ def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
 def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
     """Return a delivery log: message_id, topic, delivered_at, and slot, attempt, outcome.
 
-    Without a column `outcome` every row counts as an ack.
+    If there is no column `outcome`, every row counts as an ack.
     """
     _need(frame, words.DELIVERIES, option)
     if "outcome" in frame.columns:
@@ -127,7 +127,7 @@ def summarise(
 
 
 def readable(frame: DataFrame, time: str | None) -> Column:
-    """Return whether a row has an id, a topic and a time; never null."""
+    """Return whether a row has an id, a topic and a time. The result is never null."""
     is_named = (F.coalesce(F.col("message_id"), F.lit("")) != "") & F.col("topic").isNotNull()
     return is_named & F.col(time).isNotNull() if time else is_named
 
@@ -160,7 +160,7 @@ def _text(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def _given(frame: DataFrame, name: str, kind: str, option: str) -> Column:
-    """Return an optional column as `kind`; null if it is absent or cannot be converted."""
+    """Return an optional column as `kind`. It is null if absent or not convertible."""
     if name not in frame.columns:
         return F.lit(None).cast(kind).alias(name)
     actual = frame.schema[name].dataType
@@ -174,7 +174,7 @@ def _time(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def time_ms(frame: DataFrame, name: str, option: str) -> Column:
-    """Return a time as epoch ms, from a timestamp, a whole number of ms, or a text of either.
+    """Return a time as epoch ms, from a timestamp, a whole number of ms, or a text of one.
 
     A text or a timestamp without a zone is in the session's time zone.
     """

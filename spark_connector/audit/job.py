@@ -1,4 +1,4 @@
-"""The audit of three inputs, as DataFrames; `spark_connector.audit.cli` runs it.
+"""The audit of three inputs, given as DataFrames. `spark_connector.audit.cli` runs it.
 
 findings = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
 findings.code, findings.totals, findings.listed["lost"]
@@ -39,15 +39,15 @@ def audit(
     """Compare the ledger, the delivery log and the queues, and find lost messages.
 
     Args:
-        ledger: Messages that producers sent; columns as in docs/spark.md.
+        ledger: Messages that producers sent, with the columns in docs/spark.md.
         deliveries: Deliveries that consumers got, and their outcomes.
         snapshot: Contents of the queues, read before the ledger and the log are closed. None if the
             queues were empty.
         as_of_ms: Time of the snapshot, epoch ms. Default: the oldest time in its column `taken_at`.
         settle_ms: Messages sent less than this time before the snapshot are not judged, ms.
         is_outbox: True if the ledger is the table `rmq_stub`.
-        scope: What a producer has its own count for: each "slot", each "topic", or nothing
-            ("producer": one count for all).
+        scope: What a producer counts: messages of each "slot", of each "topic", or all its messages
+            ("producer").
         topics: Topics to audit. Empty for all topics.
         limit: Maximum number of messages in a list of the findings.
         faults: Classes that count as faults, of `words.FAULTS`.
@@ -191,7 +191,11 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return the number of gaps (None if no row has a number), of missing numbers, and a list."""
+    """Count gaps.
+
+    Return the number of gaps (None if no row has a number), the number of missing numbers, and a
+    list of gaps.
+    """
     if jumps is None:
         return None, 0, []
     return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)

@@ -1,4 +1,4 @@
-"""The options of the audit's command line, each value checked once. No Spark session here."""
+"""The options of the audit's command line, each checked once. Needs no Spark session."""
 
 from __future__ import annotations
 

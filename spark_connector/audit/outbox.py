@@ -1,8 +1,8 @@
 """Read the outbox's table as a ledger, and turn message ids into ids of stubs, in plain SQL.
 
-A stub's id is its message's id with slot and check (bits 64 to 87) set to zero; see
-`rmq.sql.outbox.tables`. In the text form with 5 bits per character, these are the last bit of
-character 12, all of 13 to 16, and the first three bits of character 17.
+A stub's id is its message's id with slot and check (bits 64 to 87) set to zero, as
+`rmq.sql.outbox.tables` describes. In the text form with 5 bits per character, these bits are the
+last bit of character 12, all bits of characters 13 to 16, and the first three bits of character 17.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """Return the id of a message's stub; a text that is not a message id is unchanged."""
+    """Return the id of a message's stub. A text that is not a message id is unchanged."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

@@ -56,7 +56,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
 
 
 def shares(totals: Mapping[str, int]) -> str:
-    """Draw a bar with a part for each status; a small part is still visible."""
+    """Draw a bar with a part for each status. Even a small part is visible."""
     present = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
     whole = sum(count for _, count in present)
     if not whole:
@@ -103,7 +103,7 @@ def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
 
 
 def _round(value: float) -> int:
-    """Round down to 1, 2, 5, 10, 20 and so on; at least 1."""
+    """Round down to 1, 2, 5, 10, 20 and so on. The result is at least 1."""
     size = int("1" + "0" * (len(str(int(value))) - 1))
     return next((first * size for first in (5, 2) if first * size <= value), size)
 

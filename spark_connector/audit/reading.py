@@ -1,6 +1,7 @@
 """Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
 
-For a path without a format, the extension decides the format; without an extension, it is parquet.
+For a path without a format, the extension decides the format. Without an extension, the format is
+parquet.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _example(word: str) -> str:
 
 
 def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataFrame:
-    """Read a stored input; `columns` are the required and the optional columns.
+    """Read a stored input. `columns` are the required and the optional columns.
 
     Raises:
         UsageError: The input does not exist, or Spark cannot read it.
@@ -81,7 +82,7 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 
 
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
-    """Read lines of JSON as text columns, so that Spark need not read the file to infer types.
+    """Read lines of JSON as text columns. Spark then need not read the file to infer types.
 
     A column that is missing in all of the first lines is left out.
     """

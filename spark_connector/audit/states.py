@@ -4,7 +4,7 @@ The three inputs become one table, which is grouped once, so every row is shuffl
 shuffled before they are grouped. An input has each message only once or twice, so grouping the rows
 first would fill the memory, and then the disk, without reducing the rows. Only numbers are
 aggregated, because Spark can then group by hash and need not sort. A message is identified by topic
-and id; times are epoch ms until the last step.
+and id. Times are epoch ms until the last step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def states(
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
         the message), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first
-        time), acked_at (the first time; null if the handler settled the message).
+        time), acked_at (the first time, or null if the handler settled the message).
     """
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
@@ -156,7 +156,7 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 
 def _producers(ledger: DataFrame) -> DataFrame:
-    """Return the names of producers by their hashes, which replace them while rows are grouped."""
+    """Return the names of producers by hash. Hashes replace names while rows are grouped."""
     # Aggregate the hash; otherwise Spark would skip this step and sort the whole ledger.
     names = ledger.groupBy("producer").agg(F.max(F.xxhash64("producer")).alias("maker"))
     return names.groupBy("maker").agg(F.max("producer").alias("producer"))

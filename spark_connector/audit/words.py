@@ -1,6 +1,6 @@
 """The words of an audit: classes of messages, outcomes in a log, names of columns.
 
-No Spark here.
+This module does not use Spark.
 """
 
 from __future__ import annotations

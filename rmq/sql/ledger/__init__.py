@@ -1,1 +1,1 @@
-"""Claims on business keys in a database; `rmq.ledger` has the public names."""
+"""Claims on business keys in a database. `rmq.ledger` has the public names."""

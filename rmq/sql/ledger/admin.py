@@ -24,8 +24,9 @@ class Entry(NamedTuple):
     """The ledger's row of a business key.
 
     Attributes:
-        state: "consumed": the work is done. "consuming": a delivery works on it, or its process
-            died; if `left_s` is None, a run of `exactly_once` has committed a part of its work.
+        state: "consumed" if the work is done, "consuming" if a delivery works on the key, or its
+            process died. If `left_s` is None for "consuming", a run of `exactly_once` has committed
+            a part of its work.
         message_id: Id of the message that claimed the key, or did the work.
         delivery: Delivery number of that message (`d.fence`).
         since: Time of the claim, by the database's clock.
@@ -49,7 +50,7 @@ def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> 
 async def look_async(
     engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
 ) -> Entry | None:
-    """Like `look`, for an AsyncEngine."""
+    """Return the ledger's row of a business key, or None, from the database of an AsyncEngine."""
     check_engine(engine, AsyncEngine, "look")
     return await generators.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
@@ -70,8 +71,8 @@ BATCH = 1000  # rows per transaction, so that its locks last only briefly
 def purge(engine: sa.Engine, older_than: Duration) -> int:
     """Delete old rows that no message needs any more. Return the number of deleted rows.
 
-    Deleted are rows that have expired, and rows that never expire: `exactly_once` without `ttl`
-    writes such rows. If a copy of a message arrives after its row was deleted, the work is
+    The call deletes rows that have expired, and old rows that never expire. `exactly_once` without
+    `ttl` writes such rows. If a copy of a message arrives after its row was deleted, the work is
     repeated. So choose `older_than` longer than any message may wait, be retried, or be a dead
     letter. Claims of running handlers, and rows whose `ttl` has not passed, are not deleted.
 
@@ -89,7 +90,7 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
 
 
 async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
-    """Like `purge`, for an AsyncEngine."""
+    """Delete old rows in the database of an AsyncEngine, as `purge` does."""
     check_engine(engine, AsyncEngine, "purge")
     return await generators.run_async(_purge(engine, older_than))
 

@@ -57,8 +57,9 @@ def exactly_once(
         source: An Engine or a sessionmaker. The handler receives a connection of the Engine, or a
             session of the sessionmaker. Async handlers need an AsyncEngine or async_sessionmaker.
             The database needs the table `rmq_ledger` (`rmq ledger create`).
-        key: Business key, as in `rmq.idempotent`: None (the message's id), "header:NAME", or a
-            function of the body. Messages with the same key count as copies of one message.
+        key: Business key, as in `rmq.idempotent`. None uses the message's id, "header:NAME" a
+            header, and a function is called with the body. Messages with the same key count as
+            copies of one message.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
             each of them does the work.
         ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease.
@@ -129,7 +130,7 @@ def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested:
 
 
 class _Attempt:
-    """The state of a run of the handler, which shows whether the message is at fault.
+    """The state of a run of the handler. It shows whether the message is at fault for an error.
 
     Attributes:
         has_begun: Whether the handler was called.
@@ -157,31 +158,31 @@ class ExactlyOnce(Middleware):
         self._counts: dict[tuple[Any, int], int] = {}  # by message id and limit
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """As `Middleware.check_handler`."""
+        """Implement `Middleware.check_handler`."""
         check_kind(handler, self._is_async, f"@{_WORD}")
 
     def check_lease(self, lease_ms: int) -> None:
-        """As `Middleware.check_lease`."""
+        """Implement `Middleware.check_lease`."""
         if self._ttl_ms is not None:
             check_ttl(self._ttl_ms, lease_ms)
 
     def check_store(self) -> None:
-        """As `Middleware.check_store`."""
+        """Implement `Middleware.check_store`."""
         generators.run(check_table(self._source, ledger, COMMAND))
 
     async def check_store_async(self) -> None:
-        """As `check_store`."""
+        """Implement `Middleware.check_store_async`."""
         await generators.run_async(check_table(self._source, ledger, COMMAND))
 
     def _row(self, delivery: DeliveryData) -> Row:
         return rows.row_of(self._consumer, delivery, self._key(delivery))
 
     def _open(self) -> Any:
-        """Open a session or connection, to be used as a context."""
+        """Open a session or connection, which the caller uses as a context manager."""
         return self._source() if self.has_sessions else self._source.connect()
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """As `Middleware.run`."""
+        """Implement `Middleware.run`."""
         row = self._row(delivery)
         with (
             self._watch(delivery) as attempt,
@@ -193,7 +194,7 @@ class ExactlyOnce(Middleware):
             )
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """As `Middleware.run_async`."""
+        """Implement `Middleware.run_async`."""
         row = self._row(delivery)
         with self._watch(delivery) as attempt:
             async with self._open() as opened, opened.begin() as transaction:
@@ -238,7 +239,7 @@ class ExactlyOnce(Middleware):
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
         """Postpone the delivery if the database, not the message, is at fault in this block.
 
-        In this case nothing was committed. A message whose statement always makes the server end
+        In this case no write was committed. A message whose statement always makes the server end
         the connection, or always conflicts, would come back forever. So after a number of such
         runs, the message fails like any other.
 
@@ -270,7 +271,10 @@ class ExactlyOnce(Middleware):
             self._counts.pop((delivery.id, most), None)
 
     def _count(self, delivery: DeliveryData, most: int) -> int:
-        """Count a disturbance of a message. Return how many it has had in a row, at most `most`."""
+        """Count a database error during a message.
+
+        Return how many it has had in a row, at most `most`.
+        """
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
         if times < most:
@@ -308,7 +312,7 @@ def _finish(
     row.
 
     Raises:
-        WorkRolledBack: The row is missing. The rest of the transaction is rolled back.
+        WorkRolledBack: The row is missing. The remaining writes of the transaction are rolled back.
     """
     try:
         is_ours = rows.finish(connection, row, ttl_ms)

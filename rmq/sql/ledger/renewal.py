@@ -2,8 +2,8 @@
 
 Claims in a plain engine are renewed by a thread. Claims in an async engine are renewed by a task,
 because its connections belong to an event loop. All claims of a process are renewed together, even
-if a delivery has lost its lease: a claim ends with its run. If done work could not be marked as
-done, the renewal tries to mark it, until the mark would have expired.
+if a delivery has lost its lease, because a claim ends with its run. If finished work could not be
+marked as done, the renewal tries again to mark the work, until the mark would have expired.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RunningClaim:
 
     Attributes:
         due: Time of the next renewal, by the monotonic clock.
-        ttl_ms: If the work is done but the row is not yet marked: how long the marked row will
-            live. None while the work is not done.
+        ttl_ms: How long the row will live once it is marked as done, if the work is done but the
+            row is not yet marked. None while the work is not done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
         mark_until: Time at which to give up, because a marked row would have expired.
     """
@@ -54,7 +54,7 @@ class RunningClaim:
         self.schedule()
 
     def schedule(self) -> None:
-        """Schedule the next renewal after a third of the claim's life."""
+        """Set the next renewal to a third of the claim's life from now."""
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
@@ -87,7 +87,7 @@ class Renewal:
     def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
         """Renew a claim during this block.
 
-        If its work cannot be marked as done, continue after it.
+        If the claim's work cannot be marked as done, the renewal continues after the block.
         """
         claim = RunningClaim(row, hold_ms)
         with self._lock:
@@ -109,7 +109,7 @@ class Renewal:
     def _due(self) -> list[Batch]:
         """Return rows to renew, in groups of one topic and lifetime.
 
-        One due row makes its group due.
+        If one row of a group is due, the whole group is renewed.
         """
         with self._lock:
             claims = list(self._claims.values())
@@ -136,7 +136,7 @@ class Renewal:
         return unmarked
 
     def _round(self) -> Procedure[None]:
-        """Renew the claims that are due, and mark done work."""
+        """Renew the claims that are due, and mark finished work as done."""
         for batch, hold_ms in self._due():
             try:
                 yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)
@@ -165,7 +165,7 @@ class Renewal:
 def log_claim_lost(row: Row) -> None:
     """Log that a claim was lost before its work was done.
 
-    An error would make the work be repeated.
+    No error is raised, because an error would cause the work to be repeated.
     """
     error = ClaimLost(
         f"the claim on key {row.key!r} of {row.topic} expired, or was deleted, while {row.owner} "
@@ -212,7 +212,10 @@ class ThreadRenewal(Renewal):
                 self._thread.start()
 
     def end(self) -> None:
-        """Try once more to mark done work, and end the thread. See `Ledger.close`."""
+        """Try once more to mark finished work as done, and end the thread.
+
+        `Ledger.close` calls it.
+        """
         with self._lock:
             self._ending, thread = True, self._thread
             claims = list(self._claims.values())
@@ -241,7 +244,7 @@ class ThreadRenewal(Renewal):
         run(self._close())
 
     def _drop_unmarked(self) -> None:
-        """Give up marking the done work that the last attempt could not mark."""
+        """Give up marking the finished work that the last attempt could not mark."""
         with self._lock:
             unmarked = [claim for claim in self._claims.values() if claim.ttl_ms is not None]
             for claim in unmarked:

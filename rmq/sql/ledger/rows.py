@@ -1,7 +1,8 @@
-"""Statements on rows of the ledger; each verb takes a plain Connection, for sync and async alike.
+"""Statements on rows of the ledger. Each function takes a plain Connection.
 
-A row gets a new owner by compare-and-set. So a run that has lost its row can neither mark nor
-delete it. The database's clock decides what has expired.
+Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So a run
+that has lost its row can neither mark nor delete the row. The database's clock decides which rows
+have expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """
@@ -69,9 +70,9 @@ class StoredRow(NamedTuple):
 
     Attributes:
         created_ms: Time at which the row was claimed, epoch ms.
-        left_ms: Time until the row expires, ms; None if the row does not expire. A "consuming" row
-            that does not expire shows that a run of `exactly_once` committed only a part of its
-            transaction.
+        left_ms: Time until the row expires, in ms, or None if the row does not expire. A
+            "consuming" row that does not expire shows that a run of `exactly_once` committed only a
+            part of its transaction.
         age_ms: Time since the row was claimed, ms.
     """
 
@@ -176,7 +177,7 @@ def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
     """Return whether the message's work was done in the topic that it was redriven from.
 
     Raises:
-        Snooze, Reject: as `StoredRow.check_done`.
+        Snooze, Reject: As in `StoredRow.check_done`.
     """
     if row.former is None:
         return False
@@ -192,7 +193,7 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
     """Claim a row, in short transactions. Return False if the work was done before.
 
     Raises:
-        Snooze, Reject: as `StoredRow.check_done`.
+        Snooze, Reject: As in `StoredRow.check_done`.
     """
     if _was_done_before_redrive(connection, row):
         return False
@@ -224,7 +225,7 @@ def begin(connection: sa.Connection, row: Row) -> bool:
 
     Raises:
         Snooze: A `Ledger` has the claim, or another run took over the expired row first.
-        Reject: as `StoredRow.check_done`.
+        Reject: As in `StoredRow.check_done`.
     """
     if row.former is not None:
         # A run that has lost its lease may still have an open transaction on this row. The
@@ -255,7 +256,7 @@ def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:
-    """Do the same as `finish`, and commit."""
+    """Mark the work as done, and commit. Return False if this run lost the row."""
     is_ours = finish(connection, row, ttl_ms)
     connection.commit()
     return is_ours

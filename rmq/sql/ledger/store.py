@@ -36,13 +36,14 @@ ATTEMPTS = 3  # attempts of a transaction that conflicts with another transactio
 
 
 class Ledger:
-    """Claims in a database, in place of `rmq.Claims`: `@rmq.idempotent(Ledger(engine), key=...)`.
+    """Claims on business keys in a database. Use it in place of `rmq.Claims`.
 
-    Before the handler runs, the key of its message is claimed in a transaction of its own: a row
-    says "consuming" and lives for `hold`, renewed while the handler runs. When the handler has
-    returned, the row says "consumed" and lives for the `ttl` of `idempotent`. If the handler fails,
-    the row is deleted. If a delivery finds the row "consuming", it is not acked but comes back
-    later, at no cost of a retry.
+    Write `@rmq.idempotent(Ledger(engine), key=...)` above a handler. Before the handler runs, the
+    key of its message is claimed in a transaction of its own. The row of the claim is "consuming"
+    and lives for `hold`, renewed while the handler runs. When the handler has returned, the row is
+    "consumed" and lives for the `ttl` of `idempotent`. If the handler fails, the row is deleted. A
+    delivery that finds the row "consuming" is not acked but comes back later, at no cost of a
+    retry.
 
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
@@ -51,8 +52,8 @@ class Ledger:
             handlers' own connections and one connection for renewal.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
             each of them does the work.
-        hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s;
-            usually the lease of the topic. After a crash, the message waits until its claim has
+        hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s.
+            Usually the lease of the topic. After a crash, the message waits until its claim has
             expired.
 
     Guarantee:
@@ -150,7 +151,10 @@ class Ledger:
 
     @property
     def renewal(self) -> ThreadRenewal | TaskRenewal:
-        """The renewal of this engine's claims; an async engine has a renewal per event loop."""
+        """The renewal of this engine's claims.
+
+        An async engine has a renewal for each event loop.
+        """
         if not self.is_async:
             return self._thread_renewal
         loop = asyncio.get_running_loop()
@@ -178,7 +182,7 @@ class LedgerMiddleware(Middleware):
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """As `Middleware.check_handler`."""
+        """Implement `Middleware.check_handler`."""
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
@@ -187,24 +191,24 @@ class LedgerMiddleware(Middleware):
             )
 
     def check_store(self) -> None:
-        """As `Middleware.check_store`."""
+        """Implement `Middleware.check_store`."""
         generators.run(self._store.check())
 
     async def check_store_async(self) -> None:
-        """As `check_store`."""
+        """Implement `Middleware.check_store_async`."""
         await generators.run_async(self._store.check())
 
     def check_lease(self, lease_ms: int) -> None:
-        """As `Middleware.check_lease`."""
+        """Implement `Middleware.check_lease`."""
         check_ttl(self._ttl_ms, lease_ms)
         self._lease_ms = max(self._lease_ms, lease_ms)  # one function may serve several topics
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """As `Middleware.run`."""
+        """Implement `Middleware.run`."""
         return generators.run(self._claimed_run(delivery, call_next))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """As `Middleware.run_async`."""
+        """Implement `Middleware.run_async`."""
         return await generators.run_async(self._claimed_run(delivery, call_next))
 
     def _claimed_run(self, delivery: DeliveryData, call_next: Next | NextAsync) -> Procedure[bool]:

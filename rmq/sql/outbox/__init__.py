@@ -1,10 +1,16 @@
-"""The outbox; `rmq.outbox` has the public names.
+"""The outbox. `rmq.outbox` has the public names.
 
-outbox     write messages in the caller's transaction; the policy of resends
-tables     rmq_stub, rmq_log; ids of stubs and messages
-relay      send committed stubs; relay_queries: its SQL; dispatch: send stubs to Redis; stub: a row
-resend     send lost stubs again; lost: decide which are lost; resend_queries: SQL of both
-notify     report exhausted stubs to a hook
-confirm    for consumers: note receipts and confirm stubs; confirm_queries: its SQL
-repair     by hand: resend, void, withdraw, purge; inspect: list stubs
+outbox           writes messages in the caller's transaction, and has the policy of resends
+tables           the tables rmq_stub and rmq_log, and the ids of stubs and messages
+relay            sends committed stubs
+relay_queries    SQL of the relay
+dispatch         sends stubs to Redis
+resend           sends lost stubs again
+lost             decides which stubs are lost
+resend_queries   SQL of `resend` and `lost`
+notify           reports exhausted stubs to a hook
+confirm          for consumers: notes receipts and confirms stubs
+confirm_queries  SQL of `confirm`
+repair           changes stubs by hand: resend, void, withdraw, purge
+inspect          lists stubs
 """

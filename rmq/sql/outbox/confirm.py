@@ -2,10 +2,10 @@
 
     on receipt      the log row is written, in a transaction of its own
     success         the stub is confirmed and the log row deleted, in one transaction
-    failure         the log row is deleted: the message is back in its queue
+    failure         the log row is deleted, because the message is back in its queue
 
-If a consumer dies in between, its log row stays. It keeps the message from being sent again for
-`Outbox.log_for`, and no longer.
+If a consumer dies in between, its log row stays. For the time `Outbox.log_for`, the log row keeps
+the message from being sent again.
 
 Other outboxes often keep the log row until the message is confirmed. There, the log row of a
 consumer that died can hide a lost message forever. In RMQ, the row counts for a limited time.
@@ -42,7 +42,7 @@ FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
-    """Record the receipt, run the handler, confirm the stub. `Outbox.confirms` creates it."""
+    """Records the receipt, runs the handler, confirms the stub. `Outbox.confirms` creates it."""
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
         is_async = _is_async(engine)
@@ -58,7 +58,7 @@ class Confirms(Middleware):
         self._outage = Outage("the database of confirmations, or its topic")
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """As `Middleware.check_handler`."""
+        """Implement `Middleware.check_handler`."""
         above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(
@@ -75,11 +75,11 @@ class Confirms(Middleware):
         )
 
     def check_store(self) -> None:
-        """As `Middleware.check_store`."""
+        """Implement `Middleware.check_store`."""
         generators.run(self._check())
 
     async def check_store_async(self) -> None:
-        """As `check_store`."""
+        """Implement `Middleware.check_store_async`."""
         await generators.run_async(self._check())
 
     def _check(self) -> Procedure[None]:
@@ -87,21 +87,21 @@ class Confirms(Middleware):
             yield from check_table(self._engine, table, CREATE)
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """As `Middleware.run`."""
+        """Implement `Middleware.run`."""
         return generators.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """As `Middleware.run_async`."""
+        """Implement `Middleware.run_async`."""
         return await generators.run_async(
             self._confirmed_run(delivery, call_next, self.on_duplicate_async)
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """As `Middleware.on_duplicate`: confirm work that another delivery has done."""
+        """Implement `Middleware.on_duplicate`: confirm work that was done before."""
         generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """As `on_duplicate`."""
+        """Implement `Middleware.on_duplicate_async`: confirm work that was done before."""
         await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(
@@ -150,7 +150,10 @@ class Confirms(Middleware):
 
 
 def _mark_worked(delivery: DeliveryData) -> None:
-    """Note that the work is done, so that its claim is marked even if the stub is not confirmed."""
+    """Record that the work is done.
+
+    The claim is then marked as done even if the stub is not confirmed.
+    """
     claim = inner_of(delivery).claim
     if claim is not None:
         claim.work_done = True
@@ -197,9 +200,9 @@ class Confirming:
         without a stub, because it was sent directly, is handled without these steps.
 
         Args:
-            engine: Engine of the database with the stubs; an AsyncEngine for an async handler. With
-                `via`, the engine of the consumer's own database, which has the table rmq_log. Then
-                every message is confirmed, even a message without a stub.
+            engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
+                With `via`, the engine of the consumer's own database, which has the table rmq_log.
+                Then every message is confirmed, even a message without a stub.
             via: Topic on which confirmations are sent to the producer's `confirm_handler`.
 
         Guarantee:
@@ -214,7 +217,8 @@ class Confirming:
 
         Raises:
             InvalidType: `engine`, `via` and the handler are not all plain or all async.
-            InvalidValue: Another middleware is above this one. Both are raised at registration.
+            InvalidValue: Another middleware is above this one. Both errors are raised when the
+                handler is registered.
         """
         middleware = Confirms(engine, via)
 
@@ -259,7 +263,7 @@ class Confirming:
         losing a retry. Any other error of the database counts as an error of the handler.
 
         Args:
-            engine: Engine of the database with the stubs; an AsyncEngine for an async handler.
+            engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
         """
         outage = Outage("the database with the stubs")
 

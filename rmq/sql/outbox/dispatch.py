@@ -1,9 +1,9 @@
 """Send stubs to Redis: many stubs in one call, with an outcome for each stub.
 
 A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault: its body
-is too large for the topic, or its row was edited. They must not hold up other stubs. Temporary
-reasons belong to the topic or the server: a full topic, a refused login. They must not use up the
-sends of a message.
+is too large for the topic, or its row was edited. Permanent refusals must not hold up other stubs.
+Temporary reasons belong to the topic or the server: a full topic, a refused login. Temporary
+refusals must not use up the sends of a message.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = Weak
 
 
 class Dispatcher:
-    """Send stubs through a client, with its transport, its prefix and its interceptors."""
+    """Sends stubs through a client, with its transport, its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._parts = parts_of(client)
@@ -102,9 +102,9 @@ class Dispatcher:
 
     @property
     def idle_limit_s(self) -> float:
-        """How long the transaction of a send may be idle.
+        """How long the transaction of a send may be idle, in seconds.
 
-        This is longer than a call of Redis may take.
+        The limit is longer than a call of Redis may take.
         """
         return IDLE_S + self._parts.retry_s
 
@@ -147,7 +147,8 @@ class Dispatcher:
         """Open a topic for bodies that are encoded already.
 
         A topic that does not exist is created with its former settings, if a dispatcher of this
-        client has seen them, else with the settings that the program declared on this client.
+        client has seen them. Otherwise it is created with the settings that the program declared on
+        this client.
 
         Raises:
             InvalidValue: The name is not valid. Other errors of opening a topic.
@@ -326,9 +327,9 @@ def _outcomes(
     counts: Sequence[bool],
     is_slot_full: bool,
 ) -> list[Outcome]:
-    """Return the results that exist and count; a refusal in place of the others.
+    """Return the results that exist and count, and a refusal in place of each other result.
 
-    `is_slot_full`: no result means that the slot was full.
+    `is_slot_full` says that no result means a full slot.
     """
     all_results = list(results) or [None] * len(counts)
     return [

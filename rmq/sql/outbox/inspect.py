@@ -1,4 +1,4 @@
-"""Inspection of the outbox, for people and monitoring; no row is locked or changed."""
+"""Inspection of the outbox, for people and monitoring. No row is locked or changed."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Entry(NamedTuple):
     """A stub, decoded for people.
 
     Attributes:
-        id: Id of the stub; `rmq.outbox.stub_id` computes it from the id of the message.
+        id: Id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
-        body: Decoded body; the raw bytes if decoding fails.
+        body: Decoded body, or the raw bytes if decoding fails.
         due: Due time, or None.
         resend_at: Time at which its message counts as lost. None for a settled or exhausted stub,
             and for a message that was redriven to another topic.

@@ -1,9 +1,9 @@
 """Lost messages: decide which stubs have to be sent again.
 
 A stub is lost if it is unconfirmed, its resend time has come, no consumer works on it, Redis has
-its message in no queue, and consumers have got past it (docs/decisions/0011). Messages are located
-by id: a message in none of its slot's queues is settled, removed, or lost; only a program that
-noted its settling can tell which.
+its message in no queue, and consumers have received later messages of the slot
+(docs/decisions/0011). Messages are located by id. A message that is in none of its slot's queues is
+settled, removed, or lost. Only a program that recorded the settling can tell which.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Sorted(NamedTuple):
 
 
 class LossDetector:
-    """Find out which due stubs are lost.
+    """Finds out which due stubs are lost.
 
     Args:
         dispatcher: Dispatcher that opens topics and calls Redis.
@@ -155,9 +155,9 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where messages are in Redis, by `seq` of their stubs.
+        """Return where messages are in Redis, by `seq` of their stubs, or None.
 
-        None if the topic is unreadable.
+        None means that the topic is unreadable.
         """
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}

@@ -63,7 +63,7 @@ Notify = Callable[[Exhausted], object]
 
 
 def log_error(stub: Exhausted) -> None:
-    """Log an error on the logger "rmq"; the default hook."""
+    """Log an error on the logger "rmq". This is the default hook."""
     logging.getLogger("rmq").error(
         "outbox: stub %s of topic %s is exhausted after %d sends: %s; send it again with "
         "rmq outbox resend %s, or withdraw it with rmq outbox void %s",
@@ -72,7 +72,7 @@ def log_error(stub: Exhausted) -> None:
 
 
 class Notifier:
-    """Report exhausted stubs to a hook, each by one process at a time.
+    """Reports exhausted stubs to a hook. Each stub is reported by one process at a time.
 
     Args:
         engine: Engine of the database with the stubs.
@@ -86,7 +86,7 @@ class Notifier:
         self._batch = batch
 
     def report(self) -> int:
-        """Report exhausted stubs until the hook fails; return how many."""
+        """Report exhausted stubs until the hook fails. Return how many."""
         with self._engine.begin() as connection:
             rows = resend_queries.unreported(connection, self._batch)
         count = 0
@@ -115,7 +115,7 @@ class Notifier:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: a redirected POST would be a GET without its body, and look successful."""
+    """Refuses redirects. A redirected POST would be a GET without its body, and look successful."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
@@ -125,10 +125,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Webhook:
-    """Post JSON to a URL: id, topic, sends, created, error. For `Resender(notify=...)`.
+    """Posts JSON to a URL: id, topic, sends, created, error. For `Resender(notify=...)`.
 
     Args:
-        url: http:// or https://. The URL may contain a secret: only its host is logged.
+        url: http:// or https://. The URL may contain a secret, so only its host is logged.
         headers: Headers to add to the request, for example {"Authorization": "Bearer ..."}.
         timeout: Limit for the connection, and for each wait for an answer, in seconds or as a
             timedelta, at most 30 s.

@@ -1,7 +1,7 @@
 """The outbox: write messages in the same database transaction as the business change.
 
 The change and its messages are committed together or not at all. A relay sends committed messages
-(`rmq.sql.outbox.relay`); nothing here needs Redis.
+(`rmq.sql.outbox.relay`). This module does not need Redis.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class _NewStub(NamedTuple):
 
 
 class Outbox(Confirming, Repair):
-    """Write messages in a database transaction, and set when lost messages are sent again.
+    """Writes messages in a database transaction, and sets when lost messages are sent again.
 
-    In addition to `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
-    `rmq.sql.outbox.confirm`; `resend`, `void`, `withdraw` and `purge` for stubs, in
-    `rmq.sql.outbox.repair`.
+    In addition to `send`, an outbox has `confirms`, `unconfirmed` and `confirm_handler` for
+    consumers, and `resend`, `void`, `withdraw` and `purge` for stubs (the rows of messages).
+    `rmq.sql.outbox.confirm` and `rmq.sql.outbox.repair` describe them.
 
     A program needs one Outbox object. It has no connection, and threads and tasks may share it.
     Create its tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
@@ -134,8 +134,8 @@ class Outbox(Confirming, Repair):
             body: Value that the codec can encode.
             delay: Delay from now, by the database's clock.
             codec: Codec, as in `Client.topic`.
-            confirm: Whether a consumer confirms the message (see docs/outbox.md). Otherwise it
-                counts as confirmed once Redis has stored it.
+            confirm: Whether a consumer confirms the message (see docs/outbox.md). If False, the
+                message counts as confirmed once Redis has stored it.
 
         Guarantee:
             If the transaction commits, the message is sent at least once, even if the relay, Redis
@@ -147,8 +147,8 @@ class Outbox(Confirming, Repair):
             The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
 
         Raises:
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid;
-                nothing was written.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid. No
+                message was written.
             ConfigurationError: The table is missing, or the connection commits every
                 statement by itself (AUTOCOMMIT), so that a rollback would keep the message.
                 Errors of the database.
@@ -184,7 +184,7 @@ class Outbox(Confirming, Repair):
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
-        """Like `send`, on an AsyncConnection or an AsyncSession."""
+        """Write one message on an AsyncConnection or an AsyncSession, as `send` does."""
         check_here(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
@@ -237,7 +237,10 @@ def _basis_bytes(value: str | bytes | None) -> bytes | None:
 
 
 def _options_json(message: Outgoing) -> str:
-    """Return checked options in the units of the table; ASCII, so that every database keeps it."""
+    """Return checked options as JSON, in the units of the table.
+
+    The JSON is ASCII, so that every database can store it.
+    """
     expires, retry, runtime = message.expires, message.retry, message.max_runtime
     options = {
         "priority": message.priority,
@@ -261,7 +264,7 @@ def _write(here: Here, stub: _NewStub) -> None:
 
 
 def _insert(is_delayed: bool) -> sa.Insert:
-    """Make the INSERT of a stub; a delay counts from the database's clock."""
+    """Make the INSERT of a stub. A delay counts from the time of the database's clock."""
     wait = sa.bindparam("wait_ms", type_=sa.BigInteger)
     first = sa.bindparam("first_ms", type_=sa.BigInteger)
     due = now_ms() + wait if is_delayed else wait

@@ -1,9 +1,9 @@
 """The relay: send the stubs of committed transactions.
 
-A turn is one transaction: lock the next stubs, send them to Redis, mark them as sent, commit. On
-SQLite, which locks the whole database, a turn is two transactions, before and after the send. If a
-relay dies between sending and marking, the next turn sends the stubs again under the same ids, and
-Redis answers "duplicate" while it remembers them.
+The relay works in rounds. A round is one transaction: lock the next stubs, send them to Redis, mark
+them as sent, commit. On SQLite, which locks the whole database, a round is two transactions, before
+and after the send. If a relay dies between sending and marking, the next round sends the stubs
+again with the same ids, and Redis replies "duplicate" as long as it remembers the ids.
 
 Any number of relays may run. The resender handles messages that are lost after they were sent.
 """
@@ -54,13 +54,14 @@ class _Skip(NamedTuple):
 
 
 class Relay:
-    """Send stubs to Redis, in one thread.
+    """Sends stubs to Redis, in one thread.
 
     Args:
         outbox: Outbox whose policy decides when a sent message counts as lost.
         engine: Plain Engine of the database with the stubs. The relay is not async.
         client: Client with the prefix and the interceptors. Topics that do not exist are created
-            with the settings declared on it (`client.topic(name, slots=8)`), else the defaults.
+            with the settings declared on this client (`client.topic(name, slots=8)`), or with the
+            defaults.
         batch: Maximum number of stubs in one transaction, 1 to 1000.
 
     Raises:
@@ -90,7 +91,7 @@ class Relay:
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was marked as sent.
-            ConfigurationError: the table is missing. Errors of the database.
+            ConfigurationError: The table is missing. Errors of the database.
         """
         with self._engine.connect() as connection:
             return self._turn(connection).done
@@ -102,7 +103,7 @@ class Relay:
         s.
 
         Raises:
-            ConfigurationError: the table is missing.
+            ConfigurationError: The table is missing.
         """
         log.info("outbox: the relay starts")
         sent, pause, redis_away = 0, RETRY_MIN_S, False

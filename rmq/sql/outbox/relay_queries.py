@@ -1,8 +1,8 @@
 """SQL of the relay: lock the next stubs in order, and mark them as sent.
 
 A relay locks the stubs that it takes and skips stubs locked by other relays, so several relays
-share the work. A stub is sent only if no earlier stub of its slot basis is unsent: if another relay
-has locked the earlier stub, the later stub waits for the next turn.
+share the work. A stub is sent only if no earlier stub with the same `slot_basis` is unsent. If
+another relay has locked the earlier stub, the later stub waits for the next round.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def take(
 ) -> tuple[list[Stub], int, int]:
     """Lock the next stubs to send, until the transaction ends.
 
-    On SQLite nothing is locked, because its single lock would block all writers while Redis is
-    called. There, `mark` skips stubs that another relay has already sent.
+    On SQLite no row is locked, because the single lock of SQLite would block all writers while
+    Redis is called. There, `mark` skips stubs that another relay has already sent.
 
     Args:
         connection: Connection with a transaction that reads committed data, not a snapshot.
@@ -66,7 +66,7 @@ def take(
         skipped: Topics to skip.
 
     Returns:
-        The stubs, in order; the number of locked rows; and the database's clock.
+        The stubs in order, the number of locked rows, and the time of the database's clock.
     """
     query = _TAKE.limit(most).with_for_update(**locks(connection.dialect))
     locked = connection.execute(_without(query, skipped)).all()
@@ -83,7 +83,7 @@ def take(
 
 
 def _with_bodies(connection: sa.Connection, rows: Sequence[Any]) -> list[Stub]:
-    """Return the stubs of rows; read the large bodies that `take` did not read."""
+    """Return the stubs of rows. Read the large bodies that `take` did not read."""
     taken = [Stub(*row[: len(Stub._fields)]) for row in rows]
     missing = [stub.seq for stub in taken if stub.body is None]
     if not missing:
@@ -100,7 +100,7 @@ def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
 def _sendable(
     connection: sa.Connection, locked: Sequence[Any], skipped: Collection[str]
 ) -> list[Any]:
-    """Return the locked rows without an earlier unsent stub of their slot basis."""
+    """Return the locked rows, except rows with an earlier unsent stub of the same `slot_basis`."""
     ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
         return list(locked)
@@ -141,7 +141,7 @@ def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Mark stubs as exhausted: (seq, reason) of each."""
+    """Mark stubs as exhausted. `errors` has a pair of `seq` and reason for each."""
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 

@@ -1,7 +1,7 @@
 """Repair of stubs by hand: resend, void, withdraw, purge.
 
-`resend` and `void` are part of the caller's transaction and do not need Redis: the relay sends
-stubs again. `withdraw` also cancels the message of a void stub that still waits in Redis.
+`resend` and `void` are part of the caller's transaction and do not need Redis, because the relay
+sends stubs again. `withdraw` also cancels the message of a void stub that still waits in Redis.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Repair:
         """Send a stub again now, regardless of its resend time and number of sends.
 
         The count of sends starts again at 0, so an exhausted stub is watched again like a new stub.
-        The relay sends it; a message that is still in Redis is not stored twice.
+        The relay sends the stub. A message that is still in Redis is not stored twice.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.
@@ -67,21 +67,21 @@ class Repair:
         _resend(here, id)
 
     async def resend_async(self, here: HereAsync, id: Id) -> None:
-        """As `resend`, on an AsyncConnection or an AsyncSession."""
+        """Send a stub again as `resend` does, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.resend_async")
         await run_async(here, _resend, id)
 
     def void(self, here: Here, id: Id) -> None:
         """Withdraw a stub: it is never sent again. A void stub stays void.
 
-        Its message in Redis is not changed; use `withdraw` to cancel the message as well.
+        The stub's message in Redis is not changed. Use `withdraw` to cancel the message as well.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.
             id: Id of the stub or of its message.
 
         Raises:
-            StubSettled: The stub is confirmed: its work is done.
+            StubSettled: The stub is confirmed, so its work is done.
             StubNotFound: No stub has this id.
             InvalidValue, InvalidType: The value is not an id.
         """
@@ -89,7 +89,7 @@ class Repair:
         _void(here, id)
 
     async def void_async(self, here: HereAsync, id: Id) -> None:
-        """As `void`, on an AsyncConnection or an AsyncSession."""
+        """Withdraw a stub as `void` does, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.void_async")
         await run_async(here, _void, id)
 
@@ -104,8 +104,8 @@ class Repair:
             id: Id of the stub or of its message.
 
         Returns:
-            The result of `Topic.cancel`. "gone": the message is not in Redis. "unknown": Redis
-            could not be reached, and the message may still be delivered.
+            The result of `Topic.cancel`. "gone" means that the message is not in Redis. "unknown"
+            means that Redis could not be reached, so the message may still be delivered.
 
         Raises:
             RMQError: As in `void`.
@@ -140,7 +140,7 @@ class Repair:
             engine: Engine of the database with the tables.
             older_than: Minimum time since a stub was written, due and last sent, in seconds or as a
                 timedelta. Log rows are also kept until `log_for` is over.
-            dry_run: Only count the stubs.
+            dry_run: Whether to only count the stubs.
             progress: Function that is called with (done, all) during the work.
 
         Returns:
@@ -176,7 +176,7 @@ def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
 
 
 class Destination(NamedTuple):
-    """The columns of a stub that lead to its message in Redis."""
+    """Columns of a stub that say where its message is in Redis."""
 
     topic: str
     slot_basis: bytes | None
@@ -214,7 +214,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change a stub that is unconfirmed or exhausted; return the status of any other stub."""
+    """Change a stub that is unconfirmed or exhausted. Return the status of any other stub."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)
@@ -250,7 +250,7 @@ def _purge(
     total: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Delete old rows of the key's table in batches; return how many."""
+    """Delete old rows of the key's table in batches. Return how many."""
     deleted = 0
     while True:
         with engine.begin() as connection:

@@ -1,7 +1,7 @@
 """The resender: send stubs again whose messages were lost, by Redis or by mistaken deletion.
 
 `rmq.sql.outbox.lost` decides which messages are lost. The relay sends stubs for the first time
-(`rmq.sql.outbox.relay`); `rmq outbox run` runs both.
+(`rmq.sql.outbox.relay`). `rmq outbox run` runs the relay and the resender.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SENDING_MS = 60_000  # limit for a send on SQLite; then another resender may sen
 
 
 class Round(NamedTuple):
-    """The result of a round.
+    """The result of a round of the resender.
 
     Attributes:
         sent: Number of stubs that were sent again. Each resend counts as a send of the stub.
@@ -76,7 +76,7 @@ def _sum(*rounds: Round) -> Round:
 
 
 class Resender:
-    """Send lost stubs again, and report exhausted stubs.
+    """Sends lost stubs again, and reports exhausted stubs.
 
     Any number of resenders may run, in any number of processes. Each stub is handled by one
     resender at a time.
@@ -127,7 +127,7 @@ class Resender:
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was postponed. Stubs that were sent
                 may be sent again.
-            ConfigurationError: a table is missing. Errors of the database.
+            ConfigurationError: A table is missing. Errors of the database.
         """
         with require_table(stubs, CREATE), require_table(logs, CREATE):
             self._open_topics()
@@ -146,7 +146,7 @@ class Resender:
         30 s.
 
         Raises:
-            ConfigurationError: a table is missing.
+            ConfigurationError: A table is missing.
         """
         pause = RETRY_MIN_S
         while not stop.is_set():
@@ -222,7 +222,7 @@ class Resender:
     # --- sending ---------------------------------------------------------------------------------
 
     def _send(self, lost: list[DueStub]) -> Round:
-        """Send all stubs that were found lost together.
+        """Send together all stubs that were found lost.
 
         If the resender searched again after the first sends, it would not find the remaining
         messages lost: consumers have not yet handled the messages that were just sent.
@@ -239,7 +239,12 @@ class Resender:
     def _send_chunk(
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
-        """Send the first stubs; return those still lost, those sent, their outcomes, numbers."""
+        """Send the first of these stubs.
+
+        Returns:
+            The stubs that are still lost, the stubs sent, their outcomes, and the result of the
+            round.
+        """
         with self._engine.connect() as connection:
             still_lost = resend_queries.lock(connection, lost[:CHUNK])
             full, now = resend_queries.with_bodies(connection, still_lost)
@@ -290,9 +295,9 @@ class Resender:
         return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
-        """Return the mark of a send.
+        """Return the mark of a send, which becomes new columns of the stub.
 
-        A duplicate also counts: its message was settled, not confirmed.
+        A duplicate also counts as a send, because its message was settled but not confirmed.
         """
         is_new = result.status == "stored"
         begins = max(now, stub.due_ms)

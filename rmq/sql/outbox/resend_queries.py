@@ -1,4 +1,4 @@
-"""SQL of the resender: stubs that may be lost, how far consumers have got, exhausted stubs.
+"""SQL of the resender: stubs that may be lost, and exhausted stubs.
 
 docs/decisions/0011 gives the reason of each condition.
 """
@@ -98,7 +98,7 @@ def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[
 def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
     """Lock the stubs that have not changed since they were read, until the transaction ends.
 
-    Rows that another resender has locked are skipped: it does the same work.
+    Rows that another resender has locked are skipped, because that resender handles them.
     """
     if not due:
         return []
@@ -117,7 +117,7 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return stubs with bodies, in order, as many as fit one call; and the database's clock."""
+    """Return stubs with bodies, in order, as many as fit one call, and the database's clock."""
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
         .where(stubs.c.seq.in_([stub.seq for stub in due]))
@@ -139,7 +139,7 @@ def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list
 
 
 def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None:
-    """Delay the resend of stubs without counting a send; `waits` has pairs (seq, ms from now)."""
+    """Delay the resend of stubs without counting a send. `waits` has pairs (seq, ms from now)."""
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits:
         by_wait.setdefault(wait_ms, []).append(seq)

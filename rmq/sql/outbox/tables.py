@@ -6,10 +6,11 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                id          the stub id: a message id without its slot
                topic       its topic
                slot_basis  bytes, or null
-               body        encoded; codec: the number of its codec
+               body        encoded body
+               codec       number of the body's codec
                options     JSON: priority, headers, expires_ms, retry, max_runtime_ms, type
                due_ms      due time, or 0
-               confirm     whether a consumer confirms it; else sending confirms it
+               confirm     whether a consumer confirms it (if not, sending confirms it)
                status      unconfirmed | confirmed | void | exhausted
                sends       number of sends
                slot, offset        of its last send
@@ -19,10 +20,10 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                topic, slot, offset, received
 
 The ids of a stub and of its message are computed from each other. A message id contains its slot,
-and only Redis knows how many slots a topic has; a business transaction must not need Redis. So the
+and only Redis knows how many slots a topic has. A business transaction must not need Redis. So the
 id of a stub has slot 0 and check 0, and its message has the same id with both filled in. The
-message id depends on nothing but the stub and the topic: every send of a stub uses the same id, and
-Redis answers the second one with "duplicate".
+message id depends only on the stub and the topic. So every send of a stub uses the same id, and
+Redis replies to a second send with "duplicate".
 """
 
 from __future__ import annotations
@@ -137,8 +138,9 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
-    A due time in the past is omitted. An expiry counts from the due time, or else from the time at
-    which the stub was written; a message with a past expiry expires when it is about to be leased.
+    A due time in the past is omitted. An expiry counts from the due time, or without one from the
+    time at which the stub was written. A message with a past expiry expires when it is about to be
+    leased.
 
     Args:
         stub: Stub to send.
