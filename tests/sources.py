@@ -1,4 +1,4 @@
-"""A copy of the sources of the scripts, to which a test adds a line."""
+"""Texts of the scripts as their sources have them, and a copy of the sources with another line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from rmq.kernel.transport.lua import error_places, script_loader
 
+_LOAD = script_loader.load  # no test has replaced it yet
 _LUA = Path(__file__).parents[1] / "lua"
 _CACHES = (
     script_loader.directory,
@@ -19,6 +20,12 @@ _CACHES = (
     script_loader._paths,
     error_places._places_of,
 )
+
+
+def text_of(name: str) -> str:
+    """Return the text of a script with the names of the sources, or as a test has replaced it."""
+    script = script_loader.load(name)
+    return script_loader.full_text(name) if script is _LOAD(name) else script.text
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tests.integration.driven import connect
 from tests.integration.test_hand_over import Waiting, credits_in, leave_a_credit
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
+from tests.sources import text_of
 
 KINDS = [("sync", 1), ("sync", 8), ("async", 1), ("async", 8), ("worker", 1)]
 PUBLISHES = {"PUBLISH", "SPUBLISH"}
@@ -95,7 +96,7 @@ def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def replace(*pairs: tuple[str, str]) -> None:
         made: dict[str, Script] = {}
         for verb in ("prepare", "next_ready"):
-            text = load(verb).text
+            text = text_of(verb)
             for before, after in pairs:
                 assert before in text
                 text = text.replace(before, after)

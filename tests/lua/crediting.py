@@ -14,6 +14,7 @@ from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.lua import script_loader as transport_scripts
 from rmq.kernel.transport.lua.script_loader import Script
 from tests.lua.box import Box, Lease
+from tests.sources import text_of
 
 WAYS = ("alone", "uniform", "mixed")  # of send.lua: see send_way
 
@@ -112,7 +113,7 @@ def can_shard(box: Box) -> bool:
 def break_script(monkeypatch: Any, verb: str, before: str, after: str) -> None:
     """Replace text of a script, as a careless hand would; it must stand there."""
     load = transport_scripts.load
-    whole = load(verb).text
+    whole = text_of(verb)
     assert before in whole
     broken = Script(verb, whole.replace(before, after))
     monkeypatch.setattr(

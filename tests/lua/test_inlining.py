@@ -42,7 +42,7 @@ def test_every_inline_function_is_in_place_in_every_script():
     for verb in script_loader.names():
         with case(verb):
             composed = script_loader.composed(verb)
-            loaded = script_loader.load(verb).text
+            loaded = script_loader.full_text(verb)
 
             for name in inlining.names(composed):
                 assert f"function {name}(" not in loaded

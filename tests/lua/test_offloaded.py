@@ -396,7 +396,7 @@ def test_a_script_that_takes_a_moved_record_for_a_removed_one_is_noticed(box, mo
 
 
 def test_no_other_script_removes_records():
-    scripts = {name: transport_scripts.load(name).text for name in transport_scripts.names()}
+    scripts = {name: transport_scripts.full_text(name) for name in transport_scripts.names()}
 
     assert {name for name, text in scripts.items() if "drop_records(" in text} == set(REMOVALS)
 

@@ -12,7 +12,7 @@ import rmq
 from rmq.kernel.core import record
 from rmq.kernel.producer import scripts
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.lua.script_loader import final_text
+from rmq.kernel.transport.lua.script_loader import full_text
 from tests.lua.both_ways import compare
 from tests.lua.box import ordered, stored
 from tests.lua.group import check, grouped, parts_of
@@ -130,7 +130,7 @@ def one_by_one(instead: str = "if false then") -> str:
         assert text.count(RUN) == 1
         return text.replace(RUN, instead)
 
-    return final_text("send", changed)
+    return full_text("send", changed)
 
 
 def runs(box, made):

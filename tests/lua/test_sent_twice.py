@@ -186,7 +186,7 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     in_sessions = {
         name
         for name in transport_scripts.names()
-        if "fail('LATE'" in transport_scripts.load(name).text
+        if "fail('LATE'" in transport_scripts.full_text(name)
     }
     assert in_sessions == {
         "ack", "ack_then", "cancel", "extend", "lateness_report", "merge", "nack", "prepare",

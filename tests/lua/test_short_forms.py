@@ -29,7 +29,7 @@ def is_apart(verb: str) -> bool:
 @functools.cache
 def without_short_form(verb: str) -> str:
     if is_apart(verb):
-        return script_loader.final_text(
+        return script_loader.full_text(
             verb, lambda part, text: "" if part == f"alone/{verb}" else text
         )
     text = script_loader.load(verb).text
@@ -49,7 +49,7 @@ def short_form_alone(verb: str) -> str:
             return text.replace(LONG_BEGINS, f"\n{LONG}{LONG_BEGINS}")
         return text
 
-    return script_loader.final_text(verb, with_error)
+    return script_loader.full_text(verb, with_error)
 
 
 @pytest.mark.parametrize("build", COMMANDS.values(), ids=COMMANDS.keys())

@@ -17,6 +17,7 @@ from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.script_loader import Script
 from rmq.kernel.transport.single.blocking import Transport
 from tests.property.driver import Driver
+from tests.sources import text_of
 
 Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written
 
@@ -212,7 +213,7 @@ def change_sources(patch: pytest.MonkeyPatch, *changes: Change) -> None:
         return text
 
     def load(name: str) -> Script:
-        return Script(name, script_loader.final_text(name))
+        return Script(name, script_loader.full_text(name))
 
     patch.setattr(script_loader, "_body", functools.cache(body))
     patch.setattr(script_loader, "load", functools.cache(load))
@@ -223,7 +224,7 @@ def loader(changes: list[Change]) -> Callable[[str], Script]:
     whole = script_loader.load
     made: dict[str, Script] = {}
     for name, before, after in changes:
-        text = (made.get(name) or whole(name)).text
+        text = made[name].text if name in made else text_of(name)
         if before not in text:
             raise LookupError(f"{name}.lua no longer contains {before!r}: correct the mutant")
         made[name] = Script(name, text.replace(before, after))

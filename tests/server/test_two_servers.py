@@ -25,6 +25,7 @@ from rmq.server.leadership import Leadership
 from tests.conftest import Clock
 from tests.server.running import until
 from tests.servers import Server as Redis, binary_of
+from tests.sources import text_of
 
 LONG = bool(os.environ.get("RMQ_TEST_LONG"))
 KILLS = 24 if LONG else 4
@@ -208,7 +209,7 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
         "if not due or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then",
         "if tonumber(due) > now and not moves_back then",
     )
-    text = load("schedule_send").text
+    text = text_of("schedule_send")
     for guard in guards:
         assert text.count(guard) == 1
         text = text.replace(guard, "if false then")

@@ -1,4 +1,4 @@
-"""Add source file and line to the error of a script.
+"""Add source file and line to the error of a script, and the names that its locals have there.
 
 Redis names a line of the composed text. After such an error, the script is composed again with a
 mark in each source line. The marks are used only if the text without marks equals the text that
@@ -12,6 +12,7 @@ import re
 
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.inlining import PLACES
+from rmq.kernel.transport.lua.shortening import shortened, with_long_names
 
 # Redis repeats the place, in two forms: `@user_script: 12: user_script:12: attempt to ...`.
 _LINE = re.compile(r"@?user_script: ?(\d+)")
@@ -23,7 +24,8 @@ _FIRST = ord(PLACES[0])
 def with_places(text: str, name: str) -> str:
     """Return the text of an error with source files and lines: `lua/lib/records/record.lua:42`.
 
-    The text is unchanged if it names no line, or if the sources have changed.
+    Locals get the names that they have in the sources. The text is unchanged if it names no line,
+    or if the sources have changed.
 
     Args:
         text: The error of Redis.
@@ -36,6 +38,8 @@ def with_places(text: str, name: str) -> str:
     if sha and sha[1] != script.sha:
         return text
     lines = _places_of(name, script.text)
+    if lines:
+        text = with_long_names(text, script_loader.full_text(name))
 
     def place(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -52,10 +56,10 @@ def _places_of(name: str, text: str) -> list[str]:
     """
     marks = _Marks()
     try:
-        marked = script_loader.final_text(name, marks.mark)
+        marked = script_loader.full_text(name, marks.mark)
     except (OSError, ValueError):
         return []
-    return marks.places(marked) if _PLACE.sub("", marked) == text else []
+    return marks.places(marked) if shortened(_PLACE.sub("", marked)) == text else []
 
 
 class _Marks:

@@ -35,6 +35,7 @@ from rmq.kernel.transport.lua.inlining import (
     outside_of,
     without_comments,
 )
+from rmq.kernel.transport.lua.shortening import shortened
 
 # Commands of scripts that change nothing in Redis, so a viewer may call them.
 READS = frozenset((
@@ -200,7 +201,7 @@ def expanded(
     Args:
         text: Text of a file without its header.
         known: Libraries that the text already has.
-        mark: Ends each line of a file with a character of `PLACES`, as in `final_text`.
+        mark: Ends each line of a file with a character of `PLACES`, as in `full_text`.
         name: Name of the script or library.
         sites: Gets the places of the include lines of each library.
     """
@@ -338,8 +339,15 @@ def _is_read(key: str, plain: str) -> bool:
     )
 
 
-def final_text(name: str, mark: Mark | None = None) -> str:
-    """Compose a script for Redis: one text, without unused parts, indentation and empty lines.
+def final_text(name: str) -> str:
+    """Compose the text of a script for Redis."""
+    return shortened(full_text(name))
+
+
+def full_text(name: str, mark: Mark | None = None) -> str:
+    """Compose a script: one text, without unused parts, indentation and empty lines.
+
+    Locals have the names that they have in the sources.
 
     Args:
         name: The verb.
@@ -419,7 +427,8 @@ def _hash_of(sources: Iterable[str]) -> str:
 @functools.cache
 def _code() -> bytes:
     here = Path(__file__)
-    return here.read_bytes() + here.with_name("inlining.py").read_bytes()
+    files = (here, here.with_name("inlining.py"), here.with_name("shortening.py"))
+    return b"".join(file.read_bytes() for file in files)
 
 
 def names() -> list[str]:

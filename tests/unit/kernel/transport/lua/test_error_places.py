@@ -120,7 +120,7 @@ def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     exact = put_in_place = 0
     for name in script_loader.names():
         with case(name):
-            text = script_loader.load(name).text.splitlines()
+            text = script_loader.full_text(name).splitlines()
             found = error_places._places_of(name, script_loader.load(name).text)
             assert len(found) == len(text)
             values = dict(

@@ -81,7 +81,7 @@ def test_two_scripts_of_one_name_are_refused(checkout: Path) -> None:
 
 
 def test_keys_have_their_declared_names_in_a_script_and_in_its_libraries(checkout: Path) -> None:
-    text = script_loader.final_text("group_pause")
+    text = script_loader.full_text("group_pause")
 
     assert text.startswith("-- rmq group_pause\nlocal slot, store = KEYS[1], KEYS[2]\n")
     assert "redis.call('ZADD', store, 'XX'" in text
@@ -91,13 +91,11 @@ def test_keys_have_their_declared_names_in_a_script_and_in_its_libraries(checkou
 def test_a_key_that_no_line_of_the_text_uses_has_no_local(checkout: Path) -> None:
     edit(checkout, "group_pause", "--- @keys slot store\n", "--- @keys slot store dead\n")
 
-    assert (
-        "dead = " not in script_loader.final_text("group_pause").partition("\n")[2].split("\n")[0]
-    )
+    assert "dead = " not in script_loader.full_text("group_pause").partition("\n")[2].split("\n")[0]
 
 
 def test_keys_of_many_slots_are_in_a_list(checkout: Path) -> None:
-    binding = script_loader.final_text("withdraw").split("\n")[1]
+    binding = script_loader.full_text("withdraw").split("\n")[1]
 
     assert binding == "local slot, all_keys = KEYS[1], KEYS"
 
@@ -106,7 +104,7 @@ def test_a_script_without_a_key_that_a_library_reads_is_refused(checkout: Path) 
     edit(checkout, "group_pause", "--- @keys slot store\n", "--- @keys slot\n")
 
     with pytest.raises(ValueError, match=r"group_pause includes lib/.*, which needs the key store"):
-        script_loader.final_text("group_pause")
+        script_loader.full_text("group_pause")
 
 
 def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path) -> None:
@@ -115,7 +113,7 @@ def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path
     assert "lib/wake/credits" in script_loader._sources("withdraw")
     assert "store" in script_loader._keys_read_by("lib/wake/credits")
     assert "store" not in keys
-    assert script_loader.final_text("withdraw")
+    assert script_loader.full_text("withdraw")
 
 
 def test_a_library_that_would_be_twice_in_a_script_is_refused(checkout: Path) -> None:
@@ -125,7 +123,7 @@ def test_a_library_that_would_be_twice_in_a_script_is_refused(checkout: Path) ->
     path.write_text("\n".join([*lines, *block, *block, ""]))
 
     with pytest.raises(ValueError, match="twice") as refused:
-        script_loader.final_text("extend")
+        script_loader.full_text("extend")
 
     assert str(refused.value) == (
         f"extend has lib/scores/score twice (ordered_score): lua/extend.lua:{len(lines) + 2} and "
@@ -144,7 +142,7 @@ def test_a_library_in_an_inline_function_that_is_called_twice_is_refused(checkou
 
     place = rf"lua/extend\.lua:{text.count(chr(10)) + 3} and again, in an inline function"
     with pytest.raises(ValueError, match=place):
-        script_loader.final_text("extend")
+        script_loader.full_text("extend")
 
 
 def test_a_short_form_may_have_a_function_of_the_long_form(checkout: Path) -> None:
@@ -153,11 +151,11 @@ def test_a_short_form_may_have_a_function_of_the_long_form(checkout: Path) -> No
     edit(checkout, "alone/ack", "repeat\n", f"{call}repeat\n")
     edit(checkout, "ack", "local earlier_answer = ", f"{call}local earlier_answer = ")
 
-    assert script_loader.final_text("ack").count("local function run_members(") == 2
+    assert script_loader.full_text("ack").count("local function run_members(") == 2
 
     edit(checkout, "ack", "local earlier_answer = ", f"{call}local earlier_answer = ")
     with pytest.raises(ValueError, match="ack has lib/send/run_members twice"):
-        script_loader.final_text("ack")
+        script_loader.full_text("ack")
 
 
 def test_constants_and_inline_functions_of_a_library_may_be_included_twice(checkout: Path) -> None:
@@ -166,7 +164,7 @@ def test_constants_and_inline_functions_of_a_library_may_be_included_twice(check
     script_loader.composed("prepare", sites=sites)
 
     assert any(len(places) > 1 for places in sites.values())
-    assert script_loader.final_text("cancel")
+    assert script_loader.full_text("cancel")
 
 
 def test_a_damaged_file_is_composed_again(checkout: Path) -> None:

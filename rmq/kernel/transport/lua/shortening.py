@@ -1,0 +1,96 @@
+"""Shorten the text of a composed script: short names of locals, and no spaces that Lua ignores.
+
+Redis keeps the text of each script, and each new server loads all texts. A line stays a line, so
+that an error names its place in the sources. Both texts compile to the same instructions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator
+
+from rmq.kernel.transport.lua.inlining import STRING
+
+# Words that are no locals: keywords, and what Redis gives to a script.
+RESERVED = frozenset((
+    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local",
+    "nil", "not", "or", "repeat", "return", "then", "true", "until", "while",
+    "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table", "error", "ipairs",
+    "pcall", "select", "tonumber", "type", "unpack",
+))  # fmt: skip
+
+_DECLARED = re.compile(
+    r"\blocal (?!function\b)(\w+(?:,\s*\w+)*)|\bfor (\w+(?:, \w+)*) (?:=|in\b)"
+    r"|\bfunction\b *(\w*)\(([\w,\s]*)\)"
+)
+# A string, a number, `..`, a field (a.b), a word, or a character.
+_TOKEN = re.compile(rf"{STRING}|\d[\w.]*|\.\.|[.:][A-Za-z_]\w*|([A-Za-z_]\w*)|\S")
+_ASSIGNED = re.compile(r"\s*=(?!=)")
+_SPACE = re.compile(rf"({STRING})|(?<=(\S)) +(?=(\S))")
+_APART = re.compile(r"\w\w|--|\[\[|\d\.")  # two characters that need the space between them
+_NAMED = re.compile(r"\b(local|upvalue) '(\w+)'")  # in an error of Lua
+_OPENING = {"}": "{", ")": "(", "]": "["}
+
+
+def shortened(text: str) -> str:
+    """Return a composed script with short names and without spaces that Lua ignores.
+
+    Raises:
+        ValueError: The braces of a table have a function, whose locals look like fields.
+    """
+    title, _, code = text.partition("\n")
+    short, done, end = short_names(code), list[str](), 0
+    for match in _names(code):
+        done += [code[end : match.start()], short.get(match[1], match[1])]
+        end = match.end()
+    return f"{title}\n{_SPACE.sub(_without_space, ''.join([*done, code[end:]]))}"
+
+
+def short_names(code: str) -> dict[str, str]:
+    """Return a short name for each local; the more uses a local has, the shorter is its name."""
+    groups = itertools.chain.from_iterable(map(re.Match.groups, _DECLARED.finditer(code)))
+    declared = set(re.findall(r"\w+", " ".join(filter(None, groups)))) - RESERVED
+    uses = Counter(match[1] for match in _names(code))
+    taken = RESERVED | (uses.keys() - declared)
+    names = sorted(declared & uses.keys(), key=lambda name: (-uses[name], name))
+    letters = string.ascii_letters
+    free = itertools.chain(letters, map("".join, itertools.product(letters, letters)))
+    return dict(zip(names, (name for name in free if name not in taken), strict=False))
+
+
+def with_long_names(error: str, text: str) -> str:
+    """Return an error of Lua with the names of the sources.
+
+    Args:
+        error: Text of the error.
+        text: The composed script, before it was shortened.
+    """
+    long = {short: name for name, short in short_names(text.partition("\n")[2]).items()}
+    return _NAMED.sub(lambda match: f"{match[1]} '{long.get(match[2], match[2])}'", error)
+
+
+def _names(code: str) -> Iterator[re.Match[str]]:
+    """Yield the words of a text that are no fields of a table."""
+    brackets, before = [""], ""
+    for match in _TOKEN.finditer(code):
+        token, in_table = match[0], brackets[-1] == "{"
+        if token in ("{", "(", "["):
+            brackets.append(token)
+        elif token in _OPENING:
+            brackets.pop()
+        elif token == "function" and in_table:
+            raise ValueError("a function is inside the braces of a table")
+        elif match[1] and not (
+            in_table and before in ("{", ",") and _ASSIGNED.match(code, match.end())
+        ):
+            yield match
+        before = token
+
+
+def _without_space(match: re.Match[str]) -> str:
+    if match[1]:
+        return match[1]
+    return " " if _APART.match(match[2] + match[3]) else ""
