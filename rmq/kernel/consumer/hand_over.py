@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import Batch, CreditState, Offer
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.score import shared_lease
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Subscription
 
@@ -205,8 +204,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
             credits.used_at = time.monotonic()
             batch, is_retired = handed.batch, False
             if state.shared is not None:
-                number = shared_lease(batch.deadline_s * 1000)
-                lease = state.shared.handed_over(handed.slot, number)
+                lease = state.shared.handed_over(handed.slot, batch.lease_number)
                 batch, is_retired = batch._replace(lease=lease), not lease.is_renewed
                 credits.in_doubt = credits.in_doubt or is_retired
             slot_batch = state.context.slots[handed.slot], batch

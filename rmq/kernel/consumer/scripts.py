@@ -18,7 +18,7 @@ from rmq.errors import InvalidValue
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.score import DELIVERY_CYCLE
+from rmq.kernel.core.score import DELIVERY_CYCLE, SHARED_MIN
 from rmq.kernel.delivery.inner_delivery import SharedLease
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
@@ -287,6 +287,11 @@ class Batch(NamedTuple):
     any_large: bool = False  # records refer to large bodies
     credit: CreditState = NO_CREDIT
     lease: SharedLease | None = None  # shared lease of the batch; not part of the reply
+
+    @property
+    def lease_number(self) -> int:
+        """The number of the shared lease of the deliveries, or 0 without a shared lease."""
+        return max(0, self.deadline_s - SHARED_MIN // 1000)
 
 
 class HandOver(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_away
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.disposition import ACK, DONE_BEFORE, Disposition, Report
+from rmq.worker.settling.disposition import DONE_BEFORE, Disposition, Report
 
 log = logging.getLogger("rmq")
 
@@ -45,12 +45,14 @@ class SettlerThread:
         abandoned: Event that ends all pauses and repetitions of calls.
 
     Attributes:
+        waiting: Functions that the thread calls: each settles the queued reports of a settler. None
+            ends the thread.
         call_began: Start of the current call to Redis by the monotonic clock, or 0 during no call.
     """
 
     def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
         self._name = name
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._abandoned = abandoned or threading.Event()
         self._aside: SettlerThread | None = None
         self.call_began = 0.0
@@ -65,24 +67,20 @@ class SettlerThread:
         """Begin to settle."""
         self._thread.start()
 
-    def put(self, settle_queued: Callable[[], None]) -> None:
-        """Queue a settler's function, which settles the settler's queued reports."""
-        self._waiting.put(settle_queued)
-
     def put_aside(self, settle: Callable[[], None]) -> None:
         """Run a function in a second thread, because it waits for a master node of a cluster."""
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
             self._aside = aside
-        self._aside.put(settle)
+        self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
         """Call a function when all functions given to the second thread so far have ended."""
         if self._aside is None:
             call()
         else:
-            self._aside.put(call)
+            self._aside.waiting.put(call)
 
     def pause(self, seconds: float) -> None:
         """Wait before a call is repeated, or until the worker ends."""
@@ -95,7 +93,7 @@ class SettlerThread:
 
     def end(self) -> None:
         """End after all queued functions have run."""
-        self._waiting.put(None)
+        self.waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
         """Wait for the end of the thread, and return whether it has ended."""
@@ -105,8 +103,8 @@ class SettlerThread:
 
     def _run(self) -> None:
         is_ending = False
-        while not (is_ending and self._waiting.empty()):  # a settler may have queued itself again
-            settle = self._waiting.get()
+        while not (is_ending and self.waiting.empty()):  # a settler may have queued itself again
+            settle = self.waiting.get()
             if settle is None:
                 is_ending = True
                 continue
@@ -173,7 +171,7 @@ class Settler:
         self._reports.put(report)
         if not self._is_queued:
             self._is_queued = True
-            self.thread.put(self.settle_queued)
+            self.thread.waiting.put(self.settle_queued)
 
     def flushed_event(self) -> threading.Event:
         """Return an event that is set when all reports queued so far are settled."""
@@ -206,7 +204,7 @@ class Settler:
                     flushed.append(item)
         if not room and not self._is_queued:
             self._is_queued = True
-            self.thread.put(self.settle_queued)
+            self.thread.waiting.put(self.settle_queued)
         self._counted.clear()
         try:
             if reports:
@@ -248,25 +246,43 @@ class Settler:
 
     # --- what is settled by which verb ------------------------------------------------------------
 
-    def _carry_out(self, given: list[Report]) -> None:
+    def _carry_out(self, reports: list[Report]) -> None:
         """Settle the reported deliveries, with one call for each verb."""
-        reports = _SortedReports(given, self._disposition_of_overrun)
-        if reports.acks:
-            self._settle("ack", reports.acks, self._flows.ack)
+        acks: list[InnerDelivery] = []
+        others: list[tuple[InnerDelivery, Disposition]] = []
+        stopped: list[Report] = []  # reports of ordered batches that cannot continue
+        overrun: list[InnerDelivery] = []  # their handlers still run
+        duplicates = 0  # deliveries of `acks` whose work was done before
+        for report in reports:
+            delivery = report.delivery
+            if delivery is not None and report.overrun_s:
+                overrun.append(delivery)
+                report.disposition = self._disposition_of_overrun(delivery, report.overrun_s)
+            if report.rest:
+                stopped.append(report)
+            elif delivery is None:
+                continue
+            elif report.disposition.verb == "ack":
+                acks.append(delivery)
+                duplicates += report.disposition is DONE_BEFORE
+            else:
+                others.append((delivery, report.disposition))
+        if acks:
+            self._settle("ack", acks, self._flows.ack)
         if self._handler.middleware:
-            self._count_claims(reports)
-        if reports.others:
-            self._settle_others(reports.others)
-        for stopped in reports.stopped:
-            self._settle("release", list(stopped.rest), partial(self._flows.release, delay=0))
-            if stopped.delivery is not None:
-                self._settle_others([(stopped.delivery, stopped.disposition)])
-        for delivery in reports.overrun:
+            self._duplicates += duplicates
+            self._count_lost_claims(acks)
+        if others:
+            self._settle_others(others)
+        for report in stopped:
+            self._settle("release", list(report.rest), partial(self._flows.release, delay=0))
+            if report.delivery is not None:
+                self._settle_others([(report.delivery, report.disposition)])
+        for delivery in overrun:
             delivery.state = LOST  # the handler, which still runs, can see it
 
-    def _count_claims(self, reports: _SortedReports) -> None:
-        self._duplicates += reports.duplicates
-        for delivery in reports.acks:
+    def _count_lost_claims(self, acks: list[InnerDelivery]) -> None:
+        for delivery in acks:
             claim = delivery.claim
             # DetachedClaims counts and logs the kept claims.
             if claim is not None and claim.lost and claim.state != KEPT:
@@ -397,45 +413,6 @@ class Settler:
             return False
         self.thread.pause(call.next_pause_s())
         return True
-
-
-class _SortedReports:
-    """Reports that a settler carries out together, sorted by verb.
-
-    Attributes:
-        acks: Deliveries to be acked.
-        duplicates: Number of deliveries in `acks` whose work was done before.
-        others: Deliveries to be settled by other verbs.
-        stopped: Reports of ordered batches that cannot continue.
-        overrun: Deliveries whose handlers still run.
-    """
-
-    def __init__(
-        self,
-        reports: Iterable[Report],
-        disposition_of_overrun: Callable[[InnerDelivery, float], Disposition],
-    ) -> None:
-        self.acks: list[InnerDelivery] = []
-        self.duplicates = 0
-        self.others: list[tuple[InnerDelivery, Disposition]] = []
-        self.stopped: list[Report] = []
-        self.overrun: list[InnerDelivery] = []
-        for report in reports:
-            delivery = report.delivery
-            if delivery is not None and report.overrun_s:
-                self.overrun.append(delivery)
-                report.disposition = disposition_of_overrun(delivery, report.overrun_s)
-            if report.rest:
-                self.stopped.append(report)
-            elif delivery is None:
-                continue
-            elif report.disposition is ACK:
-                self.acks.append(delivery)
-            elif report.disposition is DONE_BEFORE:
-                self.acks.append(delivery)
-                self.duplicates += 1
-            else:
-                self.others.append((delivery, report.disposition))
 
 
 @dataclass(slots=True, eq=False)

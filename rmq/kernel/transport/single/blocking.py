@@ -216,7 +216,7 @@ class Transport(Driver):
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether no connection has died since a subscription was made."""
-        return subscribed.epoch == self._current_pool().epoch
+        return self._pool.is_own() and subscribed.epoch == self._pool.epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread already waits among `callers`.

@@ -132,7 +132,9 @@ class AsyncDriver:
         else:
             # The first attempt uses no generators, because each call passes here.
             try:
-                (reply,) = await self._exchange(hiredis.pack_command(words_of(command)), 1)
+                self.commands += 1
+                pool = self._pool if self._pool.is_own() else self._current_pool()
+                (reply,) = await pool.exchange(hiredis.pack_command(words_of(command)), 1)
                 if isinstance(reply, BaseException):
                     raise reply
             except REDIS_ERRORS as error:
@@ -167,8 +169,7 @@ class AsyncDriver:
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Send commands on one connection. Return their replies, server errors included."""
         self.commands += count
-        pool = self._pool if self._pool.is_own() else self._current_pool()
-        return await pool.exchange(packed, count, late)
+        return await self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> AsyncPool:
         """Return the pool of this process and event loop. After a fork this is a new pool."""

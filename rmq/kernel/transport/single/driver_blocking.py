@@ -127,7 +127,9 @@ class Driver:
         else:
             # The first attempt uses no generators, because each call passes here.
             try:
-                (reply,) = self._exchange(hiredis.pack_command(words_of(command)), 1)
+                self.commands += 1
+                pool = self._pool if self._pool.is_own() else self._current_pool()
+                (reply,) = pool.exchange(hiredis.pack_command(words_of(command)), 1)
                 if isinstance(reply, BaseException):
                     raise reply
             except REDIS_ERRORS as error:
@@ -162,8 +164,7 @@ class Driver:
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Send commands on one connection. Return their replies, server errors included."""
         self.commands += count
-        pool = self._pool if self._pool.is_own() else self._current_pool()
-        return pool.exchange(packed, count, late)
+        return self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> Pool:
         """Return the pool of this process and event loop. After a fork this is a new pool."""
