@@ -63,7 +63,7 @@ def show(run: dict[str, Any], console: Console | None = None) -> None:
     console.print(caption(run), highlight=False, markup=False, soft_wrap=True)
 
 
-def figure(row: dict[str, Any]) -> str:
+def figure_lines(row: dict[str, Any]) -> list[str]:
     """Return one figure of a row's tests and one of its controls, without zero counts."""
     told = []
     for control in (False, True):
@@ -77,7 +77,7 @@ def figure(row: dict[str, Any]) -> str:
             verdicts = [figure for figure in found if "valid: " in figure]
             line = ZEROS.sub("", (verdicts or found)[0].removeprefix("control, "))
             told.append(("control: " if control else "") + textwrap.shorten(line, LONG))
-    return "<br>".join(told).replace("|", "\\|")
+    return told
 
 
 def caption(run: dict[str, Any]) -> str:
@@ -101,18 +101,29 @@ def caption(run: dict[str, Any]) -> str:
 
 
 def markdown(run: dict[str, Any]) -> str:
-    """Return the caption and the table of a run for a page."""
+    """Return the caption, the table and the figures of a run for a page."""
     lines = [
-        "| row | fault | must hold | verdict | tests | controls | figures |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| row | fault | promise | verdict | tests | controls |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
+    figures = []
     for row in run["rows"]:
         tests, controls = _counts(row)
         why = f": {row['why']}" if row["why"] else ""
-        told = figure(row)
         note = f" ({row['note']})" if row["note"] and row["verdict"] != "not yet" else ""
         lines.append(
             f"| {row['number']} | {row['fault']} | {row['holds']}{note} | {row['verdict']}{why} | "
-            f"{tests} | {controls} | {told} |"
+            f"{tests} | {controls} |"
         )
-    return f"{wrapped(caption(run))}\n\n" + "\n".join(lines)
+        figures += [f"- {row['number']}, {line}" for line in figure_lines(row)]
+    blocks = [wrapped(caption(run)), "\n".join(lines)]
+    if figures:
+        blocks += ["Figures of the tests and their controls:", "\n".join(map(_item, figures))]
+    return "\n\n".join(blocks)
+
+
+def _item(text: str) -> str:
+    """Return an item of a list in lines of at most 160 characters."""
+    return textwrap.fill(
+        text, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
