@@ -17,6 +17,7 @@ from rmq.errors import (
     PayloadTooLarge,
     TopicNotFound,
 )
+from rmq.kernel.consumer import state
 from rmq.kernel.follow_ups import encode, flows
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -193,6 +194,27 @@ def test_entries_of_a_process_that_died_are_sent_once_by_another(
 
     assert settled + bodies(api, other) == [0, 1, 2]
     assert pending(server, name) == 0
+
+
+def test_an_idle_worker_sends_the_entries_of_a_process_that_died(
+    api: Any, name: str, other: str, server: Server, kill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(name)
+    topic.send("first")
+    kill(0)
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive()
+        with pytest.raises(Killed):
+            d.ack(then=[(other, rmq.Outgoing("next"))])
+    kill(None)
+    topic.handler(lambda body: None)
+    monkeypatch.setattr(state, "SWEEP_S", 0.1)
+    with server.raw() as raw:
+        raw.zadd(f"rmq:{{{name}_0}}:targets", {f"{other}:0": 1})
+
+    work(api, lambda: pending(server, name) == 0)
+
+    assert bodies(api, other) == ["next"]
 
 
 def test_without_the_number_a_process_that_follows_stores_entries_twice(

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts, state as consumer_state
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
@@ -236,6 +236,9 @@ class Fetcher:
                 self._due.schedule(feed)
         if now >= self._tidy_at:
             self._tidy_one()
+        for feed in self._feeds:
+            if now >= feed.state.sweep_at and feed.state.ready_at:
+                self._transport.run(consumer_state.sweep(feed.state))
 
     def _check_due_slots(self) -> None:
         """Check slots without work: all of them, or LOOKS slots in turn."""
