@@ -69,9 +69,9 @@ $(VENV)/docs.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-# Tests wait for leases and servers half of their time: four for each core. tests/conftest.py orders the files.
+# Tests wait for leases and servers most of their time: five for each core. tests/conftest.py orders the files.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-PROCESSES := $(shell n=$(CORES); echo $$((n < 5 ? 4 * n : 16)))
+PROCESSES := $(shell n=$(CORES); echo $$((n < 5 ? 5 * n : 20)))
 PYTEST := $(BIN)/python -m pytest -p tests.parallel -p tests.screen --processes $(PROCESSES) $(OPTIONS)
 
 quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
