@@ -55,7 +55,8 @@ def test_text_stays_if_the_sources_of_a_wheel_are_not_those_it_was_made_of(
     tmp_path: Path, is_missing: bool
 ) -> None:
     text = f"user_script:{LINE}: x"
-    with with_line(tmp_path, "lib/check", "  fail('ARG', name)", "  name = nil"):
+    line = f"  name = nil -- {is_missing=}"  # scripts are composed once for each line
+    with with_line(tmp_path, "lib/check", "  fail('ARG', name)", line):
         composed = tmp_path / "lua" / script_loader.COMPOSED
         composed.mkdir()
         (composed / "extend.lua").write_text(SCRIPT.text)
