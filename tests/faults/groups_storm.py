@@ -280,6 +280,7 @@ class Storm:
         task = {
             "url": self.store.url, "kind": kind, "topics": topics, "lease": self.asked.lease,
             "log": str(self.folder / f"log-{self._number}"), "broken": self.asked.broken,
+            "heartbeat": "process" if self.asked.kills else "thread",
             "work_s": self.asked.work,
         }  # fmt: skip
         with open(self.folder / f"err-{self._number}", "wb") as errors:

@@ -52,7 +52,7 @@ def main(text: str) -> int:
         for name in task["topics"]:
             handle: Any = lambda body: work(body)  # noqa: E731 - of each topic one
             client.topic(name).handler(concurrency=4, lease=task["lease"])(handle)
-        return rmq.Worker(client).run()
+        return rmq.Worker(client, heartbeat=task["heartbeat"]).run()
     consumers = [client.topic(name).consumer(lease=task["lease"]) for name in task["topics"]]
     while True:
         for consumer in consumers:
