@@ -287,13 +287,14 @@ def test_weight_of_a_share_gives_it_as_many_turns(make_box):
     nothing_left(box)
 
 
-def test_share_field_counts_its_groups_and_is_gone_with_the_last(make_box):
+@pytest.mark.parametrize("share", ["s", "names", "users", "1"])
+def test_share_field_counts_its_groups_and_is_gone_with_the_last(make_box, share):
     box = grouped(make_box)
-    a, b = one(box, "a", share="s"), one(box, "b", share="s")
-    assert "%s" in box.state()["slot"]
+    a, b = one(box, "a", share=share), one(box, "b", share=share)
+    assert f"%{share}" in box.state()["slot"]
 
     box.ack(box.take_one())
-    assert "%s" in check(box)["slot"]
+    assert f"%{share}" in check(box)["slot"]
     box.ack(box.take_one())
 
     nothing_left(box)

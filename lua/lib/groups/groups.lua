@@ -159,7 +159,7 @@ end
 -- Return the share of an entry that has one: its virtual time, and the number of groups that use
 -- it.
 local function share_of(groups, entry)
-  groups.shares = groups.shares or { names = {} }
+  groups.shares, groups.share_names = groups.shares or {}, groups.share_names or {}
   local share = groups.shares[entry.share]
   if not share then
     share = { finish = entry.finish, users = 0 }
@@ -170,7 +170,7 @@ local function share_of(groups, entry)
       share.finish = math.min(finish, groups.vtime + UNIT / entry.weight * (MOST + 1))
     end
     groups.shares[entry.share] = share
-    groups.shares.names[#groups.shares.names + 1] = entry.share
+    groups.share_names[#groups.share_names + 1] = entry.share
   end
   if entry.is_new and not entry.counted then
     share.users, entry.counted = share.users + 1, true
@@ -414,10 +414,10 @@ local function fill_group(groups, entry)
 end
 
 -- Append the fields and values of shares to `set`, and the fields of unused shares to `gone`.
-local function write_shares(shares, set, gone)
-  for i = 1, #shares.names do
-    local name = shares.names[i]
-    local share = shares[name]
+local function write_shares(groups, set, gone)
+  for i = 1, #groups.share_names do
+    local name = groups.share_names[i]
+    local share = groups.shares[name]
     if share.users > 0 then
       set[#set + 1], set[#set + 2] = '%' .. name, struct.pack('>dI4', share.finish, share.users)
     else
@@ -454,8 +454,8 @@ end
 local function write_groups(groups)
   local moved, set, gone = write_members(groups), changes_of(groups)
   if groups.shares then
-    write_shares(groups.shares, set, gone)
-    groups.shares = nil
+    write_shares(groups, set, gone)
+    groups.shares, groups.share_names = nil, nil
   end
   if groups.restarts then
     set[#set + 1], set[#set + 2], groups.restarts = 'vtime', 0, nil
