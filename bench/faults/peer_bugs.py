@@ -32,11 +32,11 @@ PEER_BUGS = (
     ),
     PeerBug(
         "a job is rescued while its worker still runs it",
-        "tests/lua/test_rollback.py::test_lease_is_never_taken_back_early",
+        "tests/lua/test_rollback_expired_leases.py::test_lease_is_never_taken_back_early",
     ),
     PeerBug(
         "a few jobs are restored in a sweep, and a large backlog is stuck",
-        "tests/lua/test_rollback.py::test_twenty_thousand_lapsed_leases_drain",
+        "tests/lua/test_rollback_expired_leases.py::test_twenty_thousand_lapsed_leases_drain",
     ),
     PeerBug(
         "jobs are lost or doubled at shutdown",

@@ -84,7 +84,11 @@ MUTANTS: dict[str, list[Change]] = {
         ("ack", "redis.call('HDEL', records, id)", ""),
     ],
     "a cancel takes what is in flight": [
-        ("cancel", "if redis.call('ZSCORE', prepare, id) then", "if false then")
+        (
+            "cancel",
+            "local waiting = redis.call('ZSCORE', store, id)",
+            "local waiting = redis.call('ZSCORE', store, id) or redis.call('ZSCORE', prepare, id)",
+        )
     ],
     "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
