@@ -274,8 +274,7 @@ class ConsumerFlows:
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
         own_until = self.state.visited_at + (self.state.lease_ms or 0) / 1000
         until = own_until if batch.lease is None else batch.lease.until
-        now_ms, by_test = clock.now_ms(), bool(clock.now_us)
-        self.state.lateness.count(ids, batch.records, lefts, retries, now_ms, by_test)
+        self.state.lateness.count(ids, batch.records, lefts, retries, clock.now_us)
         origin = BatchOrigin(keys, batch.newest, retries, until, batch.lease)
         make, append = InnerDelivery, deliveries.append
         for position, entry in enumerate(batch.records):

@@ -109,8 +109,7 @@ class LatenessCounter:
         records: Sequence[bytes],
         lefts: bytes,
         max_retries: int,
-        now_ms: int,
-        by_test: bool = False,
+        test_us: bytes = b"",
     ) -> None:
         """Count the messages of a batch that are first attempts and have a due time.
 
@@ -120,10 +119,11 @@ class LatenessCounter:
             lefts: Number of retries left of each message, one byte each. Empty if all deliveries
                 are first attempts.
             max_retries: Retries left of a first attempt.
-            now_ms: Current time, epoch ms by this machine's clock.
-            by_test: True if `now_ms` is a test's time. Then only timed messages count, because
-                other messages have the time of the real clock.
+            test_us: A test's time in epoch microseconds, or empty bytes for this machine's clock.
+                With a test's time, only timed messages count, because other messages have the time
+                of the real clock.
         """
+        now_ms = int(test_us) // 1000 if test_us else time.time_ns() // 1_000_000
         counts, bucket, size = self._counts, -1, len(ids)
         step = size // PER_BATCH or 1
         looked_at = range(step // 2, size, step)
@@ -139,7 +139,7 @@ class LatenessCounter:
                     if due_ms >= _DERIVED_MS:
                         continue
                     due_ms -= _KEPT_MS
-                if by_test:
+                if test_us:
                     continue
             bucket = bucket_of(now_ms - due_ms)
             counts[bucket] += step

@@ -453,7 +453,7 @@ class _SettleCall:
     def next_pause_s(self) -> float:
         """Return the pause before the next try in seconds.
 
-        Each pause is twice as long as the one before.
+        Each pause is twice as long as the last.
         """
         pause_s = self.pause_s
         self.pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)

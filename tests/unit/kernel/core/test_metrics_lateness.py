@@ -13,6 +13,12 @@ NOW_MS = 1_790_000_000_000
 RETRIES = 3
 
 
+@pytest.fixture(autouse=True)
+def machine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this machine shows NOW_MS."""
+    monkeypatch.setattr(metrics.time, "time_ns", lambda: NOW_MS * 1_000_000)
+
+
 def timed(late_ms: int) -> bytes:
     return bytes((1, 0, 0, 0, 0, 0, 0, 1)) + (NOW_MS - late_ms).to_bytes(6, "big") + b"body"
 
@@ -20,7 +26,7 @@ def timed(late_ms: int) -> bytes:
 def counted(*lates_ms: int) -> metrics.Counts:
     counter = LatenessCounter()
     for late_ms in lates_ms:
-        counter.count([bytes(16)], [timed(late_ms)], b"", RETRIES, NOW_MS)
+        counter.count([bytes(16)], [timed(late_ms)], b"", RETRIES)
     return counter.reset()
 
 
@@ -97,7 +103,7 @@ def test_a_message_without_a_due_time_counts_from_when_its_id_was_made() -> None
     counter = LatenessCounter()
     plain = bytes(8) + b"body"
 
-    counter.count([made(NOW_MS - 700), made(NOW_MS - 700, 0x40)], [plain] * 2, b"", RETRIES, NOW_MS)
+    counter.count([made(NOW_MS - 700), made(NOW_MS - 700, 0x40)], [plain] * 2, b"", RETRIES)
 
     assert metrics.bucket_of(700) == 10
     assert counter.reset() == counted(700, 700)
@@ -107,14 +113,14 @@ def test_retries_and_derived_ids_and_deliveries_that_are_gone_do_not_count() -> 
     counter = LatenessCounter()
     derived = ids.derive(b"key", 0, 0)
 
-    counter.count([derived], [bytes(8)], b"", RETRIES, NOW_MS)
-    counter.count([made(NOW_MS)] * 2, [timed(5), timed(6)], bytes((2, 1)), RETRIES, NOW_MS)
-    counter.count([b""], [b""], b"", RETRIES, NOW_MS)
-    counter.count([made(NOW_MS)], [bytes(8)], b"", RETRIES, NOW_MS, by_test=True)
+    counter.count([derived], [bytes(8)], b"", RETRIES)
+    counter.count([made(NOW_MS)] * 2, [timed(5), timed(6)], bytes((2, 1)), RETRIES)
+    counter.count([b""], [b""], b"", RETRIES)
+    counter.count([made(NOW_MS)], [bytes(8)], b"", RETRIES, b"%d" % (NOW_MS * 1000))
 
     assert counter.is_empty
     assert counter.reset() == NONE
-    counter.count([made(NOW_MS)] * 2, [timed(5), timed(6)], bytes((2, 3)), RETRIES, NOW_MS)
+    counter.count([made(NOW_MS)] * 2, [timed(5), timed(6)], bytes((2, 3)), RETRIES)
     assert counter.reset() == counted(6)
 
 
@@ -123,7 +129,7 @@ def test_of_a_large_batch_some_stand_for_all(size: int) -> None:
     counter = LatenessCounter()
     lates_ms = [10 * size - 10 * n for n in range(size)]  # as a backlog is taken: oldest first
 
-    counter.count([bytes(16)] * size, [timed(ms) for ms in lates_ms], b"", RETRIES, NOW_MS)
+    counter.count([bytes(16)] * size, [timed(ms) for ms in lates_ms], b"", RETRIES)
 
     counts = counter.reset()
     assert sum(counts) == size
@@ -139,11 +145,11 @@ def test_of_a_large_batch_some_stand_for_all(size: int) -> None:
 def test_what_is_put_back_is_reported_later() -> None:
     counter = LatenessCounter()
     assert counter.is_empty
-    counter.count([bytes(16)], [timed(5)], b"", RETRIES, NOW_MS)
+    counter.count([bytes(16)], [timed(5)], b"", RETRIES)
     counts = counter.reset()
     assert counter.is_empty
 
-    counter.count([bytes(16)], [timed(900)], b"", RETRIES, NOW_MS)
+    counter.count([bytes(16)], [timed(900)], b"", RETRIES)
     counter.put_back(counts)
 
     assert not counter.is_empty
