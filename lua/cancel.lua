@@ -67,7 +67,7 @@ local function request_cancel(score)
     redis.call('HINCRBY', slot, 'cancelling', 1)
   end
   remember(ARGV[2], now, 'requested')
-  redis.pcall('PUBLISH', ARGV[4], 'cancel ' .. text .. ' ' .. id)
+  redis.pcall('PUBLISH', ARGV[4], 'cancel ' .. ARGV[5] .. ' ' .. text .. ' ' .. id)
   return 'requested'
 end
 

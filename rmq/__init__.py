@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rmq.errors import (
         AccessDenied,
         AlreadySettled,
+        Cancelled,
         ClaimLost,
         ConfigurationError,
         DecodeError,
@@ -129,9 +130,9 @@ _MODULES = {
     "rmq.client.topic": "AsyncTopic",
     "rmq.client.topic_blocking": "Topic",
     "rmq.errors": (
-        "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
-        "EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey InvalidReceipt "
-        "InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
+        "AccessDenied AlreadySettled Cancelled ClaimLost ConfigurationError DecodeError "
+        "DeliveryError EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey "
+        "InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
         "OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound "
         "ScriptFailed SendError SettingsMismatch StageLost StorageError StoreUnavailable "
         "TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
@@ -206,8 +207,9 @@ if not TYPE_CHECKING:  # or every name would be right to a type checker
 __all__ = [
     "AccessDenied", "AccessToken", "AclRules", "Admin", "AlreadySettled", "AsyncAdmin",
     "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery", "AsyncSchedule", "AsyncStage",
-    "AsyncTopic", "Attempt", "Audit", "AuditLine", "AuditResult", "ClaimLost", "ClaimStatus",
-    "Claims", "Client", "Compressed", "Concurrency", "ConfigurationError", "Consumer",
+    "AsyncTopic", "Attempt", "Audit", "AuditLine", "AuditResult", "Cancelled", "ClaimLost",
+    "ClaimStatus", "Claims", "Client", "Compressed", "Concurrency", "ConfigurationError",
+    "Consumer",
     "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError",
     "DeleteResult", "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError",
     "EncodeError", "Encrypted", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync",

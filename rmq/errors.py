@@ -234,6 +234,14 @@ class AlreadySettled(DeliveryError):
     """This delivery was already settled, by an earlier call on the same object."""
 
 
+class Cancelled(DeliveryError):
+    """The cancellation of this delivery was requested, by `topic.cancel(id, running=True)`.
+
+    Raised by `extend` and `checkpoint` of a delivery. If the handler lets it pass, the message ends
+    as cancelled. An ack is still possible.
+    """
+
+
 class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key. Its handler was not run.
 

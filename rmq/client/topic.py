@@ -18,7 +18,14 @@ from rmq.features.spark.stage_flows import PublishResult, StageContent
 from rmq.kernel.consumer.consumer import AsyncConsumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId
-from rmq.kernel.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
+from rmq.kernel.core.message import (
+    Merge,
+    Message,
+    Outgoing,
+    Receipt,
+    SendResult,
+    refuse_unknown,
+)
 from rmq.kernel.core.retry import RetryPolicy
 from rmq.kernel.core.settings import Durability, Settings
 from rmq.kernel.core.validation import Duration, Moment
@@ -257,13 +264,22 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a message from any queue, or None if it is settled or unknown."""
         return await self._run(reading.get(self._context, id))
 
-    async def cancel(self, id: Id) -> CancelStatus:
-        """Cancel a waiting message.
+    async def cancel(self, id: Id | Receipt, *, running: bool = False) -> CancelStatus:
+        """Cancel a waiting message, or with `running` also a message in flight.
+
+        Args:
+            id: Id of the message; or the receipt of the only delivery that is to be cancelled.
+            running: Whether to request the cancellation of the current delivery.
 
         Returns:
-            "cancelled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+            "cancelled": The message waited, and is deleted.
+            "requested": It is in flight. It ends as cancelled, unless its consumer acks it.
+            "already_requested": An earlier call has requested the same.
+            "old_delivery": The receipt is not the receipt of the current delivery.
+            "in_flight" (without `running`), "in_query" (a query has it), "dead", "gone": Nothing
+            was changed.
         """
-        return await self._run(change.cancel(self._context, id))
+        return await self._run(change.cancel(self._context, id, running))
 
     async def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None

@@ -18,7 +18,7 @@ from rmq.features.spark.stage_flows import PublishResult, StageContent
 from rmq.kernel.consumer.consumer_blocking import Consumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId
-from rmq.kernel.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
+from rmq.kernel.core.message import Merge, Message, Outgoing, Receipt, SendResult, refuse_unknown
 from rmq.kernel.core.retry import RetryPolicy
 from rmq.kernel.core.settings import Durability
 from rmq.kernel.core.validation import Duration, Moment
@@ -147,13 +147,22 @@ class Topic(TopicBase, Schedules):
         """Return a message from any queue, or None if it is settled or unknown."""
         return self._run(reading.get(self._context, id))
 
-    def cancel(self, id: Id) -> CancelStatus:
-        """Cancel a waiting message.
+    def cancel(self, id: Id | Receipt, *, running: bool = False) -> CancelStatus:
+        """Cancel a waiting message, or with `running` also a message in flight.
+
+        Args:
+            id: Id of the message; or the receipt of the only delivery that is to be cancelled.
+            running: Whether to request the cancellation of the current delivery.
 
         Returns:
-            "cancelled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+            "cancelled": The message waited, and is deleted.
+            "requested": It is in flight. It ends as cancelled, unless its consumer acks it.
+            "already_requested": An earlier call has requested the same.
+            "old_delivery": The receipt is not the receipt of the current delivery.
+            "in_flight" (without `running`), "in_query" (a query has it), "dead", "gone": Nothing
+            was changed.
         """
-        return self._run(change.cancel(self._context, id))
+        return self._run(change.cancel(self._context, id, running))
 
     def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None

@@ -19,7 +19,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.core.generators import drive, drive_async
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
-from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.dispositions import DISPOSITIONS
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
@@ -41,7 +41,7 @@ T = TypeVar("T")
 TRIES_MAX = 10  # a worker retries forever, but a drain must end
 STEP_US = 1000  # the smallest step of the clock
 
-Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
+Verb = Literal["ack", "nack", "reject", "release", "cancelled", "lost", "own"]
 Dispositions = list[tuple[InnerDelivery, Disposition]]
 
 
@@ -58,8 +58,8 @@ class Result(NamedTuple):
         body: Body that the handler received, or the raw body if it does not fit the handler's type.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry was
-            left), "reject", "release" (snoozed), "lost" (the lease was lost), or "own" (the handler
-            settled the delivery itself).
+            left), "reject", "release" (snoozed), "cancelled" (on request), "lost" (the lease was
+            lost), or "own" (the handler settled the delivery itself).
         error: Exception that the handler raised, or DecodeError if the body does not fit.
         type: Type of the message. If the type has no handler, nothing runs. The verb is then
             "release", or "reject" if the message has waited longer than the topic's setting
@@ -240,6 +240,8 @@ class DrainedTopic:
             verb = "own"
         elif with_retries(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
+        elif delivery.is_cancelled and verb != "ack":
+            verb = "cancelled"
         return Result(
             self.name, delivery.id, delivery.body, delivery.attempt, verb, error, delivery.type
         )
@@ -347,7 +349,7 @@ class Drain:
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, or pytest.fail() in a handler, which a retry must not hide
         for result in done if self.raises else ():
-            if result.error is not None and not isinstance(result.error, Snooze | Retry | Reject):
+            if result.error is not None and not isinstance(result.error, DISPOSITIONS):
                 raise result.error
 
     def _advance_clock(self, next_scheduled_s: float | None) -> bool:

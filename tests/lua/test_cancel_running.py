@@ -64,7 +64,7 @@ def test_request_is_a_field_of_the_delivery_and_is_published(box):
         (f"replay:{session.name[1:].decode()}",): b"1:requested",
     }
     published = [listener.get_message(timeout=1), listener.get_message(timeout=0.05)]
-    assert published[0]["data"] == b"cancel %b %b" % (delivery.encode(), member_of(lease.id))
+    assert published[0]["data"] == b"cancel 0 %b %b" % (delivery.encode(), member_of(lease.id))
     assert published[1] is None
 
 

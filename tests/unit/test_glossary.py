@@ -36,7 +36,8 @@ PLAIN_ENGLISH = {
     "total", "seconds",
     "sent", "handled", "received", "held", "format", "encrypted", "offloaded",
     # errors and states
-    "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
+    "already", "cancelled",
+    "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",
     "full", "large", "long", "too", "payload", "owned", "vanished", "failed", "work", "back",
     "rolled", "outgoing", "durable", "lateness",

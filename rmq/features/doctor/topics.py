@@ -11,7 +11,7 @@ from rmq.features.groups import flows as group_flows
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
-from rmq.features.workers.status import HandlerRun, WorkerStatus
+from rmq.features.workers.status import IGNORED_S, HandlerRun, WorkerStatus
 from rmq.kernel.core import metrics, record, slo as slos
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
@@ -293,6 +293,12 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
             f"{topic}: {plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
             f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}"
         )
+        ignored_s = max((run.cancelled_s or 0 for run, _ in each), default=0)
+        if ignored_s > IGNORED_S:
+            text += (
+                f"; a request to cancel has been ignored for {age(ignored_s * 1000)}: call "
+                "d.checkpoint(), or give a max_runtime"
+            )
         found.append((longest.seconds, Sight("warning", text, f"rmq worker show {worker.id}")))
     return _worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]
 

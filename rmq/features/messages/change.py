@@ -1,4 +1,4 @@
-"""Change a waiting message: cancel, reschedule, set_priority."""
+"""Change a waiting message: cancel, reschedule, set_priority; request to cancel a delivery."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ from typing import Literal
 from rmq.errors import InvalidValue
 from rmq.features.messages import scripts
 from rmq.kernel.core.ids import Id
+from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Moment, check_due_ms, check_priority, duration_ms
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
-CancelStatus = Literal["cancelled", "in_flight", "dead", "gone"]
+CancelStatus = Literal[
+    "cancelled", "requested", "already_requested", "old_delivery", "in_flight", "in_query", "dead",
+    "gone",
+]  # fmt: skip
 RescheduleStatus = Literal["rescheduled", "in_flight", "dead", "gone"]
 PriorityStatus = Literal["changed", "unchanged", "in_flight", "dead", "gone"]
 
 
-def cancel(context: TopicContext, id: Id) -> Flow[CancelStatus]:
-    """Cancel a waiting message."""
+def cancel(context: TopicContext, id: Id | Receipt, running: bool = False) -> Flow[CancelStatus]:
+    """Cancel a waiting message, or request the cancellation of a delivery."""
+    receipt = None
+    if isinstance(id, Receipt):
+        if not running:
+            raise InvalidValue("id: a receipt names a delivery; pass running=True, or the id")
+        receipt, id = id.score, id.id
     yield from opening.ensure_open(context, create=False)
     message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
-        status: CancelStatus = yield scripts.cancel(context, keys, session, message_id)
+        status: CancelStatus = yield scripts.cancel(
+            context, keys, session, message_id, running, receipt
+        )
     return status
 
 

@@ -27,7 +27,6 @@ from rmq.http_framework.requests import (
     Answer,
     MessageIdText,
     MessagesQuery,
-    Nothing,
     PeekQuery,
     Request,
     Seconds,
@@ -170,6 +169,12 @@ async def get_message(
     return shown(context, message, None if query.whole else SHOWN_MAX)
 
 
+class Cancel(Request):
+    """Which messages to cancel; `running`: also a message in flight."""
+
+    running: bool = False
+
+
 class Cancelled(Answer):
     """The outcome of a cancellation."""
 
@@ -177,11 +182,14 @@ class Cancelled(Answer):
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", role=Role.OPERATOR)
-async def cancel_message(context: RequestContext, path: MessagePath, body: Nothing) -> Cancelled:
-    """Cancel a waiting message. For another message, only return its state."""
+async def cancel_message(context: RequestContext, path: MessagePath, body: Cancel) -> Cancelled:
+    """Cancel a waiting message, or request the cancellation of a message in flight.
+
+    For another message, only return its state.
+    """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
-    return Cancelled(status=await topic.cancel(path.id))
+    return Cancelled(status=await topic.cancel(path.id, running=body.running))
 
 
 class Rescheduled(Answer):

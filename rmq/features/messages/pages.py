@@ -118,9 +118,13 @@ def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
 
 @PAGES.post("/topics/{topic}/messages/{id}/cancel")
 async def cancel(request: PageRequest) -> Redirect:
-    """Cancel a waiting message."""
+    """Cancel a waiting message, or request the cancellation of a message in flight."""
     topic = await _opened(request)
-    status = await topic.cancel(_id(request.path["id"]))
+    status = await topic.cancel(_id(request.path["id"]), running=True)
+    if status == "requested":
+        return _back(request, "Its cancellation is requested")
+    if status == "already_requested":
+        return _back(request, "Its cancellation was requested before")
     if status == "cancelled":
         return Redirect(
             request.url("topics", request.topic, "messages"), f"Cancelled {request.path['id']}"

@@ -20,6 +20,7 @@ from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport.single.blocking import Transport
 
 if TYPE_CHECKING:
+    from rmq.kernel.delivery.inner_delivery import InnerDelivery
     from rmq.worker.holding.queue import HandlerQueue
 
 
@@ -127,7 +128,16 @@ class StatusReporter:
                 (str(delivery.id), index, max(0, round((now - began) * 1000)))
                 for began, index, delivery in oldest
             ],
+            cancelled_ms=[self._cancelled_ms(i, delivery, now) for _, i, delivery in oldest],
         )  # fmt: skip
+
+    def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
+        """Return the time since a request to cancel a run; None: there is no request."""
+        cancellation = delivery.cancellation
+        is_batch = bool(self._queues[index].handler.batch)  # which is not interrupted
+        if is_batch or cancellation is None or not cancellation.is_set():
+            return None
+        return max(0, round((now - cancellation.since) * 1000))
 
     def stop(self, wait_s: float = STOP_S) -> None:
         """Remove the report and end the thread. Wait at most `wait_s` seconds."""

@@ -7,7 +7,7 @@ status are durations, so the clocks of workers and readers do not matter.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,6 +20,7 @@ RUNNING_MOST = 20  # oldest runs that a report lists
 # A run is long if it takes this multiple of the mean run time, and at least this time (or the
 # lease, if the lease is shorter).
 LONG_TIMES, LONG_LEAST_S = 10.0, 60.0
+IGNORED_S = 10.0  # a run that continues for longer after a request to cancel it ignores the request
 RUN_VERBS = ("ack", "nack", "reject")  # outcomes of deliveries for which a handler has run
 
 
@@ -60,6 +61,8 @@ class HandlerRun:
         handler: Name of the handler's function.
         since: Start of the run.
         seconds: Duration of the run at the time of the report.
+        cancelled_s: Seconds since the cancellation of its delivery was requested; None: it was not,
+            or the run is of a batch, which is not interrupted.
     """
 
     id: str
@@ -67,6 +70,7 @@ class HandlerRun:
     handler: str
     since: datetime
     seconds: float
+    cancelled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ class WorkerStatus:
         """Return runs that take far longer than usual: their handlers may hang.
 
         Such a run takes longer than 10 times the mean, and longer than a minute or the lease of
-        its topic, whichever is shorter. If no run has ended yet, the lease is the limit.
+        its topic, whichever is shorter. If no run has ended yet, the lease is the limit. A run that
+        has ignored a request to cancel it for 10 s also counts.
 
         Args:
             lease_s: Lease of each topic in seconds. Runs of other topics are omitted.
@@ -118,7 +123,7 @@ class WorkerStatus:
             if lease is None:
                 continue
             limit = lease if mean is None else max(LONG_TIMES * mean, min(lease, LONG_LEAST_S))
-            if run.seconds > limit:
+            if run.seconds > limit or (run.cancelled_s or 0) > IGNORED_S:
                 found.append(run)
         return found
 
@@ -134,6 +139,7 @@ def write_status(
     keep_ms: int,
     handlers: list[HandlerStatus],
     runs: list[tuple[str, int, int]],
+    cancelled_ms: Sequence[int | None] = (),
 ) -> str:
     """Return a report in its stored form.
 
@@ -143,12 +149,15 @@ def write_status(
         age_ms: Time since the start of the process.
         keep_ms: Time for which the report is kept.
         runs: Id of the message, index of the handler, and age in ms of each run.
+        cancelled_ms: Time since a request to cancel each run, or None.
     """
     return json.dumps(
         {
             "at_ms": at_ms, "host": host, "pid": pid, "process": process, "version": version,
-            "age_ms": age_ms, "keep_ms": keep_ms, "runs": runs,
-            # Not a part of the handlers, since older versions of RMQ read this report as well.
+            "age_ms": age_ms, "keep_ms": keep_ms,
+            "runs": runs,
+            # Not a part of runs and handlers: older versions of RMQ read this report as well.
+            "cancelled_ms": cancelled_ms,
             "run_s": [handler.run_s for handler in handlers],
             "handlers": [
                 [
@@ -179,6 +188,7 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
         heartbeat_age_ms = max(0, now_ms - at_ms)
         reported = moment(at_ms)
         means = report.get("run_s") or [None] * len(report["handlers"])
+        cancelled = report.get("cancelled_ms") or [None] * len(report["runs"])
         handlers = tuple(
             HandlerStatus(
                 check_name(topic, "topic"),
@@ -204,8 +214,9 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
                     str(id), handlers[index].topic, handlers[index].name,
                     reported - timedelta(milliseconds=_number(age_ms)),
                     (age_ms + heartbeat_age_ms) / 1000,
+                    None if since_ms is None else (_number(since_ms) + heartbeat_age_ms) / 1000,
                 )
-                for id, index, age_ms in report["runs"]
+                for (id, index, age_ms), since_ms in zip(report["runs"], cancelled, strict=True)
             ),
         )  # fmt: skip
     except UNREADABLE:

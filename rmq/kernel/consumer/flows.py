@@ -29,7 +29,7 @@ from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
 from rmq.kernel.consumer.scripts import Batch
-from rmq.kernel.consumer.settle import UNKNOWN, Lease, Leases, Settling, open_leases
+from rmq.kernel.consumer.settle import UNKNOWN, Extension, Lease, Leases, Settling, open_leases
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core import codec, failure, record
 from rmq.kernel.core.ids import MessageId
@@ -311,25 +311,33 @@ class ConsumerFlows:
                 lost.append(delivery)
             self._forget(delivery)
             settled.append(delivery)
+        if "c" in letters:
+            for delivery in (d for d, letter in zip(given, letters, strict=True) if letter == "c"):
+                delivery.cancelled().set()
         if self._shared_leases is not None:
             self._shared_leases.remove(settled)
         return lost
 
     def _note_deadlines(
-        self, deliveries: Sequence[InnerDelivery], deadlines: Sequence[int | None], until: float
+        self,
+        deliveries: Sequence[InnerDelivery],
+        extensions: Sequence[Extension | None],
+        until: float,
     ) -> list[InnerDelivery]:
         """Set the new deadlines. Return the deliveries whose lease was lost."""
         lost = []
-        for delivery, deadline in zip(deliveries, deadlines, strict=True):
-            if deadline is None and delivery.state == SETTLED:
+        for delivery, extension in zip(deliveries, extensions, strict=True):
+            if extension is None and delivery.state == SETTLED:
                 continue
-            if deadline is None:
+            if extension is None:
                 delivery.state = LOST
                 lost.append(delivery)
                 self._forget(delivery)
-            elif deadline:
-                delivery.score = receipt_with_deadline(delivery.score, deadline)
+            elif extension.deadline_s:
+                delivery.score = receipt_with_deadline(delivery.score, extension.deadline_s)
                 delivery.origin = delivery.origin._replace(until=until)
+                if extension.is_cancelled:
+                    delivery.cancelled().set()
         return lost
 
     def _settle(
@@ -507,14 +515,16 @@ class ConsumerFlows:
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
 
-        def build(given: list[InnerDelivery], leases: Leases) -> Settling[list[int | None]]:
+        def build(given: list[InnerDelivery], leases: Leases) -> Settling[list[Extension | None]]:
             nonlocal until
             lease_ms = asked_ms or self.state.lease_ms or self.context.settings.lease_ms
             until = time.monotonic() + lease_ms / 1000
             extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
             return settle.extend(self.context, leases, lease_ms, extra)
 
-        def note(given: list[InnerDelivery], answer: Sequence[int | None]) -> list[InnerDelivery]:
+        def note(
+            given: list[InnerDelivery], answer: Sequence[Extension | None]
+        ) -> list[InnerDelivery]:
             return self._note_deadlines(given, answer, until)
 
         return (yield from self._settle("extend", deliveries, build, note))

@@ -279,16 +279,25 @@ def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Seq
     return "".join(letters)
 
 
+class Extension(NamedTuple):
+    """The new deadline of a delivery in s; 0 if unknown."""
+
+    deadline_s: int
+    is_cancelled: bool = False  # whether its cancellation was requested
+
+
 def _deadlines(
     size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]
-) -> list[int | None]:
-    deadlines: list[int | None] = [0] * size
+) -> list[Extension | None]:
+    deadlines: list[Extension | None] = [Extension(0)] * size
     for position in chain.from_iterable(lost):
         deadlines[position] = None
     for positions, reply in replies:
         if not isinstance(reply, RMQError):
             for position, letter in zip(positions, reply.letters, strict=True):
-                deadlines[position] = reply.deadline_s if letter == "1" else None
+                deadlines[position] = (
+                    None if letter == "0" else Extension(reply.deadline_s, letter == "c")
+                )
     return deadlines
 
 
@@ -350,7 +359,7 @@ def nack(
 ) -> Settling[str]:
     """Give deliveries back as failed.
 
-    The result has a letter for each: `r` retry, `d` dead, `0` lost.
+    The result has a letter for each: `r` retry, `d` dead, `c` cancelled, `0` lost.
     """
 
     def build(
@@ -369,7 +378,10 @@ def reject(
     reason: str,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Make deliveries dead letters. The result has a letter for each: `d` dead, `0` lost.
+    """Make deliveries dead letters.
+
+    The result has a letter for each: `d` dead, `c` cancelled, `0` lost.
+
 
     `reason` is "r" (rejected) or "u" (undecodable).
     """
@@ -390,7 +402,10 @@ def release(
     wait_ms: int,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give deliveries back without a failure. The result has a letter for each: `1` or `0` (lost).
+    """Give deliveries back without a failure.
+
+    The result has a letter for each: `1` released, `c` cancelled, `0` lost.
+
 
     `places` are the priority or due time of each message.
     """
@@ -407,8 +422,8 @@ def release(
 
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
-) -> Settling[list[int | None]]:
-    """Extend leases. The result has each new deadline in s, None if lost, or 0 if unknown."""
+) -> Settling[list[Extension | None]]:
+    """Extend leases. The result has each new deadline, or None if the delivery is lost."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]

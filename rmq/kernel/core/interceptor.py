@@ -33,13 +33,13 @@ class Outcome(NamedTuple):
 
     Attributes:
         verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". It is
-            "lost" if the lease of the delivery had expired, and "own" if the handler had settled
-            the delivery itself.
+            "cancelled" if its cancellation was requested and the message ends, "lost" if the lease
+            of the delivery had expired, and "own" if the handler had settled the delivery itself.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
 
-    verb: Literal["ack", "nack", "reject", "release", "lost", "own"]
+    verb: Literal["ack", "nack", "reject", "release", "cancelled", "lost", "own"]
     seconds: float
     error: BaseException | None = None
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from rmq.errors import ClaimLost, InvalidType, LeaseLost, StorageError
+from rmq.errors import Cancelled, ClaimLost, InvalidType, LeaseLost, StorageError
 from rmq.kernel.core import record
 from rmq.kernel.core.groups import GROUP_MARK, share_in
 from rmq.kernel.core.ids import MessageId
@@ -165,6 +166,23 @@ class DeliveryData:
         """Whether the claim on the business key was gone at the last extend or ack."""
         return self._inner.claim_lost
 
+    @property
+    def cancelled(self) -> threading.Event:
+        """The event that is set when the cancellation of this delivery is requested.
+
+        In a worker it is set soon after the request. Elsewhere only `extend` sets it. An async
+        handler must not call its `wait`, which blocks; it gets CancelledError.
+        """
+        return self._inner.cancelled()
+
+    def checkpoint(self) -> None:
+        """Raise Cancelled if the cancellation of this delivery was requested. Never calls Redis."""
+        if self._inner.is_cancelled:
+            raise Cancelled(
+                f"the cancellation of {self.id} was requested, by topic.cancel(id, running=True). "
+                "Let this error pass, and the message ends as cancelled"
+            )
+
 
 class AsyncDelivery(DeliveryData):
     """A message as it was delivered to a consumer.
@@ -257,9 +275,14 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.release(self._inner, delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Extend the lease to `lease` from now. None uses the lease with which it was received."""
+        """Extend the lease to `lease` from now. None uses the lease with which it was received.
+
+        Raises:
+            Cancelled: Its cancellation was requested. The lease is extended nevertheless.
+        """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.extend(self._inner, lease)), "extend")
+        self.checkpoint()
 
     async def __aenter__(self) -> AsyncDelivery:
         return self

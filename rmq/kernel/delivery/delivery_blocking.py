@@ -106,9 +106,14 @@ class Delivery(DeliveryData):
         raise_if_lost(run(verbs.release(self._inner, delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
-        """Extend the lease to `lease` from now. None uses the lease with which it was received."""
+        """Extend the lease to `lease` from now. None uses the lease with which it was received.
+
+        Raises:
+            Cancelled: Its cancellation was requested. The lease is extended nevertheless.
+        """
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.extend(self._inner, lease)), "extend")
+        self.checkpoint()
 
     def __enter__(self) -> Delivery:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmq.errors import RMQError, StorageError
+from rmq.errors import Cancelled, RMQError, StorageError
 from rmq.kernel.core import failure
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
@@ -97,9 +97,9 @@ class DeliveryVerbs:
             return self.nack(delivery, error.delay, error.__cause__ or "asked for a retry")
         if isinstance(error, Reject):
             return self.reject(delivery, failure.text_of(error) or "rejected")
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, Cancelled):
             return self.nack(delivery, None, error)
-        return self.release(delivery, 0)  # Ctrl-C is not a failure of the message
+        return self.release(delivery, 0)  # Ctrl-C and a cancellation are no failures
 
     def _ack(self, items: list[Item]) -> SettlingFlow:
         return self.flows.ack([item.delivery for item in items])

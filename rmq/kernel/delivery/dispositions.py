@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq.errors import Cancelled
 from rmq.kernel.core.validation import Duration
 
 
@@ -28,4 +29,4 @@ class Retry(Exception):
         self.delay = delay
 
 
-DISPOSITIONS = (Snooze, Retry, Reject)
+DISPOSITIONS = (Snooze, Retry, Reject, Cancelled)  # a block that raises one ends quietly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,24 @@ from rmq.kernel.core.score import moment, receipt_deadline_ms, receipt_retries_l
 from rmq.kernel.delivery.claim import Claim
 
 OPEN, SETTLED, LOST = 0, 1, 2
+
+
+class Cancellation(threading.Event):
+    """An event that is set when the cancellation of a delivery is requested.
+
+    Attributes:
+        since: Time of the request by the monotonic clock; infinity: there is no request.
+    """
+
+    since = float("inf")
+
+    def set(self) -> None:
+        """Note the request."""
+        self.since = min(self.since, time.monotonic())
+        super().set()
+
+
+_making_cancellation = threading.Lock()
 
 
 class BatchOrigin(NamedTuple):
@@ -47,6 +66,7 @@ class InnerDelivery:
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
         follow_ups: Messages that its ack stores (`rmq.kernel.follow_ups.encode`).
+        cancellation: Its cancellation; None: nothing has needed it yet.
     """
 
     origin: BatchOrigin
@@ -60,6 +80,19 @@ class InnerDelivery:
     settling_calls: int = 0
     claim: Claim | None = None
     follow_ups: Sequence[Any] = ()
+    cancellation: Cancellation | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its cancellation was requested, as far as this process knows."""
+        return self.cancellation is not None and self.cancellation.is_set()
+
+    def cancelled(self) -> Cancellation:
+        """Return its cancellation; from any thread."""
+        with _making_cancellation:
+            if self.cancellation is None:
+                self.cancellation = Cancellation()
+            return self.cancellation
 
     @property
     def id(self) -> MessageId:

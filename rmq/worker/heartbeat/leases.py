@@ -21,6 +21,7 @@ from rmq.worker.heartbeat.memory import (
     BEGUN_WORDS,
     CLAIM_TEXT,
     CLAIM_WORDS,
+    LEASE_WORDS,
     NUMBER_SHIFT,
     SLOTS_MAX,
     SharedMemory,
@@ -188,6 +189,7 @@ class LeaseTracker:
         self._in_flight: set[InnerDelivery] = set()
         self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
         self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial
+        self._requests: dict[int, int] = {}  # by slot: renewals with requests that were handled
         self._lock = threading.Lock()
 
     # --- for the consumer ------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class LeaseTracker:
                 shared, lease_index, number, since + lease_ms / 1000
             )
             lease.is_renewed = True
-            shared.words[shared.leases_at + lease_index * 3] = number << NUMBER_SHIFT
+            shared.words[shared.leases_at + lease_index * LEASE_WORDS] = number << NUMBER_SHIFT
             self._memory.expect(self._topic, lease_ms)
             at = shared.topics_at + self._topic * 2
             shared.words[at] = max(shared.words[at], slot + 1)
@@ -237,10 +239,11 @@ class LeaseTracker:
         """Add deliveries. The heartbeat renews their leases from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
+            words, leases_at = self._shared.words, self._shared.leases_at
             for delivery in deliveries:
                 lease: Any = delivery.origin.lease
                 if lease.is_renewed:  # the last bits of its word are its number of deliveries
-                    self._shared.words[self._shared.leases_at + lease.lease_index * 3] += 1
+                    words[leases_at + lease.lease_index * LEASE_WORDS] += 1
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove deliveries that are settled or lost.
@@ -250,10 +253,11 @@ class LeaseTracker:
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]
             self._in_flight.difference_update(mine)
+            words, leases_at = self._shared.words, self._shared.leases_at
             for delivery in mine:
                 lease: Any = delivery.origin.lease
                 if lease.is_renewed:
-                    self._shared.words[self._shared.leases_at + lease.lease_index * 3] -= 1
+                    words[leases_at + lease.lease_index * LEASE_WORDS] -= 1
         for delivery in mine if self._begun or self._claims else ():
             row = self._begun.pop(delivery, -1)
             if row >= 0:
@@ -283,7 +287,7 @@ class LeaseTracker:
                 lease.safe_until()  # stores the entry of the heartbeat
                 lease.is_renewed = False
                 del self._leases[slot]
-                self._shared.words[self._shared.leases_at + lease.lease_index * 3] = 0
+                self._shared.words[self._shared.leases_at + lease.lease_index * LEASE_WORDS] = 0
 
     # --- for the worker --------------------------------------------------------------------------
 
@@ -306,6 +310,16 @@ class LeaseTracker:
         return {
             slot: each.number for slot, each in list(self._leases.items()) if not each.is_lost()
         }
+
+    def slots_with_requests(self) -> set[int]:
+        """Return the slots in which a renewal has found requests to cancel since the last call."""
+        found = set()
+        for slot in list(self._leases):
+            count = self._shared.requests(self._topic * SLOTS_MAX + slot)
+            if count > self._requests.get(slot, 0):
+                self._requests[slot] = count
+                found.add(slot)
+        return found
 
     def retire_all(self) -> None:
         """Stop renewing all leases. Other workers receive the deliveries when the leases expire."""

@@ -8,7 +8,7 @@ import os
 SLOTS_MAX = 1024  # slots of a topic
 NUMBER_SHIFT, COUNT_MASK = 32, (1 << 32) - 1  # bits of a lease's first word
 SAFE_SHIFT, SAFE_MASK = 34, (1 << 34) - 1  # bits of its second word, in 0.01 s
-BEGUN_WORDS, CLAIM_WORDS = 3, 48
+LEASE_WORDS, BEGUN_WORDS, CLAIM_WORDS = 4, 3, 48
 CLAIM_TEXT = (CLAIM_WORDS - 5) * 8  # bytes of name and owner of a claim
 
 
@@ -29,6 +29,7 @@ class SharedMemory:
              0 number of the lease, and its number of deliveries
              1 (h) number of the lease, and the time until which it is surely valid
              2 (h) number of the lost lease
+             3 (h) number of renewals that found requests to cancel in the slot
     begun    deliveries that have begun:
              0 lease_index + 1
              1, 2 message id
@@ -47,7 +48,7 @@ class SharedMemory:
         self.sizes = topics, begun, claims
         self.topics_at = 8
         self.leases_at = self.topics_at + topics * 2
-        self.begun_at = self.leases_at + topics * SLOTS_MAX * 3
+        self.begun_at = self.leases_at + topics * SLOTS_MAX * LEASE_WORDS
         self.claims_at = self.begun_at + begun * BEGUN_WORDS
         size = (self.claims_at + claims * CLAIM_WORDS) * 8
         if fd >= 0 and not os.fstat(fd).st_size:
@@ -78,7 +79,7 @@ class SharedMemory:
 
     def safe_until(self, lease_index: int, number: int) -> float:
         """Return until when a lease is valid, or 0 if the heartbeat has not written it yet."""
-        word = self.words[self.leases_at + lease_index * 3 + 1]
+        word = self.words[self.leases_at + lease_index * LEASE_WORDS + 1]
         if word >> SAFE_SHIFT != number:
             return 0.0
         return self.times[3] + (word & SAFE_MASK) / 100
@@ -86,21 +87,31 @@ class SharedMemory:
     def set_safe(self, lease_index: int, number: int, until: float) -> None:
         """Write the time until which a lease is valid."""
         hundredths = int((until - self.times[3]) * 100)
-        self.words[self.leases_at + lease_index * 3 + 1] = number << SAFE_SHIFT | hundredths
+        self.words[self.leases_at + lease_index * LEASE_WORDS + 1] = (
+            number << SAFE_SHIFT | hundredths
+        )
 
     def lost(self, lease_index: int) -> int:
         """Return the number of the lease that a slot has lost."""
-        return self.words[self.leases_at + lease_index * 3 + 2]
+        return self.words[self.leases_at + lease_index * LEASE_WORDS + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:
         """Record that a lease is lost."""
-        self.words[self.leases_at + lease_index * 3 + 2] = number
+        self.words[self.leases_at + lease_index * LEASE_WORDS + 2] = number
+
+    def count_requests(self, lease_index: int) -> None:
+        """Note that a renewal has found requests to cancel deliveries of the slot."""
+        self.words[self.leases_at + lease_index * LEASE_WORDS + 3] += 1
+
+    def requests(self, lease_index: int) -> int:
+        """Return how many renewals have found requests to cancel deliveries of a slot."""
+        return self.words[self.leases_at + lease_index * LEASE_WORDS + 3]
 
     def leases(self, topic: int) -> list[tuple[int, int, int]]:
         """Return index, number, and count of deliveries in flight of a topic's valid leases."""
         first, found = topic * SLOTS_MAX, []
         for lease_index in range(first, first + self.slots(topic)):
-            word = self.words[self.leases_at + lease_index * 3]
+            word = self.words[self.leases_at + lease_index * LEASE_WORDS]
             if word and word >> NUMBER_SHIFT != self.lost(lease_index):
                 found.append((lease_index, word >> NUMBER_SHIFT, word & COUNT_MASK))
         return found

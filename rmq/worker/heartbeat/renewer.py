@@ -164,6 +164,8 @@ class Heartbeat:
                 self._warn(f"a lease is not renewed: {renewal}")
             elif renewal.left_ms > 0:
                 self.memory.set_safe(lease_index, number, started + renewal.left_ms / 1000)
+                if renewal.cancelling:
+                    self.memory.count_requests(lease_index)
             else:
                 self.memory.set_lost(lease_index, number)
         return answered

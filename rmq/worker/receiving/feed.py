@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rmq.errors import RMQError
 from rmq.kernel.consumer import receive, rollback, state
+from rmq.kernel.consumer.cancel_requests import find_requested, requested_by
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.core import failure
 from rmq.kernel.core.settings import BATCH_MAX
@@ -22,7 +23,7 @@ from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
-from rmq.worker.running.invoker import TopicInvokers
+from rmq.worker.running.invoker import AsyncInvoker, TopicInvokers
 from rmq.worker.running.poison import FROM_DELIVERY
 from rmq.worker.settling.disposition import Report
 
@@ -55,6 +56,7 @@ class TopicFeed:
         first_queue: Queue of the first handler, which gets all messages of an ordered topic.
         next_at: Time of the next visit, by the monotonic clock.
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
+        has_missed_requests: Whether requests to cancel may have been published without a listener.
         subscription: Messages on `own_channel`, which the fetcher reads for all topics.
         on_step: Function that the fetcher's thread calls before each step of a flow.
     """
@@ -78,6 +80,7 @@ class TopicFeed:
         self.next_at = 0.0
         self.on_step: Callable[[], object] = lambda: None
         self.own_channel = b""
+        self.has_missed_requests = False
         self.subscription = self.state.subscription
         self._fills_one_queue = handlers.is_single or handlers.ordered
         self._trickle = TrickleDetector()
@@ -265,6 +268,35 @@ class TopicFeed:
         for queue in self.queues.values():
             queue.settler.count_released(queue.in_flight)
         return None
+
+    # --- requests to cancel deliveries -----------------------------------------------------------
+
+    def note_request(self, payload: bytes) -> None:
+        """Interrupt the delivery whose cancellation a published message requests."""
+        delivery = requested_by(payload, self.context.slots, self.flows.open)
+        if delivery is not None:
+            self._interrupt(delivery)
+
+    def read_requests(self) -> None:
+        """Read the requests in the slots in which a renewal has found some.
+
+        Raises:
+            RMQError: Redis cannot be reached.
+        """
+        slots, is_all = self.tracker.slots_with_requests(), self.has_missed_requests
+        if slots or is_all:
+            deliveries = list(self.flows.open.values())
+            asked = [each for each in deliveries if is_all or each.origin.keys.index in slots]
+            for delivery in self.transport.run(self._noted(find_requested(asked))):
+                self._interrupt(delivery)
+            self.has_missed_requests = False
+
+    def _interrupt(self, delivery: InnerDelivery) -> None:
+        """Set the event of a cancelled delivery, and cancel the task of its async handler."""
+        delivery.cancelled().set()
+        invoker = self.invokers.invoker_for(delivery)
+        if isinstance(invoker, AsyncInvoker):
+            invoker.interrupt(delivery)
 
     # --- errors and reports -----------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from itertools import count
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer import scripts as consumer_scripts, state as consumer_state
+from rmq.kernel.consumer.cancel_requests import SIGNAL
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
@@ -227,6 +228,8 @@ class Fetcher:
                 self._due.schedule(feed)
         self._check_due_slots()
         for feed in self._feeds:
+            with suppress(RMQError):  # the next renewal finds the rest
+                feed.read_requests()
             feed.report_lateness()
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
@@ -340,6 +343,9 @@ class Fetcher:
                 self._by_own_channel[channel].subscription.note_message(payload)
                 continue
             feed = self._by_channel.get(channel)
+            if feed is not None and payload.startswith(SIGNAL):
+                feed.note_request(payload)
+                continue
             with suppress(ValueError):
                 slot = int(payload)
                 if feed is not None and 0 <= slot < len(feed.state.ready_at):
@@ -358,6 +364,7 @@ class Fetcher:
                 self._compare_at = 0.0  # a new master may have missed acks
             self._was_subscribed = True
             for feed in self._feeds:
+                feed.has_missed_requests = True
                 if feed.own_channel:
                     feed.listen(self._read, b"")
                     self._due.schedule(feed)  # hand-overs may have got lost

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,12 @@ from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import Show
+from rmq.worker.running.event_loop import call_in
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import (
     HandlerDispositions,
     RuntimeExceeded,
+    cancelled_run,
     error_of_run,
     runtime_exceeded,
 )
@@ -111,7 +113,7 @@ class PlainInvokerBase(_InvokerBase):
             self.dispositions.check_returned(returned)
 
     def _raised_by(
-        self, call: PlainCall, deliveries: Iterable[InnerDelivery] = ()
+        self, call: PlainCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
         """Return the error that a call raised.
 
@@ -127,8 +129,12 @@ class PlainInvokerBase(_InvokerBase):
 class AsyncInvokerBase(_InvokerBase):
     """Calls an async handler in the event loop of the caller.
 
-    Cancels the call at its `max_runtime`.
+    Cancels the call at its `max_runtime`, or on request.
     """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._tasks: dict[InnerDelivery, asyncio.Task[Any]] = {}  # of running handlers
 
     async def _call(self, *arguments: Any, **filled: Any) -> None:
         try:
@@ -140,7 +146,7 @@ class AsyncInvokerBase(_InvokerBase):
             self.dispositions.check_returned(returned)
 
     async def _raised_by(
-        self, call: AsyncCall, deliveries: Iterable[InnerDelivery] = ()
+        self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
         """Await a call for at most the shortest `max_runtime` of the deliveries.
 
@@ -148,13 +154,38 @@ class AsyncInvokerBase(_InvokerBase):
         """
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
+        task: Any = None  # None: no request to cancel interrupts the call
+        if deliveries and not self.handler.batch:
+            task = asyncio.current_task()
+            self._tasks[deliveries[0]] = task
         try:
+            if task is not None and deliveries[0].is_cancelled:
+                raise asyncio.CancelledError  # before `interrupt` could find the task
             if seconds is not None:
                 return await _raised_within(call, seconds)
             await call()
         except BaseException as error:
+            if task is not None and deliveries[0].is_cancelled:
+                return cancelled_run(error)
             return error_of_run(error, self.dispositions.is_stopping)
+        finally:
+            if task is not None and self._tasks.pop(deliveries[0], None) is None:
+                task.uncancel()  # `interrupt` has cancelled it; the worker uses it again
         return None
+
+    def interrupt(self, delivery: InnerDelivery) -> None:
+        """Cancel the task that runs the handler for a delivery, if there is one.
+
+        Any thread may call this, after it has set the delivery's `cancelled`.
+        """
+        task = self._tasks.get(delivery)
+        if task is not None:
+            call_in(task.get_loop(), self._interrupt_now, delivery)
+
+    def _interrupt_now(self, delivery: InnerDelivery) -> None:
+        task = self._tasks.pop(delivery, None)  # None: the handler has ended meanwhile
+        if task is not None:
+            task.cancel()
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:

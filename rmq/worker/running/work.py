@@ -153,6 +153,9 @@ class HandlerWork:
             self._tracker.stop_renewing([delivery])
             self._report(delivery, ACK)
             return False
+        if delivery.cancellation is not None and delivery.is_cancelled:
+            self._report(delivery, RELEASE)  # which ends it, as it is cancelled
+            return False
         if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # its next delivery claims the key again
             return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Literal, NamedTuple
 
-from rmq.errors import ConfigurationError, DecodeError, InvalidType, RMQError
+from rmq.errors import Cancelled, ConfigurationError, DecodeError, InvalidType, RMQError
 from rmq.kernel.core import failure
 from rmq.kernel.core.interceptor import Outcome
 from rmq.kernel.core.retry import Policy, draw_wait_ms
@@ -122,6 +122,15 @@ def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseE
     return cancelled
 
 
+def cancelled_run(error: BaseException) -> BaseException:
+    """Return the error of an async handler that ended after a request to cancel its delivery."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    cancelled = Cancelled("the handler was cancelled, by topic.cancel(id, running=True)")
+    cancelled.__cause__ = error
+    return cancelled
+
+
 def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseException) -> Disposition:
     """Decide how to settle a delivery whose handler raised an error."""
     try:
@@ -170,9 +179,11 @@ def outcome_of(
     delivery: InnerDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
     """Return the outcome of a handler's run, as it is passed to hooks."""
-    error = None if isinstance(raised, Snooze) else raised
+    error = None if isinstance(raised, Snooze | Cancelled) else raised
     if delivery.lost:
         return Outcome("lost", seconds, error)
+    if delivery.is_cancelled and disposition.verb != "ack" and delivery.state != SETTLED:
+        return Outcome("cancelled", seconds, error)
     return Outcome("own" if delivery.state == SETTLED else disposition.verb, seconds, error)
 
 
@@ -272,7 +283,12 @@ class HandlerDispositions:
                 )
 
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
-        """Decide how to settle a delivery by the error that its handler raised."""
+        """Decide by the error that the handler raised.
+
+        A cancelled delivery is released without a wait: any verb but ack ends its message.
+        """
+        if delivery.is_cancelled:
+            return RELEASE
         return disposition_for(self._handler, self._show(delivery), error)
 
     def of_wrapped(

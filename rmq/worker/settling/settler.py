@@ -324,6 +324,8 @@ class Settler:
 
     def _log_failure(self, delivery: InnerDelivery, what: str, error: failure.Error) -> None:
         """Log a failure to settle in one line. At log level DEBUG, also log the traceback."""
+        if delivery.is_cancelled:
+            what = "failed after its cancellation, and is cancelled"
         text, trace = failure.render(error)
         log.warning(
             "%s: %s, attempt %d, %s: %s%s", self._handler.name, delivery.id, delivery.attempt, what,

@@ -16,6 +16,8 @@ from rmq.cli_framework.tables import Column
 
 WHY_NOT = {
     "in_flight": "a consumer has received it",
+    "in_query": "a query, such as Spark's, has received it",
+    "already_requested": "its cancellation was requested before",
     "dead": "it is a dead letter; see rmq dlq",
     "gone": "it is settled or unknown",
 }
@@ -73,18 +75,26 @@ def _change_each(
     cls=Command,
     examples=(
         "rmq cancel orders 34qdd3l8pc001f8d2kpl0v9r4c",
+        "rmq cancel orders 34qdd3l8pc001f8d2kpl0v9r4c --running",
         "rmq peek orders --json | jq -r .id | rmq cancel orders -",
     ),
 )
 @click.argument("topic")
 @IDS
-def cancel(topic: str, ids: tuple[str, ...]) -> int:
+@click.option(
+    "--running", is_flag=True, help="Also request the cancellation of messages in flight."
+)
+def cancel(topic: str, ids: tuple[str, ...], running: bool) -> int:
     """Cancel waiting messages of TOPIC; - reads ids from stdin.
 
-    Messages that do not wait are not changed. Exit code 4 means that only some messages were
-    cancelled. Exit code 3 means that no message was cancelled.
+    With --running, a message in flight gets the status requested: its handler is interrupted, and
+    the message ends as cancelled unless its consumer acks it. Other messages are not changed. Exit
+    code 4 means that only some messages were cancelled. Exit code 3 means that no message was
+    cancelled.
     """
-    return _change_each(topic, ids, lambda opened, message_id: opened.cancel(message_id))
+    return _change_each(
+        topic, ids, lambda opened, message_id: opened.cancel(message_id, running=running)
+    )
 
 
 @click.command(

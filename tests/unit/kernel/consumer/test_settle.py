@@ -106,4 +106,4 @@ def test_new_deadlines_tell_lost_and_unknown_leases_apart() -> None:
     settling = settle.extend(context(3), leases(0, 0, 1, 7), 60_000)
     replies = ExtendReply(1_790_000_060, "10"), ScriptFailed("broken")
 
-    assert answer(settling, *replies)[0] == [1_790_000_060, None, 0, None]
+    assert answer(settling, *replies)[0] == [(1_790_000_060, False), None, (0, False), None]

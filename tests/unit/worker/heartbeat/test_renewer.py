@@ -16,7 +16,7 @@ from rmq.errors import RMQError, StorageError, Unavailable
 from rmq.kernel.core.keys import SlotKeys, wake_channel
 from rmq.worker.heartbeat import renewer as module
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.heartbeat.memory import NUMBER_SHIFT, SLOTS_MAX
+from rmq.worker.heartbeat.memory import LEASE_WORDS, NUMBER_SHIFT, SLOTS_MAX
 from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, Topic, is_stopped
 from tests.patience import wait_for
 
@@ -62,7 +62,7 @@ class Scene:
 
     def lease(self, topic: int, slot: int, number: int, held: int) -> int:
         shared, place = self.memory.shared, topic * SLOTS_MAX + slot
-        shared.words[shared.leases_at + place * 3] = number << NUMBER_SHIFT | held
+        shared.words[shared.leases_at + place * LEASE_WORDS] = number << NUMBER_SHIFT | held
         shared.words[shared.topics_at + topic * 2] = SLOTS_MAX
         return place
 

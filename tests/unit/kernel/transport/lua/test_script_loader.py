@@ -164,7 +164,7 @@ def test_constants_and_inline_functions_of_a_library_may_be_included_twice(check
     script_loader.composed("prepare", sites=sites)
 
     assert any(len(places) > 1 for places in sites.values())
-    assert script_loader.full_text("cancel")
+    assert script_loader.full_text("prepare")
 
 
 def test_a_damaged_file_is_composed_again(checkout: Path) -> None:

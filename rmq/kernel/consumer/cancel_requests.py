@@ -1,0 +1,58 @@
+"""Requests to cancel deliveries, as a consumer finds them: published, or in the hash of a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
+
+SIGNAL = b"cancel"  # first word of a published request
+
+
+def requested_by(
+    payload: bytes, slots: Sequence[SlotKeys], deliveries: Mapping[bytes, InnerDelivery]
+) -> InnerDelivery | None:
+    """Return the delivery whose cancellation a published message requests, if it is open here.
+
+    Args:
+        payload: Message on the wake-up channel, as lua/cancel.lua publishes it.
+        slots: Slots of the topic.
+        deliveries: Open deliveries by message id.
+    """
+    words = payload.split(b" ", 3)
+    if words[0] != SIGNAL or len(words) != 4:
+        return None
+    try:
+        delivery = deliveries.get(slots[int(words[1])].id_of(words[3]))
+        is_meant = delivery is not None and _is_for(delivery, words[2])
+    except (ValueError, IndexError):
+        return None
+    return delivery if is_meant else None
+
+
+def find_requested(deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
+    """Return the deliveries whose cancellation was requested, by the hashes of their slots."""
+    found: list[InnerDelivery] = []
+    by_slot: dict[bytes, list[InnerDelivery]] = {}
+    for delivery in deliveries:
+        by_slot.setdefault(delivery.origin.keys.slot, []).append(delivery)
+    for slot, given in by_slot.items():
+        for at in range(0, len(given), BATCH_MAX):
+            page = given[at : at + BATCH_MAX]
+            fields = [b"~" + member_of(delivery.raw_id) for delivery in page]
+            requests: list[bytes | None] = yield RawCommand("cancel", "HMGET", slot, *fields)
+            found += [
+                delivery
+                for delivery, request in zip(page, requests, strict=True)
+                if request is not None and _is_for(delivery, request)
+            ]
+    return found
+
+
+def _is_for(delivery: InnerDelivery, request: bytes) -> bool:
+    """Return whether a request is for this delivery, and not for another one of its message."""
+    return delivery.state == OPEN and float(request) == delivery.score % 1000
