@@ -171,14 +171,14 @@ end
 
 -- Return the reply of a call that takes nothing. First note that the caller may sleep, if it waits.
 --- @inline
-local function empty_reply(batch)
+local function empty_reply(take, batch)
   --- @include "lib/wake/wake"
   --- @include "lib/writes"
-  local wait, field = next_ready_in(now_us, fields[LEASES_UNTIL], batch.ordered_until, batch.gate)
+  local wait, field = next_ready_in(now_us, fields[LEASES_UNTIL], take.ordered_until, batch.gate)
   if batch.more then
     wait = 0
   end
-  if #waits > 1 and field == 'waiting' and not batch.ordered_until and wait ~= 0 then
+  if #waits > 1 and field == 'waiting' and not take.ordered_until and wait ~= 0 then
     local good_bits = offer_credit()
     bits = bits + good_bits
   end
@@ -215,7 +215,7 @@ local take = {
 local batch = take_messages(take)
 local count, retries_left = batch.count, batch.retries_left
 if count == 0 then
-  return empty_reply(batch)
+  return empty_reply(take, batch)
 end
 local deadline, until_ms = math.ceil((now + lease) / 1000), leases_until
 if lease_number then

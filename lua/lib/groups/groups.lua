@@ -217,7 +217,7 @@ local function hold_back(groups, entry, id, priority, first)
     lane, place = next_place(groups, entry)
   end
   local add = groups.add
-  local score = lane_score(lane, priority, place)
+  local score = score_of_place(lane, priority, place)
   note_held(entry, id, priority, first)
   add[#add + 1], add[#add + 2] = score, id
   touch(groups, entry.name)

@@ -5,12 +5,15 @@
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 
+-- Return the score of a place in a lane. Few scripts call this often, so it is not inline.
+local function score_of_place(lane, priority, place)
+  return lane_score(lane, priority, place)
+end
+
 -- Return the range of scores of a lane, or of one of its priorities.
 local function lane_range(lane, priority)
-  local low, high
-  low = lane_score(lane, priority or PRIORITY_END - 1, 0)
-  high = lane_score(lane, priority or 0, LANE_PLACES - 1)
-  return low, high
+  return score_of_place(lane, priority or PRIORITY_END - 1, 0),
+    score_of_place(lane, priority or 0, LANE_PLACES - 1)
 end
 
 -- Split a score below 0 into lane, priority and place.
@@ -137,7 +140,7 @@ local function place_before(groups, entry, priority, redriven)
   if not place then
     local found, _
     if redriven then
-      high = lane_score(lane, priority, REDRIVEN_END - 1)
+      high = score_of_place(lane, priority, REDRIVEN_END - 1)
       found = redis.call('ZREVRANGEBYSCORE', store, high, low, 'WITHSCORES', 'LIMIT', 0, 1)
     else
       found = redis.call('ZRANGEBYSCORE', store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)

@@ -151,11 +151,12 @@ local function fewest_retries(limit)
   return page
 end
 
--- Add the first `room` of these messages to a batch, with their remaining retries.
+-- Add the first `room` of these messages to a batch, with their remaining retries. `any_failed`:
+-- whether a message of the slot has failed.
 --- @inline
-local function add_picked(batch, picked, room)
-  local before, max_retries = #batch.ids, batch.max_retries
-  if batch.any_failed and #picked > 0 then
+local function add_picked(batch, picked, room, max_retries, any_failed)
+  local before = #batch.ids
+  if any_failed and #picked > 0 then
     --- @include "lib/settle/failures"
     batch.retries_left = batch.retries_left or {}
     local entries = redis.call('HMGET', failures, unpack(picked))
@@ -175,8 +176,8 @@ end
 
 -- Add retries to a batch: first retries with the most deliveries left or, with `fewest`, with the
 -- fewest.
-local function pick_retries(batch, limit, fewest)
-  local before, max_retries = #batch.ids, batch.max_retries
+local function pick_retries(batch, limit, max_retries, fewest)
+  local before = #batch.ids
   if before >= limit then
     return
   end
@@ -208,14 +209,15 @@ end
 local function pick_messages(take, limit, any_failed)
   local fields, ordered, turn = take.fields, take.ordered, take.number % TURNS
   local retries_first = ordered or turn == 0
+  take.max_retries = tonumber(fields[MAX_RETRIES])
+  -- A larger table is slower. Few takes add the other fields.
   local batch = {
-    ids = {}, records = false, count = 0, retries_left = false, any_large = false,
-    ordered_until = false, gate = false, more = false, on_top = 0, promoted = 0,
-    to_inspect = false, key_state = false,
-    any_failed = any_failed, max_retries = tonumber(fields[MAX_RETRIES]),
+    ids = {}, records = false, count = 0, retries_left = false, any_large = false, more = false,
+    on_top = 0, promoted = 0,
   }
   if retries_first then
-    pick_retries(batch, limit, take.number % FEWEST_EVERY == 0 and not ordered)
+    local fewest = take.number % FEWEST_EVERY == 0 and not ordered
+    pick_retries(batch, limit, take.max_retries, fewest)
   end
   local room, due = limit - #batch.ids, {}
   if room > 0 and not take.none_due then
@@ -243,10 +245,10 @@ local function pick_messages(take, limit, any_failed)
   end
   for l = 1, 2 do
     local picked = l == 1 and first or second
-    add_picked(batch, picked, limit - #batch.ids)
+    add_picked(batch, picked, limit - #batch.ids, take.max_retries, any_failed)
   end
   if not retries_first then
-    pick_retries(batch, limit, false)
+    pick_retries(batch, limit, take.max_retries, false)
   end
   return batch
 end

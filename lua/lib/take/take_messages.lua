@@ -57,7 +57,7 @@ end
 -- delivered with it would lose a retry.
 --- @inline
 local function stop_before_failed(take, batch)
-  local ids, retries_left, max_retries = batch.ids, batch.retries_left, batch.max_retries
+  local ids, retries_left, max_retries = batch.ids, batch.retries_left, take.max_retries
   for i = 1, #ids do
     if (retries_left[i] or max_retries) < max_retries then
       take.limit = math.max(1, i - 1)
@@ -141,7 +141,10 @@ local function read_records(batch, chunk)
     local fitting = math.floor((READ_BYTES - bytes) / bytes * to)
     page = math.max(1, math.min(4 * chunk, fitting))
   end
-  batch.records, batch.to_inspect = read, to_inspect
+  batch.records = read
+  if to_inspect then
+    batch.to_inspect = to_inspect
+  end
 end
 
 -- Remove the first `count` messages of a batch from the StoreQueue. A range of ranks costs a third
@@ -181,7 +184,7 @@ local function finish_take(take, batch, removed, above)
     --- @include "lib/groups/group_entries"
     note_taken(tonumber(last_score))
   end
-  if batch.ordered_until then
+  if take.ordered_until then
     note_order(take.ordered)
   end
   if picked > batch.count then
@@ -208,19 +211,19 @@ end
 --   any number
 -- - no_expiry: with most_bytes: whether no message of the slot expires
 --
--- take_messages sets further fields, for the functions that it calls.
+-- take_messages sets further fields, for the functions that it calls. `ordered_until` is for the
+-- caller too: until when a slot in order waits; nil if the slot is not in order.
 --
 -- Returns a batch:
 -- - count: how many messages were taken
 -- - gate: when the slot gives messages again (next_ready_in describes it); nil or false: now
--- - ordered_until: until when a slot in order waits; nil or false if the slot is not in order
 -- - more: whether there may be more messages now
 -- - ids, records: lists; records are missing if they were not read
 -- - retries_left: false, or by position the retries that remain to messages that have failed before
 -- - any_large: whether a message has a large body
 --- @inline
 local function take_messages(take)
-  local fields, ordered_until = take.fields, nil
+  local fields = take.fields
   if fields[AUDITED] then
     redis.call('ZCARD', audit)
   end
@@ -243,11 +246,11 @@ local function take_messages(take)
     end
   end
   if take.ordered or fields[ORDERED] then
-    local is_busy
+    local is_busy, ordered_until
     is_busy, ordered_until = state_of_order(take)
     take.ordered_until = ordered_until
     if is_busy then
-      return { count = 0, ordered_until = ordered_until }
+      return { count = 0 }
     end
   end
   local unread, above = false, nil -- above: number of due and timed messages
@@ -261,7 +264,6 @@ local function take_messages(take)
   end
   -- With limits for each key, a take looks past messages whose key is at its limit.
   local batch = pick_messages(take, take.key_limit and MOST or take.limit, failed > 0)
-  batch.ordered_until = ordered_until
   if take.key_limit and #batch.ids > 0 then
     take.skip_limited(take, batch)
   end
