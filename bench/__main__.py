@@ -19,6 +19,7 @@ from bench.cost.compare import read as read_before, show_against, show_compariso
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
 from bench.drain import drain
+from bench.follow_ups import follow_ups
 from bench.growth.points import ROUNDS as GROWTH_ROUNDS
 from bench.growth.run import MESSAGES, growth, refusal
 from bench.growth.tables import show as show_growth
@@ -50,6 +51,7 @@ PARTS: dict[str, Part] = {
     "worker": worker,
     "leases": leases,
     "claims": claims,
+    "follow-ups": follow_ups,
     "ledger": ledger,
     "outbox": outbox,
     "cluster": cluster,

@@ -27,6 +27,15 @@ Atomic    Follow-ups of a delivery are stored if its receipt is valid, else drop
           is sent twice gets the first answer again. In other respects like ack.
 ]]
 --- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets
+--- @include "lib/split_call"
+local FIRST, EACH = 7, 5 -- first argument of the deliveries, and arguments of a follow-up
+local call, place = ARGV[2], ARGV[5]
+local session, call_number = split_call(call)
+-- last_call: number, time and answer; false in a new session.
+local created, blocked, audited, settled, large, offloaded, last_number, cancelling, grouped,
+  last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited', 'settled', 'large',
+    'offloaded', 'follow_ups', 'cancelling', 'groups', session))
+--- @include "alone/ack_then"
 --- @include "lib/audit"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -47,20 +56,15 @@ Atomic    Follow-ups of a delivery are stored if its receipt is valid, else drop
 --- @include "lib/take/in_order"
 --- @include "lib/wake/wake"
 --- @include "lib/writes"
-local FIRST, EACH = 7, 5 -- first argument of the deliveries, and arguments of a follow-up
 local now, now_us = clock(ARGV[1])
-local call, place = ARGV[2], ARGV[5]
 local earlier_answer = replayed(call)
 if earlier_answer then
   return earlier_answer
 end
-local fields = read_store_fields('')
-local blocked, audited, chunk, settled, large, offloaded, last_number, cancelling =
-  unpack(redis.call('HMGET', slot, 'blocked', 'audited', 'chunk', 'settled', 'large', 'offloaded',
-    'follow_ups', 'cancelling'))
-if not fields[CREATED] then
+if not created then
   fail('GONE', slot)
 end
+local fields = read_store_fields('')
 check_place(place)
 local n = whole_number(ARGV[6], 1, MOST, 'count')
 local from = FIRST + 2 * n -- first argument of the follow-ups
@@ -175,7 +179,8 @@ if not is_stored then
 end
 local let_next_out = fields[GROUPS] and leaving_groups(valid_ids)
 if audited then
-  account_for('seen', read_numbers(valid_ids, tonumber(chunk)), now)
+  local chunk = tonumber(redis.call('HGET', slot, 'chunk'))
+  account_for('seen', read_numbers(valid_ids, chunk), now)
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed)
 if cancelling then

@@ -23,7 +23,6 @@ Atomic    Only entries with numbers up to the given number are removed, so a lat
 --- @keys slot records dead failures audit bodies pending targets
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/dead_letters/dead_letters"
 --- @include "lib/follow_ups/pending"
 --- @include "lib/member"
 --- @include "lib/records/record"
@@ -43,17 +42,21 @@ local created, accepted, audited, dead_retention_ms =
 if not created then
   fail('GONE', slot)
 end
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('ZCARD', audit)
-redis.call('HLEN', bodies)
+if refused then
+  redis.call('HLEN', records)
+  redis.call('ZCARD', dead)
+  redis.call('HLEN', failures)
+  redis.call('ZCARD', audit)
+  redis.call('HLEN', bodies)
+end
 redis.call('ZCARD', pending)
 local score = redis.call('ZSCORE', targets, target)
 local is_mine = score and score == claim
 
 -- Put a dead letter in the place of the first entry, if the entry has this number.
+--- @inline
 local function bury(number)
+  --- @include "lib/dead_letters/dead_letters"
   local entry = first_entries(target, 1)[1]
   if not entry or string.sub(entry, #target + 2, #target + 1 + NUMBER_DIGITS)
       ~= number_text(number) then

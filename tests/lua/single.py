@@ -11,6 +11,7 @@ from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
 from tests.lua.crediting import Sleeper
+from tests.lua.following import ack_then_command, follow_up
 
 
 def send(**options: Any) -> Callable[[Box], Command[Any]]:
@@ -38,6 +39,11 @@ def take(waiting: int, limit: int = 1) -> Callable[[Box], Command[Any]]:
 def ack(box: Box) -> Command[Any]:
     box.one()
     return box.ack_command([box.take_one()], box.session())
+
+
+def ack_then(box: Box) -> Command[Any]:
+    box.one()
+    return ack_then_command(box, [box.take_one()], follow_up(box))
 
 
 def shared(box: Box) -> Command[Any]:
@@ -73,4 +79,5 @@ COMMANDS: dict[str, Callable[[Box], Command[Any]]] = {
     "take under a shared lease": shared,
     "take nothing, leave a credit": offering,
     "ack": ack,
+    "ack with a follow-up": ack_then,
 }

@@ -13,13 +13,13 @@ may send the entries of this target.
 ]]
 --- @needs pending
 --- @include "lib/check"
+--- @include "lib/follow_ups/claim"
 --- @include "lib/member"
-local CLAIM_MS = 5000 -- how long a process sends the entries of a target alone
 local NUMBER_DIGITS = 16 -- of the number of an entry
 
 -- Stop the script if this is not the name of a slot: `<topic>:<index>`.
 local function check_place(place)
-  if not string.find(place, '^[%w._-]+:%d+$') or #place > 133 then
+  if not string.find(place, '^[%w._-]+:%d+$') or #place > PLACE_MOST then
     fail('ARG', 'target')
   end
 end

@@ -108,7 +108,7 @@ class ConsumerFlows:
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloading.Removal()
-        self._follow_ups = FollowUps(context)
+        self.follow_ups = FollowUps(context)
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -411,8 +411,8 @@ class ConsumerFlows:
         lost = note(deliveries, answer)
         if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
-        if self._follow_ups.stored:
-            yield from self._follow_ups.send()
+        if self.follow_ups.stored:
+            yield from self.follow_ups.send()
         if error is None:
             return lost
         if settling.unanswered:
@@ -433,7 +433,7 @@ class ConsumerFlows:
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
         if any(d.follow_ups for d in deliveries):
             follow_ups = [d.follow_ups for d in deliveries]
-            note_stored = self._follow_ups.stored.append
+            note_stored = self.follow_ups.stored.append
             return settle.ack_then(self.context, leases, follow_ups, note_stored, extra)
         return settle.ack(self.context, leases, extra)
 
@@ -447,7 +447,7 @@ class ConsumerFlows:
         """Let the ack of a delivery store messages. Return their ids."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # it must be open, and of this topic
-        return self._follow_ups.add(delivery, messages)
+        return self.follow_ups.add(delivery, messages)
 
     def nack(
         self,

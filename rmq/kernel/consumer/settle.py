@@ -330,7 +330,8 @@ def ack_then(
 
         return follow_up_scripts.ack_then(context, keys, session, part.ids, part.scores, args, note)
 
-    most = SLOW_MAX
+    is_small = len(leases.ids) <= SLOW_MAX
+    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
     for each in follow_ups:
         most = min(most, BATCH_MAX // max(1, len(each)))
         most = min(most, CALL_BYTES // max(1, sum(one.size for one in each)))

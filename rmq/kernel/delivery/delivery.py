@@ -216,8 +216,10 @@ class AsyncDelivery(DeliveryData):
         inner, earlier = self._inner, self._inner.follow_ups
         verbs, run = self._settle_with
         pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
-        await run(verbs.then(inner, pairs))
         try:
+            for topic, out in pairs:
+                if verbs.then_now(inner, topic, out) is None:
+                    await run(verbs.then(inner, [(topic, out)]))
             await self.ack()
         except BaseException:
             inner.follow_ups = earlier  # the caller may repeat the call
@@ -248,8 +250,10 @@ class AsyncDelivery(DeliveryData):
         except TypeError:
             refuse_unknown(options)
             raise
-        ids: list[MessageId] = await run(verbs.then(self._inner, [(topic, out)]))
-        return ids[0]
+        id: MessageId | None = verbs.then_now(self._inner, topic, out)
+        if id is None:
+            (id,) = await run(verbs.then(self._inner, [(topic, out)]))
+        return id
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

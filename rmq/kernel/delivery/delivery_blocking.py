@@ -47,8 +47,10 @@ class Delivery(DeliveryData):
         inner, earlier = self._inner, self._inner.follow_ups
         verbs, run = self._settle_with
         pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
-        run(verbs.then(inner, pairs))
         try:
+            for topic, out in pairs:
+                if verbs.then_now(inner, topic, out) is None:
+                    run(verbs.then(inner, [(topic, out)]))
             self.ack()
         except BaseException:
             inner.follow_ups = earlier  # the caller may repeat the call
@@ -79,8 +81,10 @@ class Delivery(DeliveryData):
         except TypeError:
             refuse_unknown(options)
             raise
-        ids: list[MessageId] = run(verbs.then(self._inner, [(topic, out)]))
-        return ids[0]
+        id: MessageId | None = verbs.then_now(self._inner, topic, out)
+        if id is None:
+            (id,) = run(verbs.then(self._inner, [(topic, out)]))
+        return id
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

@@ -51,6 +51,12 @@ class DeliveryVerbs:
         """Settle the delivery for good."""
         return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
 
+    def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
+        """Do the same as `then` for a plain message, without a flow; None if that is impossible."""
+        if self.flows.at_most_once:
+            return None
+        return self.flows.follow_ups.add_now(delivery, topic, out)
+
     def then(
         self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
     ) -> Flow[list[MessageId]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import msgpack
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import ids, record
 from rmq.kernel.core.body_limits import CALL_BYTES
-from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.codec import JSON, Offloaded
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.interceptor import start_hooks
 from rmq.kernel.core.message import Outgoing, SendResult
@@ -50,10 +53,10 @@ class EncodedFollowUp(NamedTuple):
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
     """Return the context of a target, and whether this program has declared the topic."""
-    if topic == context.name:
-        return context, True
     found = context.targets.get(topic)
-    if found is None:
+    if found is None and topic == context.name:
+        found = context.targets[topic] = context, True
+    elif found is None:
         declared = next((each for each in list(context.siblings) if each.name == topic), None)
         found = (
             declared
@@ -116,6 +119,43 @@ def encode(
     return encoded
 
 
+def encode_plain(
+    context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
+) -> EncodedFollowUp | None:
+    """Encode a message without options except a priority, for a target that is open.
+
+    Returns None if the message has other options, or if there are interceptors.
+    """
+    name = getattr(topic, "name", topic)
+    found = context.targets.get(name) if isinstance(name, str) else None
+    if found is None or context.hooks.chain or not producer.is_plain(out):
+        return None
+    target, depth = found[0], _depth_of(delivery) + 1
+    if depth > DEPTH_MAX or time.monotonic() >= target.current_until:
+        return None
+    settings = target.settings
+    if settings.expires_ms or type(target.codec) is Offloaded:
+        return None
+    head, body = producer.encode_plain(target.codec, settings, out)
+    slot = _slot_in(target, delivery)
+    id = ids.make_one(slot, target.check)
+    head = bytes((head[0] | record.HEADERS,)) + head[1:]
+    return EncodedFollowUp(target.name, slot, id, head, _depth_header(depth) + body)
+
+
+@lru_cache(1024)
+def _depth_header(depth: int) -> bytes:
+    return record.length_prefixed(msgpack.packb({DEPTH_MARK: str(depth)}))
+
+
+def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
+    """Return the slot of a follow-up that may be in any slot."""
+    origin = delivery.origin.keys
+    if target.name == origin.topic and origin.index < target.settings.slots:
+        return origin.index  # the ack can store it at once
+    return next(target.spread)
+
+
 def _depth_of(delivery: InnerDelivery) -> int:
     text = delivery.marks.get(DEPTH_MARK, "") if delivery.record[0] & record.HEADERS else ""
     return int(text) if text.isdigit() else 0
@@ -123,11 +163,7 @@ def _depth_of(delivery: InnerDelivery) -> int:
 
 def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> EncodedFollowUp:
     message = producer.encode(target, target.settings, out)
-    slot, origin = message.slot, delivery.origin.keys
-    if slot < 0 and target.name == origin.topic and origin.index < target.settings.slots:
-        slot = origin.index  # the ack can store it at once
-    elif slot < 0:
-        slot = next(target.spread)
+    slot = message.slot if message.slot >= 0 else _slot_in(target, delivery)
     id = message.id or ids.make_one(slot, target.check)
     head, envelope = record.with_headers(message.head, message.envelope, message.headers)
     return EncodedFollowUp(target.name, slot, id, head, envelope + message.body)

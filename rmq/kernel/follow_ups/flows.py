@@ -22,7 +22,13 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.follow_ups import scripts
-from rmq.kernel.follow_ups.encode import EncodedFollowUp, check_size, encode, target_of
+from rmq.kernel.follow_ups.encode import (
+    EncodedFollowUp,
+    check_size,
+    encode,
+    encode_plain,
+    target_of,
+)
 from rmq.kernel.follow_ups.scripts import AckThenReply, Entry, Refused, SettleReply, place_of
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
@@ -113,6 +119,19 @@ class FollowUps:
         check_size(follow_ups)
         delivery.follow_ups = follow_ups
         return [each.id for each in added]
+
+    def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
+        """Let the ack of a delivery store a plain message. Return None if that needs a flow."""
+        if delivery.state or delivery.claim is not None or delivery.unconfirmed:
+            return None
+        follow_up = encode_plain(self._context, delivery, topic, out)
+        if follow_up is None:
+            return None
+        follow_ups = [*delivery.follow_ups, follow_up]
+        if len(follow_ups) > 1:
+            check_size(follow_ups)
+        delivery.follow_ups = follow_ups
+        return follow_up.id
 
     def send(self) -> Flow[None]:
         """Send the follow-ups that acks have stored."""
@@ -248,7 +267,7 @@ def _store_fitting(
         return _Attempt(0, refused=f"the topic was created again, and has no slot {index}")
     most, fitting = target.settings.max_body, entries
     for place, entry in enumerate(entries):
-        if len(record.read(entry.head + bytes(4) + entry.rest).body) > most:
+        if len(entry.rest) > most and _body_bytes(entry) > most:
             fitting = entries[:place]
             break
     if not fitting:
@@ -274,6 +293,10 @@ def _store(
             # Entries that too few copies have confirmed stay here, and the next attempt waits for
             # the copies again.
             return _Attempt(0, waits=True) if short else _Attempt(stored, waits=bool(letter))
+
+
+def _body_bytes(entry: Entry) -> int:
+    return len(record.read(entry.head + bytes(4) + entry.rest).body)
 
 
 def _wait_ms(entry: Entry) -> int:

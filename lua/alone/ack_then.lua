@@ -1,0 +1,65 @@
+--[[
+Short form of ack_then: settle one delivery with one follow-up, in a session that the slot knows.
+The delivery is of the kind of the short form of ack, and the slot has no groups. The follow-up is a
+plain message, that is one without a time. If a guard fails, ack_then.lua continues with the long
+form, which does the same for all deliveries and follow-ups.
+
+Reads: EACH FIRST audited blocked call call_number cancelling created grouped large last_call
+  last_number offloaded place session settled
+]]
+--- @include "lib/split_call"
+--- @include "lib/follow_ups/claim"
+--- @include "lib/member"
+--- @include "lib/read_time"
+--- @include "lib/records/record"
+--- @include "lib/scores/score_ranges"
+--- @include "lib/session"
+--- @include "lib/settle/count_failed"
+repeat
+  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 1 + EACH then
+    break -- a new session, several deliveries, or several follow-ups
+  end
+  if blocked or audited or large or offloaded or cancelling or grouped then
+    break -- other consumers wait for this ack, or the message has more than a record
+  end
+  local id, receipt = ARGV[FIRST], ARGV[FIRST + 1]
+  local position, target, member, head, rest = unpack(ARGV, FIRST + 2)
+  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT or target == place then
+    break -- the sender keeps the id, or the follow-up is for this slot
+  end
+  local is_next = is_next_call(last_call, call_number)
+  if not is_next or position ~= '1' or #member ~= MEMBER or #head ~= HEAD then
+    break -- a call that arrives twice gets its first answer
+  end
+  local first_byte, priority = split_head(head)
+  if first_byte % HEADERS > 0 or priority < PRIORITY_MIN or priority >= PRIORITY_END then
+    break -- the follow-up has a time, an expiry, or an invalid head
+  end
+  local is_place = string.find(target, '^[%w._-]+:%d+$') and #target <= PLACE_MOST
+  local score = redis.call('ZSCORE', prepare, id)
+  local is_valid = score and (score == receipt or tonumber(score) == tonumber(receipt))
+  local failed = count_failed()
+  if not is_place or not is_valid or failed > 0 then
+    break -- the lease has expired, or the message may have a failure entry
+  end
+
+  local now, now_us, seconds = read_time(ARGV[1])
+  local claimed_until = redis.call('ZSCORE', targets, target)
+  local is_claimed = claimed_until and tonumber(claimed_until) > now
+  redis.call('ZCARD', pending) -- a wrong type is an error before the first write
+  local number = math.max(tonumber(last_number or 0) + 1, now_us)
+  local claim = string.format('%.0f', now + CLAIM_MS)
+  local text = string.format('%016.0f', number)
+  local answer = '1 ' .. text .. ' ' .. claim .. ' ' .. target
+    .. (is_claimed and '=w' or claimed_until and '=o' or '=n')
+  local kept_answer = session_answer(call_number, seconds, answer)
+  redis.call('HDEL', records, id)
+  redis.call('ZREM', prepare, id)
+  redis.call('ZADD', pending, 0, target .. ':' .. text .. ':' .. member .. head .. rest)
+  if not is_claimed then
+    redis.call('ZADD', targets, claim, target)
+  end
+  redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, 'follow_ups',
+    string.format('%.0f', number), session, kept_answer)
+  return answer
+until true
