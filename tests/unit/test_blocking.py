@@ -34,6 +34,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # `make lint` checks them as well
 def test_the_committed_files_are_what_their_sources_give(copy: Path) -> None:
     assert blocking.main(["--check"], copy) == 0
 
