@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -108,17 +109,16 @@ def test_a_request_that_takes_too_long_ends(
     from rmq.server import api
 
     monkeypatch.setattr(api, "ANSWER_S", 0.5)
-    raw = server.raw()
     with serving(server.url, prefix) as running:
         until(lambda: ask(running.url + "/api/v1/topics").status == 200, "an answer")
-        raw.client_pause(20_000)
+        server.signal(signal.SIGSTOP)  # a CLIENT PAUSE would hold up its own UNPAUSE
         try:
             late = ask(running.url + "/api/v1/topics")
             redrive = running.url + "/api/v1/topics/orders/dead-letters/redrive"
             dry = ask(redrive, "POST", {"dry_run": True})
             written = ask(redrive, "POST", {})
         finally:
-            raw.client_unpause()
+            server.signal(signal.SIGCONT)
     assert (late.status, late.body["type"]) == (504, "urn:rmq:error:timeout")
     assert "continue with the cursor" in late.body["detail"]
     assert (dry.status, dry.body["type"]) == (504, "urn:rmq:error:timeout")
