@@ -5,7 +5,7 @@ import json
 import pytest
 
 import rmq
-from rmq.kernel.transport.single.blocking import Transport
+from rmq.kernel.transport.connections.pool import Pool
 from tests.cli.conftest import bury
 
 
@@ -117,8 +117,8 @@ def test_ls_of_many_topics_takes_few_round_trips(run, server, name, monkeypatch)
     with rmq.Client(server.url, prefix=prefix) as client:
         for number in range(50):
             client.topic(f"t{number:02}").open()
-    exchange = Transport._exchange
-    monkeypatch.setattr(Transport, "_exchange", lambda *args: trips.append(1) or exchange(*args))
+    exchange = Pool.exchange
+    monkeypatch.setattr(Pool, "exchange", lambda *args: trips.append(1) or exchange(*args))
 
     seen = json.loads(run("topic", "ls", "--json", "--prefix", prefix).stdout)
 

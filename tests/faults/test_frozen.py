@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.kernel.transport.connections.pool import Pool
 from rmq.kernel.transport.lua import script_loader
-from rmq.kernel.transport.single.blocking import Transport
 from tests.faults.test_unanswered import MODES
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
@@ -118,12 +118,12 @@ def test_a_worker_behind_a_frozen_redis_leaves_nothing_dead_that_no_handler_saw(
 def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, lost, ack = Transport._exchange, [], script_loader.load("ack")
+    inner, lost, ack = Pool.exchange, [], script_loader.load("ack")
     with server.raw() as raw:
         raw.script_load(ack.text)
 
-    def exchange(self: Transport, packed: bytes, count: int) -> list[Any]:
-        replies = inner(self, packed, count)
+    def exchange(self: Pool, packed: bytes, count: int, late: bool = False) -> list[Any]:
+        replies = inner(self, packed, count, late)
         if ack.sha.encode() in packed and len(lost) < 3:
             lost.append(replies)
             raise ConnectionResetError
@@ -139,7 +139,7 @@ def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
 
         worker = rmq.Worker(client)
         with worker:
-            monkeypatch.setattr(Transport, "_exchange", exchange)
+            monkeypatch.setattr(Pool, "exchange", exchange)
             topic.send_many([rmq.Outgoing(n) for n in range(4)])
             wait_for(lambda: worker.counts()[name]["ack"] >= 4, within=30)
         counts = worker.counts()[name]

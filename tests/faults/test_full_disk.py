@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.kernel.transport.connections.pool import Pool
 from rmq.kernel.transport.errors import code_of
-from rmq.kernel.transport.single.blocking import Transport
 from tests.conftest import any_binary
 from tests.faults.checker import History, Verdict
 from tests.faults.test_kill import drained
@@ -112,17 +112,17 @@ def test_a_redis_that_writes_no_file_notices_no_full_disk_and_loses_all(
 def test_a_client_that_takes_a_refusal_for_an_answer_loses_what_was_refused(
     disk: Disk, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange, answers = Transport._exchange, dict[int, list[Any]]()
+    exchange, answers = Pool.exchange, dict[int, list[Any]]()
 
-    def careless(self: Transport, packed: bytes, count: int) -> list[Any]:
+    def careless(self: Pool, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Give the last answer again in place of MISCONF."""
-        replies = exchange(self, packed, count)
+        replies = exchange(self, packed, count, late)
         if any(isinstance(one, Exception) and code_of(one) == "MISCONF" for one in replies):
             return answers[count]
         answers[count] = replies
         return replies
 
-    monkeypatch.setattr(Transport, "_exchange", careless)
+    monkeypatch.setattr(Pool, "exchange", careless)
     verdict, refused = play(disk, name)
 
     print(f"FIG control, full disk, a refusal is taken for an answer: {verdict}")

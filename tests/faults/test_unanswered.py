@@ -15,6 +15,7 @@ import pytest
 import rmq
 from rmq.kernel.consumer import receive
 from rmq.kernel.transport.lua import script_loader
+from tests.exchanges import change_exchanges
 from tests.property.driver import Driver
 from tests.servers import Server
 
@@ -44,25 +45,29 @@ class Scene:
         self.fired = 0
         self.error: type[BaseException] = ConnectionResetError
         self._verb, self._times = "", 0
-        transport: Any = driver.client._transport
-        inner = transport._exchange
+        losing = self._losing if driver.loop is None else self._losing_async
+        change_exchanges(driver.client._transport, losing)
+        self.open()
 
-        def exchange(packed: bytes, count: int) -> Any:
+    def _losing(self, inner: Any) -> Any:
+        def exchange(packed: bytes, count: int, late: bool = False) -> Any:
             if self._due(packed):
                 if self.executed:
-                    inner(packed, count)
+                    inner(packed, count, late)
                 raise self.error
-            return inner(packed, count)
+            return inner(packed, count, late)
 
-        async def exchange_async(packed: bytes, count: int, late: bool = False) -> Any:
+        return exchange
+
+    def _losing_async(self, inner: Any) -> Any:
+        async def exchange(packed: bytes, count: int, late: bool = False) -> Any:
             if self._due(packed):
                 if self.executed:
                     await inner(packed, count, late)
                 raise self.error
             return await inner(packed, count, late)
 
-        transport._exchange = exchange if driver.loop is None else exchange_async
-        self.open()
+        return exchange
 
     def open(self, **settings: Any) -> None:
         """A topic that the server knows all scripts for."""

@@ -13,10 +13,9 @@ import pytest
 import redis
 
 import rmq
+from rmq.kernel.transport.connections.pool import AsyncPool, Pool
 from rmq.kernel.transport.hash_slots import hash_slot
 from rmq.kernel.transport.lua import script_loader
-from rmq.kernel.transport.single.asyncio import AsyncTransport
-from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.single.subscription import SubscriptionRefused
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients, connect
@@ -110,18 +109,16 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         refused.append(names[words[1]])
         return [redis.exceptions.ClusterCrossSlotError("Keys in request don't hash to one slot")]
 
-    sync, tasks = Transport._exchange, AsyncTransport._exchange
+    sync, tasks = Pool.exchange, AsyncPool.exchange
 
-    def exchange(self: Transport, packed: bytes, count: int) -> Any:
-        return refusal(packed) or sync(self, packed, count)
+    def exchange(self: Pool, packed: bytes, count: int, late: bool = False) -> Any:
+        return refusal(packed) or sync(self, packed, count, late)
 
-    async def exchange_async(
-        self: AsyncTransport, packed: bytes, count: int, late: bool = False
-    ) -> Any:
+    async def exchange_async(self: AsyncPool, packed: bytes, count: int, late: bool = False) -> Any:
         return refusal(packed) or await tasks(self, packed, count, late)
 
-    monkeypatch.setattr(Transport, "_exchange", exchange)
-    monkeypatch.setattr(AsyncTransport, "_exchange", exchange_async)
+    monkeypatch.setattr(Pool, "exchange", exchange)
+    monkeypatch.setattr(AsyncPool, "exchange", exchange_async)
     return refused
 
 

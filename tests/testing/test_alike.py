@@ -16,6 +16,7 @@ import rmq
 from rmq.errors import RMQError
 from rmq.kernel.transport.lua import script_loader
 from rmq.testing import Broker
+from tests.exchanges import change_exchanges
 from tests.servers import Server
 
 TOPIC = "alike"
@@ -244,16 +245,19 @@ def test_at_most_once_hands_over_all_where_a_reply_was_lost(fake: Broker, verb: 
     topic = fake.client.topic("t")
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     transport = fake.client._transport
-    exchange, lost = transport._exchange, []
+    lost: list[Any] = []
 
-    def losing(packed: bytes, count: int) -> list[Any]:
-        replies = exchange(packed, count)
-        if script_loader.load(verb).sha.encode() in packed and not lost:
-            lost.append(replies)
-            raise ConnectionResetError
-        return replies
+    def losing(inner: Any) -> Any:
+        def exchange(packed: bytes, count: int, late: bool = False) -> list[Any]:
+            replies: list[Any] = inner(packed, count, late)
+            if script_loader.load(verb).sha.encode() in packed and not lost:
+                lost.append(replies)
+                raise ConnectionResetError
+            return replies
+
+        return exchange
 
     with topic.consumer(mode="at_most_once") as consumer:
-        transport._exchange = losing  # type: ignore[method-assign]
+        change_exchanges(transport, losing)
         assert [one.body for one in consumer.receive(10)] == [0, 1, 2]
     assert lost
