@@ -225,23 +225,23 @@ class Heartbeat:
         """Release the deliveries that have not begun, as soon as Redis answers.
 
         Give up when their leases have expired. The deliveries are then rolled back at the cost of a
-        retry.
+        retry. No lease ends later than its whole length from now: the worker that received it is
+        dead, and a lease that was never renewed has no end in the shared memory yet.
         """
-        until = self._leases_until()
+        until = time.monotonic() + self._longest_lease_s()
         while not self._is_released():
             if time.monotonic() >= until:
                 return
             time.sleep(pause_s)
 
-    def _leases_until(self) -> float:
-        """Return when the last lease with deliveries expires, by the monotonic clock."""
+    def _longest_lease_s(self) -> float:
+        """Return the longest lease of the topics with deliveries in flight, in seconds."""
         memory = self.memory
         return max(
             (
-                memory.safe_until(lease_index, number)
+                memory.lease_s(index)
                 for index in range(len(self._topics))
-                for lease_index, number, in_flight in memory.leases(index)
-                if in_flight
+                if any(in_flight for _, _, in_flight in memory.leases(index))
             ),
             default=0.0,
         )
