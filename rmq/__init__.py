@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
     from rmq.features.doctor.look import Finding
+    from rmq.features.follow_ups.flows import PendingFollowUp
     from rmq.features.groups.flows import GroupPage
     from rmq.features.groups.scripts import GroupState
     from rmq.features.messages.flows import PeekPage
@@ -143,6 +144,7 @@ _MODULES = {
     "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
     "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",
     "rmq.features.doctor.look": "Finding",
+    "rmq.features.follow_ups.flows": "PendingFollowUp",
     "rmq.features.groups.flows": "GroupPage",
     "rmq.features.groups.scripts": "GroupState",
     "rmq.features.messages.flows": "PeekPage",
@@ -218,7 +220,8 @@ __all__ = [
     "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
     "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
     "Missing", "NotDurable", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",
-    "PayloadTooLarge", "PeekPage", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError",
+    "PayloadTooLarge", "PeekPage", "PendingFollowUp", "PublishResult", "Query", "QueryOwned",
+    "QueueFull", "RMQError",
     "Rate", "Receipt", "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample",
     "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError",
     "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",

@@ -29,6 +29,7 @@ SOURCES = (
     "rmq.features.dead_letters.admin",
     "rmq.features.dead_letters.jobs.admin",
     "rmq.features.doctor.admin",
+    "rmq.features.follow_ups.admin",
     "rmq.features.groups.admin",
     "rmq.features.messages.admin",
     "rmq.features.offloaded.admin",

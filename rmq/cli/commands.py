@@ -72,6 +72,10 @@ COMMANDS = {
         "rmq.features.groups.cli:groups",
         "List, pause, resume, release and purge groups of messages.",
     ),
+    "pending": Place(
+        "rmq.features.follow_ups.cli:pending",
+        "List, send and drop follow-ups that are not yet in their topic.",
+    ),
     "query": Place(
         "rmq.features.spark.cli:query",
         "List queries that hold messages, such as Spark's, and release their messages.",

@@ -10,6 +10,7 @@ from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
+from rmq.features.follow_ups.admin import AsyncFollowUpAdmin
 from rmq.features.groups.admin import AsyncGroupAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin
 from rmq.features.offloaded.admin import AsyncOffloadedAdmin
@@ -24,6 +25,7 @@ class AsyncAdmin(
     AsyncTopicAdmin,
     AsyncMessageAdmin,
     AsyncGroupAdmin,
+    AsyncFollowUpAdmin,
     AsyncDeadLetterAdmin,
     AsyncJobAdmin,
     AsyncAuditAdmin,

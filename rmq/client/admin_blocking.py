@@ -8,6 +8,7 @@ from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin_blocking import JobAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin
+from rmq.features.follow_ups.admin_blocking import FollowUpAdmin
 from rmq.features.groups.admin_blocking import GroupAdmin
 from rmq.features.messages.admin_blocking import MessageAdmin
 from rmq.features.offloaded.admin_blocking import OffloadedAdmin
@@ -22,6 +23,7 @@ class Admin(
     TopicAdmin,
     MessageAdmin,
     GroupAdmin,
+    FollowUpAdmin,
     DeadLetterAdmin,
     JobAdmin,
     AuditAdmin,

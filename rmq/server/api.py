@@ -24,6 +24,7 @@ from rmq.features.claims import http as claims_http
 from rmq.features.dead_letters import http as dead_letters_http
 from rmq.features.dead_letters.jobs import http as jobs_http
 from rmq.features.doctor import http as doctor_http
+from rmq.features.follow_ups import http as follow_ups_http
 from rmq.features.groups import http as groups_http
 from rmq.features.messages import http as messages_http
 from rmq.features.schedules import http as schedules_http
@@ -161,7 +162,7 @@ TABLES = (
     topic_admin_http.TABLE, messages_http.TABLE, leases.TABLE, dead_letters_http.TABLE,
     jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
     audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
-    workers_http.TABLE, groups_http.TABLE,
+    workers_http.TABLE, groups_http.TABLE, follow_ups_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408

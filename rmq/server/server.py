@@ -16,6 +16,7 @@ from rmq.errors import RMQError
 from rmq.features.audit.service import Audits
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
+from rmq.features.follow_ups.service import FollowUps
 from rmq.features.messages.service import Rollback
 from rmq.features.offloaded.service import Offloading
 from rmq.features.schedules.service import Schedules
@@ -89,6 +90,7 @@ class Server:
             self.wanted,
             Resizes(transport, config.prefix, self.survey),
             Offloading(transport, self.survey),
+            FollowUps(transport, self.survey),
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]

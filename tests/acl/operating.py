@@ -25,6 +25,32 @@ from tests.acl.registry import (
 from tests.acl.scene import Scene, version_of
 
 
+@of("viewer", "operator", "server")
+def looks_at_pending_follow_ups(s: Scene) -> None:
+    wait_for_a_target(s)
+    assert s.api.admin.pending(s.name)[0].entries == 1
+
+
+@of("operator", "server")
+def sends_and_drops_pending_follow_ups(s: Scene) -> None:
+    wait_for_a_target(s)
+    assert s.api.admin.pending_send(s.name) == 0
+    s.full.admin.topic_resume(s.name, verb="send")
+    assert s.api.admin.pending_send(s.name) == 1
+    assert s.api.admin.pending_drop(s.name, s.name) == 0
+
+
+def wait_for_a_target(s: Scene) -> None:
+    """Ack a message with a follow-up for its own topic, to which sends are paused."""
+    topic = s.full.topic(s.name)
+    topic.send("first")
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive()
+        delivery.then(s.name, "next")
+        s.full.admin.topic_pause(s.name, verb="send")
+        delivery.ack()
+
+
 @of("operator", "viewer", "server")
 def looks(s: Scene) -> None:
     s.topic(dead_retention=60)

@@ -507,3 +507,44 @@ def test_a_large_number_of_follow_ups_leaves_one_field_in_the_target(
             assert len(bodies(api, other)) == 1000
 
         assert used() - before < 200
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+@both_clients
+def test_pending_follow_ups_are_listed_sent_and_dropped(
+    api: Any, name: str, other: str, server: Server
+) -> None:
+    api.admin.topic_pause(other, verb="send")
+    for n in range(3):
+        ack_then(api, name, (other, rmq.Outgoing(n)))
+
+    (row,) = api.admin.pending(name)
+    assert (row.slot, row.target, row.target_slot, row.entries) == (0, other, 0, 3)
+    assert row.next_try > row.since
+    assert api.admin.pending_send(name) == 0
+    assert api.admin.pending_drop(name, "another") == 0
+    assert api.admin.pending_drop(name, other, dry_run=True) == 3
+    api.admin.topic_resume(other, verb="send")
+    assert api.admin.pending_send(name) == 3
+    assert bodies(api, other) == [0, 1, 2]
+    assert api.admin.pending(name) == []
+
+    api.admin.topic_pause(other, verb="send")
+    ack_then(api, name, (other, rmq.Outgoing("dropped")))
+    assert api.admin.pending_drop(name, other) == 1
+    api.admin.topic_resume(other, verb="send")
+    assert api.admin.pending_send(name) == 0
+    assert bodies(api, other) == []
+
+
+def test_a_topic_with_pending_follow_ups_is_not_deleted_without_force(
+    api: Any, name: str, other: str
+) -> None:
+    api.admin.topic_pause(other, verb="send")
+    ack_then(api, name, (other, rmq.Outgoing("next")))
+
+    with pytest.raises(rmq.RMQError, match="1 waiting message"):
+        api.admin.topic_delete(name)
+    assert len(api.admin.pending(name)) == 1

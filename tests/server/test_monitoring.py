@@ -23,7 +23,7 @@ CATALOGUE = {metric.name: metric for metric in (*metrics.METRICS, *metrics.SERVE
 EXPORTER = {"redis_memory_used_bytes", "redis_memory_max_bytes"}  # of redis_exporter
 SERVICES = (
     "leadership", "survey", "rollback", "retention", "schedules", "sampler", "expiry", "audits",
-    "queries", "worker_records", "resizes", "wanted", "offloading",
+    "queries", "worker_records", "resizes", "wanted", "offloading", "follow_ups",
 )  # fmt: skip
 VALUES = {"queue": QUEUES, "event": tuple(COUNTERS), "service": SERVICES}
 

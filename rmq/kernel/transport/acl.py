@@ -38,14 +38,14 @@ _CONSUMER = (
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
-    "query_inspect", "groups",
+    "query_inspect", "groups", "pending",
 )  # fmt: skip
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
     "resize_scan", "topic_close",
     "slot_delete", "cancel", "reschedule", "set_priority", "group_pause", "group_resume",
     "redrive", "redrive_hold", "redrive_send", "redrive_settle", "purge",
-    "trash", "restore", "tidy",
+    "trash", "restore", "tidy", "pending_send", "pending_settle",
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # to send the message of a schedule now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",

@@ -41,7 +41,7 @@ from rmq.kernel.transport.lua.shortening import shortened
 READS = frozenset((
     "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
     "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
-    "zcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
+    "zcount", "zlexcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
     "zrevrangebyscore", "zscore",
 ))  # fmt: skip
 

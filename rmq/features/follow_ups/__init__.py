@@ -1,0 +1,1 @@
+"""Pending follow-ups of a topic: list, send and drop them."""

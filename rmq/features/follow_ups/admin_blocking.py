@@ -1,0 +1,41 @@
+# Generated from rmq/features/follow_ups/admin.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.follow_ups.admin`."""
+
+from __future__ import annotations
+
+from rmq.features.follow_ups import flows
+from rmq.features.follow_ups.flows import PendingFollowUp
+from rmq.kernel.topic.admin_part import AdminPart
+
+
+class FollowUpAdmin(AdminPart):
+    """Operations on the pending follow-ups of a topic."""
+
+    def pending(self, topic: str) -> list[PendingFollowUp]:
+        """Return the follow-ups of a topic that are not yet in their targets, oldest first.
+
+        Args:
+            topic: Name of the topic whose messages were acked.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+        """
+        return self._run(flows.pending(self._context(topic)))
+
+    def pending_send(self, topic: str) -> int:
+        """Send the pending follow-ups of a topic now. Return how many are no longer pending.
+
+        Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
+        full stay. A follow-up that its target refuses for good becomes a dead letter of `topic`.
+        """
+        return self._run(flows.send(self._context(topic)))
+
+    def pending_drop(self, topic: str, target: str, *, dry_run: bool = False) -> int:
+        """Delete the pending follow-ups of a topic for one target. Return their number.
+
+        Args:
+            topic: Name of the topic whose messages were acked.
+            target: Name of the topic that would get the follow-ups.
+            dry_run: Whether to only count the follow-ups.
+        """
+        return self._run(flows.drop(self._context(topic), target, dry_run))

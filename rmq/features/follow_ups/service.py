@@ -1,0 +1,25 @@
+"""The service of `rmq server` for follow-ups: send those whose client died."""
+
+from __future__ import annotations
+
+from rmq.http_framework.survey import SurveyedService
+from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
+
+
+class FollowUps(SurveyedService):
+    """Sends pending follow-ups that nobody sends, also in topics without consumers."""
+
+    name = "follow_ups"
+    every_s = SWEEP_S
+
+    def run_once(self) -> int:
+        """Send the follow-ups that are due. Return the number of topics that were checked."""
+        topics = self._survey.topics
+        for name, counts in topics.items():
+            with self._problems.apart(name, self.name):
+                first = 0
+                while True:
+                    first = self._transport.run(sweep(counts.context, first))
+                    if not first:
+                        break
+        return 0
