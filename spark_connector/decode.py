@@ -151,7 +151,7 @@ class Stored:
         return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return the number at one position of each head, or 0 for an unreadable record."""
+        """Return the number at one position of each record's first bytes, or 0 if unreadable."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]

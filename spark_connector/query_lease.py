@@ -367,7 +367,7 @@ class QueryLease:
         return [(topic, at) for topic, at in end.topics.items() if topic not in self.lost]
 
     def opened(self, topic: str) -> tuple[int, bytes] | None:
-        """Return the maximum retries and the creation stamp of a topic, or None if it is gone."""
+        """Return the maximum retries and the creation time of a topic, or None if it is gone."""
         query = self.query(topic)
         if not self._unless_gone(topic, query.slots, 0):
             return None

@@ -598,7 +598,7 @@ SHARE_OF_PAGE = 4  # a page is in memory this often: replies, records, columns, 
 
 
 def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
-    """Return whether one of these topics was deleted, by its creation stamp at the planning."""
+    """Return whether one of these topics was deleted, which its creation time shows."""
     for name, stamp in stamps.items():
         topic = client.topic(name)
         try:

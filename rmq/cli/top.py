@@ -174,7 +174,7 @@ class Top:
         self.read_clock = time.strftime("%H:%M:%S")
 
     def sorted_rows(self) -> list[Row]:
-        """Return the rows by name, or rows with a problem or the largest figure first."""
+        """Return the rows sorted by name, or with problems or the largest number first."""
         rows = sorted(self.rows, key=lambda row: row["topic"])
         if self.sort == "PROBLEM":
             rows.sort(key=lambda row: not row["problem"])

@@ -117,7 +117,7 @@ def block(title: str, text: str) -> None:
 
 
 def entry(head: str, body: str) -> None:
-    """Print a log line: its head in full, its body shortened to the width of the terminal."""
+    """Print a log line: `head` in full, `body` shortened to the width of the terminal."""
     room = max(NARROWEST, terminal_width() - cells(head) - GAP)
     click.echo(f"{neutral(head)}  {shorten(neutral(body), room)}")
     sys.stdout.flush()

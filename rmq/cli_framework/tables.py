@@ -105,7 +105,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[in
 def table_lines(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW
 ) -> Iterator[str]:
-    """Yield the lines of a table, its head first.
+    """Yield the lines of a table, beginning with the column titles.
 
     Args:
         columns: Columns of the table.

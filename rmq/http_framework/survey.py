@@ -1,4 +1,4 @@
-"""The survey: reads the counts of all slots once, for all services and all readers of figures."""
+"""The survey: reads the counts of all slots once, for all services and pages of a server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TopicCounts:
 
     @property
     def figures(self) -> Figures:
-        """The counts as `Figures`, the form in which a sample stores them."""
+        """The counts as `Figures`, the form in which a sample of the history stores them."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -56,7 +56,7 @@ class Survey:
     """The service that reads the counts of all slots of all topics.
 
     Attributes:
-        topics: Latest counts by topic name. Each pass replaces the whole dict.
+        topics: Latest counts by topic name. Each reading of all topics replaces the whole dict.
         resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
             while some slots have not been created yet.
         passes: Number of passes over all topics.
@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two passes: longer with more slots, to limit the load of Redis."""
+        """Seconds between two readings of all topics: longer with more slots, to spare Redis."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
@@ -140,18 +140,17 @@ class Survey:
         return sorted([*names, *added])
 
     def before(self, name: str, window_ms: int) -> Figures | None:
-        """Return the figures of a topic from `window_ms` ago, or None.
+        """Return the counts of a topic from `window_ms` ago, or None.
 
-        `history.so_old` chooses them from the figures of the last five minutes.
+        `history.so_old` chooses them from the readings of the last five minutes.
         """
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
 
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
-        """Keep the figures of topics for five minutes.
+        """Keep the counts of topics for five minutes.
 
-        With more topics there are fewer passes, so the number of stored figures stays about the
-        same.
+        With more topics there are fewer readings, so about the same number of counts is stored.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():

@@ -25,7 +25,7 @@ Columns = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Place(NamedTuple):
-    """An input: its format and its place."""
+    """An input of an audit: its format, and its path or table."""
 
     format: str
     where: str

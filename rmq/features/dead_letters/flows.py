@@ -124,14 +124,14 @@ class Filter:
         return self.filter is None or fits_filter(self.filter, member, now_ms)
 
     def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Load the large bodies of members if a condition reads the body."""
+        """Load the large bodies of dead letters if a condition reads the body."""
         if self.filter is None or not self.filter.needs_body:
             return members
         return (yield from reading.with_bodies(context, members))
 
 
 def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
-    """Return whether a member matches a filter."""
+    """Return whether a message of a queue matches a filter."""
     return wanted.matches(Letter(member), now_ms)
 
 

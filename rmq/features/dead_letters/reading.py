@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return about `most` members, the next in order, or an empty list at the end."""
+        """Return the next dead letters, about `most`, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:
@@ -180,7 +180,7 @@ class Reader:
 def fitting(
     context: TopicContext, wanted: DeadLetterFilter | None, members: list[QueueMember], now_ms: int
 ) -> Flow[list[QueueMember]]:
-    """Return the members that match a filter."""
+    """Return the dead letters that match a filter."""
     if wanted is None:
         return members
     whole = members

@@ -43,7 +43,7 @@ def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpire
 
 @dataclass
 class _SlotPass:
-    """The progress of a pass over a slot, and the slot's counters when the pass started."""
+    """The progress of reading all messages of a slot, and the slot's counters at its start."""
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
@@ -69,7 +69,7 @@ class Expiry(SurveyedService):
         self._calls = 0
 
     def run_once(self) -> int:
-        """Continue the passes over slots. Return how many messages had expired."""
+        """Continue to read slots for expired messages. Return how many messages had expired."""
         topics, expired, self._calls = self._survey.topics, 0, 0
         self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
         slots = [
@@ -88,7 +88,7 @@ class Expiry(SurveyedService):
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Start or continue a pass over a slot. Return how many messages had expired."""
+        """Start or continue to read a slot for expired messages. Return how many had expired."""
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]

@@ -76,10 +76,7 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return slots with messages, fullest first.
-
-    With `count`, sort by the members of that queue.
-    """
+    """Return slots with messages, fullest first. With `count`, sort by the length of that queue."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])

@@ -189,7 +189,7 @@ class SlotWalk:
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
-        """Return the next members: at most `limit`, and after `scan` examined members at most.
+        """Return the next messages: at most `limit`, after at most `scan` messages were examined.
 
         `wanted` has the type, the group, or both that the messages must have. It is empty for all
         messages.
@@ -248,7 +248,7 @@ class SlotTail:
         self._sweep: list[SlotReader] = []  # remaining parts of the sweep
 
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
-        """Return messages that no earlier look found.
+        """Return messages that no earlier call found.
 
         `accepted` is the acceptance number of the slot's newest message.
         """
@@ -316,9 +316,9 @@ class Tail:
         self._shown = list(floors)
 
     def look(self) -> Flow[list[Message]]:
-        """Return new messages, in the order of acceptance within each slot.
+        """Return messages that no earlier call found, in the order of acceptance within each slot.
 
-        All messages that the previous look returned count as shown.
+        All messages that the previous call returned count as shown.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)
@@ -333,7 +333,7 @@ class Tail:
         return messages
 
     def note_shown(self, message: Message) -> None:
-        """Record that a message of the last look, and the messages before it, were shown."""
+        """Record that a message which `look` returned, and the messages before it, were shown."""
         # Otherwise an earlier message may still be found.
         if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset
@@ -350,7 +350,7 @@ class Tail:
 
 
 def _offset(member: QueueMember) -> int:
-    """Return the acceptance number of a member, or 0 if it has no record."""
+    """Return the acceptance number of a message in a queue, or 0 if it has no record."""
     low = member.record[4:BARE]
     return offset_of(int.from_bytes(low, "big"), member.newest) if low else 0
 

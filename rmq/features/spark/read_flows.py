@@ -1,7 +1,7 @@
 """Flows that read the messages that a query holds.
 
-A script returns the members, for several slots in one pipeline. Plain commands then return the
-records.
+A script returns the names of the messages, for several slots in one pipeline. Plain commands then
+return the records.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _block(
 
 
 class PartReader:
-    """Reads parts of a batch, several slots in one pipeline: first the members, then the records.
+    """Reads parts of a batch, several slots in one pipeline: first names, then records.
 
     After an error, the next call continues where the last page ended.
 
@@ -164,7 +164,7 @@ class PartReader:
             self._bytes = 0
 
     def _find(self) -> Flow[None]:
-        """Read the members of the next parts."""
+        """Read the names of the messages in the next parts."""
         wanted, room = [], PIPELINE_MOST
         for part in reversed(self._parts):
             if room <= 0:
@@ -189,7 +189,7 @@ class PartReader:
     def _read_at_once(
         self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
-        """Read members and records in one step, after a first read found records missing.
+        """Read names and records in one step, after a first read found records missing.
 
         Return None if the messages are no longer held, or if their records are lost.
         """
@@ -209,7 +209,7 @@ class PartReader:
         return records[:cut], cut
 
     def _skip(self, count: int) -> None:
-        """Drop the first members, which have been read."""
+        """Drop the names of messages that have been read."""
         part, after, members, receipts = self._found.pop(0)
         if count < len(members):
             self._found.insert(0, (part, after + count, members[count:], receipts[count:]))

@@ -211,7 +211,7 @@ def query_read(
 
 
 def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes | None]]:
-    """Read the records of members by a plain command: a script would cost twice as much."""
+    """Read the records of messages by a plain command. A script would cost twice as much."""
     return Command(script_loader.plain("HMGET"), (keys.records,), members, list)
 
 
@@ -288,7 +288,7 @@ class Failing(NamedTuple):
 
     Attributes:
         number: Number in the query's log.
-        member: Member of the message.
+        member: Name of the message in Redis.
         error: Error for its failure entry.
         wait_ms: Time until the retry, in ms, or None for the topic's policy.
     """

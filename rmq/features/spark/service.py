@@ -16,7 +16,7 @@ PER_TOPIC = 50  # maximum number of queries that are read of a topic
 
 
 class _Look(NamedTuple):
-    """The result of the last look at a topic."""
+    """The result of the last reading of a topic's queries."""
 
     at: float  # time of the look, by the monotonic clock
     delivered: int

@@ -328,11 +328,11 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages that have the same head. Their ids count up from the member `first`."""
+        """Add messages with equal record heads. Their ids count up from the message `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages that have the same head, and give them ids."""
+        """Add messages with equal record heads (the first four bytes), and give them ids."""
         made = ids.make(slot, self._check)[0]
         self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
         self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)

@@ -51,7 +51,7 @@ class ResizeResult(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """The progress of the passes over the former slots, for a process that continues them later.
+    """The progress of reading the former slots, for a process that continues later.
 
     Attributes:
         since_ms: Start of the resize to which the progress belongs.
@@ -205,7 +205,10 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _give(context: TopicContext) -> Flow[None]:
-    """Write the new stamps and settings to the slots. List the schedules with the new stamp."""
+    """Write the new settings to the slots, with a new creation stamp that refuses old clients.
+
+    List the topic's schedules with the new stamp.
+    """
     # Schedulers find an entry only if slot 0 has its stamp, so the new entry is added first.
     listed = yield from scheduled.read(context.prefix)
     mine = [each for each in listed if each.topic == context.name]
@@ -234,8 +237,8 @@ def _await_messages(
 ) -> Flow[int]:
     """Open slots that need not wait any longer. Return how many slots may have older messages.
 
-    A pass over the records of each slot finds older messages. A page is read again until it has no
-    older message, because older messages never move to earlier pages. `rounds` is the maximum
+    One reading of all records of each slot finds older messages. A page is read again until it has
+    no older message, because older messages never move to earlier pages. `rounds` is the maximum
     number of pages per slot, or None for no limit.
     """
     resizing = _resizing(context)

@@ -30,7 +30,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store figures of a topic at places of its history. Return False if the topic is gone."""
+    """Store a sample of a topic's counts in its history. Return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),

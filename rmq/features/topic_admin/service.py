@@ -120,7 +120,7 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Stores the figures of topics that have changed since the last survey.
+    """Stores samples of the topics whose counts have changed since the last survey.
 
     An idle topic costs one command in ten minutes. When its figures change, the previous figures
     are stored as well, so that the growth does not seem to have lasted ten minutes. If no server
@@ -138,7 +138,7 @@ class Sampler(SurveyedService):
         self._unwritten: dict[str, Figures] = {}
 
     def run_once(self) -> int:
-        """Store changed figures. Return the number of samples."""
+        """Store samples of topics whose counts have changed. Return the number of samples."""
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}

@@ -178,7 +178,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls of `prepare` that repeat the hand-overs for a slot's credit that has ended."""
+    """Return calls that repeat the hand-overs for a slot's credit which has ended."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
@@ -213,7 +213,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw all credits. Return the hand-overs that were made for them.
+    """Withdraw all credits from Redis. Return the messages that were handed over for them.
 
     Hand-overs that can no longer arrive are in `state.unconfirmed_offers` afterwards.
     """

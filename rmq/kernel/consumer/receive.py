@@ -104,7 +104,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits that may be used or expired.
+    """Withdraw credits (permits for hand-overs) that may be used or expired.
 
     Return the messages that were handed over for them. If there are none, all slots will be
     visited.
@@ -174,7 +174,10 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the wake-ups of the topic. Earlier credits are withdrawn before."""
+    """Subscribe to the wake-ups of the topic.
+
+    Earlier credits for hand-overs are withdrawn before.
+    """
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -200,7 +203,7 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits. Add the messages handed over for credits to `batches`.
+    """Withdraw unused credits. Add the messages that were handed over for credits to `batches`.
 
     Batches beyond `limit` messages are released.
     """
@@ -242,7 +245,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 
 
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return the messages that were handed over for the credits that `receive_ready` left.
+    """Return the messages that were handed over since `receive_ready` left credits for them.
 
     If the call that left the credit has no reply yet, all messages are handed back. If they were
     returned, a later repeat of that call would release the same messages.
@@ -259,7 +262,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left, and release their messages."""
+    """Withdraw the credits for hand-overs that `receive_ready` left. Release their messages."""
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -470,7 +473,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
-    """Give back the session of an answered call, unless a credit needs the session."""
+    """Give back the session of an answered call, unless a credit for hand-overs still needs it."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
         state.context.sessions.give(call.session)

@@ -250,7 +250,7 @@ class Offer(NamedTuple):
 
     @property
     def renews(self) -> bool:
-        """Whether the caller renews a credit that it left earlier."""
+        """Whether the caller renews a credit for hand-overs that it left earlier."""
         return self.number == 0
 
     def encode(self) -> bytes:
@@ -263,7 +263,7 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """The part of a reply about a credit that was offered or renewed."""
+    """The part of a reply about a credit for hand-overs that was offered or renewed."""
 
     stands: bool = False
     left: int = 0  # hand-overs it still allows, or allowed when it was removed
@@ -295,7 +295,7 @@ class Batch(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """The message on a consumer's own channel, with the deliveries for a credit."""
+    """The message on a consumer's own channel, with deliveries that a send handed over to it."""
 
     number: int
     slot: int  # index of the slot
@@ -376,7 +376,7 @@ def next_ready_or_credit(
     lease_ms: int,
     sessions: Sequence[ReplaySession],
 ) -> Command[tuple[list[int], list[CreditState]]]:
-    """Do the same as next_ready, and leave a credit in each slot if no slot has work.
+    """Do the same as `next_ready`, and leave a credit for hand-overs in each slot without work.
 
     `sessions` has the replay session of each slot's credit, or is empty for a renewal. Returns the
     µs until each slot has work, and the state of each credit.
@@ -402,7 +402,7 @@ def next_ready_or_credit(
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
-    """Remove the credits that a consumer with this channel left in slots.
+    """Remove the credits for hand-overs that a consumer with this channel left in slots.
 
     Returns:
         The number of connections that were sent `number`, and for each slot the number of

@@ -82,7 +82,7 @@ class Leases(NamedTuple):
 def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
     """Return the error for a delivery of another topic.
 
-    Its member may also name a message of this topic.
+    Its name in Redis may also be the name of a message of this topic.
     """
     return InvalidValue(
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "

@@ -228,7 +228,8 @@ class ReceiveState:
     def is_signalled(self) -> bool:
         """Whether each slot without work sends a wake-up when it gets work.
 
-        The `busy_slots` are excepted. If slots may have credits, all slots are checked each time.
+        The `busy_slots` are excepted. If slots may have credits for hand-overs, all slots are
+        checked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:

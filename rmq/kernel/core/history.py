@@ -93,7 +93,7 @@ class Sample:
 
 
 class Figures(NamedTuple):
-    """The figures of a sample in their stored form."""
+    """The counts and times of a sample in their stored form."""
 
     at_ms: int
     due_since_ms: int  # when the oldest due message became due; 0 if no message is due
@@ -108,7 +108,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
-    """Return the figures to store, from the counts of `Admin.stats` and the lateness."""
+    """Return the counts and times that a sample stores, from the counts of `Admin.stats`."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
@@ -158,9 +158,9 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest figures at or before a time.
+    """Return the newest stored sample at or before a time.
 
-    If all figures are newer, return the oldest, or None without figures.
+    If all samples are newer, return the oldest, or None without samples.
     """
     ordered = sorted(found, key=lambda figures: figures.at_ms)
     old = [figures for figures in ordered if figures.at_ms <= at_ms]

@@ -71,7 +71,7 @@ def _reseed() -> None:
 
 
 def _next_stamps(count: int) -> int:
-    """Reserve `count` stamps, larger than all earlier stamps, and return the first."""
+    """Reserve `count` time stamps for ids, larger than all earlier ones. Return the first."""
     global _last
     last = _last
     while True:
@@ -175,7 +175,7 @@ class MessageId(bytes):
 
 
 class IdRun(Sequence[MessageId]):
-    """Ids with consecutive stamps, made one by one at each access."""
+    """Ids with consecutive time stamps, made one by one at each access."""
 
     __slots__ = ("_stamps", "_tail")
 
@@ -200,7 +200,7 @@ class IdRun(Sequence[MessageId]):
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
     def members(self) -> list[bytes]:
-        """Return the members of all ids, without making the ids."""
+        """Return the members (names in Redis) of all ids, without making the ids."""
         random = self._tail[3:]
         return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
 
@@ -227,12 +227,15 @@ def topic_check(prefix: str, topic: str) -> int:
 
 
 def member_of(id: bytes) -> bytes:
-    """Return the member of an id."""
+    """Return the member of an id: the name of its message in the slot's sorted sets."""
     return id[:8] + id[11:]
 
 
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
-    """Return the members of ids, without a function call for each id, since batches are long."""
+    """Return the members (names in Redis) of ids.
+
+    They are computed without a function call for each id, because batches are long.
+    """
     if isinstance(ids, IdRun):
         return ids.members()
     return [id[:8] + id[11:] for id in ids]

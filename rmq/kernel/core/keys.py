@@ -135,16 +135,16 @@ class SlotKeys:
         return self.slot.removesuffix(b"slot") + b"wake"
 
     def id_of(self, member: bytes) -> MessageId:
-        """Return the id of a member of this slot."""
+        """Return the id of a message from its member, its name in the sorted sets of this slot."""
         return MessageId(member[:8] + self.middle + member[8:])
 
     def ids_of(self, members: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of members of this slot. An empty member stays empty."""
+        """Return the ids of messages from their names in this slot. An empty name stays empty."""
         middle = self.middle
         return [member and member[:8] + middle + member[8:] for member in members]
 
     def join_ids(self, members: bytes) -> bytes:
-        """Return the ids of concatenated members of this slot, concatenated.
+        """Return the concatenated ids of messages from their concatenated names in this slot.
 
         Each position is filled for all ids at once, which is faster than id by id.
         """
@@ -222,7 +222,7 @@ def audit_trail_key(prefix: str) -> bytes:
 
 
 def tokens_key(prefix: str) -> bytes:
-    """Return the key of the tokens of the HTTP API, by name."""
+    """Return the key of the hash that has the HTTP API's tokens by their names."""
     return f"{prefix}:tokens".encode()
 
 

@@ -54,12 +54,12 @@ def reference(size: int, random: bytes) -> bytes:
 
 
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
-    """Return the record head with the flag for a large body, and the reference to the body."""
+    """Return the head of a record with the flag for a large body, and the reference to the body."""
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
 def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return head and rest of a record with the body in place of its reference."""
+    """Return head and rest of a record, with the body in place of its reference."""
     return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
 
 

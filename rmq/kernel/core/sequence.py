@@ -132,7 +132,7 @@ class ProducerSequence:
             self._start()
 
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
-        """Return the sequence of a slot of the topic that was created with this stamp."""
+        """Return the number sequence of a slot of the topic that was created at time `created`."""
         self._check_fork()
         sequence = self._slots.get((keys.slot, created))
         if sequence is None:

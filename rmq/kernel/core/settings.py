@@ -318,7 +318,7 @@ class Settings:
         return tuple(dict.fromkeys((self.slots, *past)))
 
     def slot_stamp(self, created: bytes) -> bytes:
-        """Return the stamp of the slots: the topic's stamp, plus 1 µs for each resize."""
+        """Return the creation stamp of the slots: the topic's stamp, plus 1 µs for each resize."""
         resizes = self.layout.resizes if self.layout else 0
         return str(int(created) + resizes).encode() if resizes else created
 

@@ -141,7 +141,10 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common head and the bodies of encoded messages, or None if their heads differ."""
+    """Return the common head and the bodies of encoded messages, or None if heads differ.
+
+    A head is the first four bytes of a record.
+    """
     first = outs[0]
     if type(first) is not EncodedMessage:
         return None
@@ -152,7 +155,10 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages. Return their common head and their bodies, or None if their heads differ."""
+    """Encode messages. Return their common head and their bodies, or None if heads differ.
+
+    A head is the first four bytes of a record.
+    """
     for out in outs:
         if type(out) is not Outgoing or not is_plain(out):
             return None

@@ -17,7 +17,10 @@ STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
 def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
-    """Return the id of the member at position `at` of `members`, in the slot of `id`."""
+    """Return the id of the message whose name is at position `at` of `members`.
+
+    It is in the same slot as `id`.
+    """
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
 

@@ -92,7 +92,7 @@ class TopicContext:
     def open_with(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Store the settings of the topic, and the stamp that identifies it in Redis.
+        """Store the settings of the topic, and the creation stamp that identifies it in Redis.
 
         `ready` says whether every slot has these settings.
         """
@@ -121,7 +121,7 @@ class TopicContext:
         """Read the settings again before the next command.
 
         Other threads and tasks use the old settings until then. This is safe, because scripts
-        refuse a call with the stamp of an earlier topic.
+        refuse a call with the creation stamp of an earlier topic.
         """
         self._is_open = self.is_ready = False
         self.current_until = 0.0

@@ -58,7 +58,7 @@ class Cursor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some messages of a span.
+    """Some messages of a span, which is a part of a queue.
 
     Attributes:
         messages: Messages in the order of their scores.
@@ -102,7 +102,10 @@ def page(
     raw: bool,
     limit: int = PAGE,
 ) -> Flow[Page]:
-    """Read the next messages of a span. With `raw`, return records in place of decoded bodies."""
+    """Read the next messages of a part of a queue.
+
+    With `raw`, return records in place of decoded bodies.
+    """
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
     yield from opening.ensure_open(context, create=False)
@@ -236,7 +239,7 @@ class QueueBlock(NamedTuple):
 
 
 class SpanReader:
-    """Reads a span page by page. After an error, the next call continues after the last page.
+    """Reads a part of a queue page by page. After an error, the next call continues.
 
     Args:
         keys: Keys of the slot.

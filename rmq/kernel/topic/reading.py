@@ -119,7 +119,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Return a member with its offloaded body, if this process can read it."""
+    """Return a message of a queue with its offloaded body, if this process can read the body."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -133,7 +133,7 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-    """Return members of queues, with large bodies in place of references."""
+    """Return messages of queues, with large bodies in place of references."""
     by_slot: dict[int, list[int]] = {}
     for at in record.positions([member.record for member in members]):
         by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
@@ -150,7 +150,7 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
 
 
 class CallSize:
-    """Chooses the number of members for the next call: few at first, then about 256 KiB.
+    """Chooses the number of messages for the next call: few at first, then about 256 KiB.
 
     The size is limited because Redis serves no other client while it answers a call.
     """
@@ -160,7 +160,7 @@ class CallSize:
         self.count = min(self._most, FIRST_CALL)
 
     def learn(self, members: Sequence[QueueMember]) -> None:
-        """Choose the next number by the average size of these members."""
+        """Choose the number for the next call by the average size of these messages."""
         size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
         self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
 
@@ -168,7 +168,7 @@ class CallSize:
 class MemberPage(NamedTuple):
     """A page of a queue.
 
-    The next page begins at score `edge` and skips the first `skip` members with that score.
+    The next page begins at score `edge` and skips the first `skip` messages with that score.
     """
 
     members: list[QueueMember]
@@ -179,10 +179,10 @@ class MemberPage(NamedTuple):
 def next_page(
     keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
 ) -> Flow[MemberPage]:
-    """Read a page of a queue between two scores. Skip `skip` members of the first score.
+    """Read a page of a queue between two scores. Skip `skip` messages of the first score.
 
     The next page begins at the last score of this page, so Redis need not step over all earlier
-    members. Few messages share a score.
+    messages. Few messages share a score.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -236,7 +236,7 @@ class ScoreRange(NamedTuple):
 
 
 class MemberPosition(NamedTuple):
-    """A position in a queue, after a member. Members with equal scores are ordered by name."""
+    """A position in a queue, after a message. Messages with equal scores are ordered by name."""
 
     score: float
     member: bytes
@@ -265,7 +265,7 @@ def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequ
 
 
 class SlotReader:
-    """Reads members of a queue of a slot, from the beginning or after a position.
+    """Reads messages of a slot's queue, from the beginning or after a position.
 
     Attributes:
         calls: Number of calls of Redis.
@@ -293,7 +293,7 @@ class SlotReader:
         self._ranges[0] = ScoreRange(low, edge, True) if down else ScoreRange(edge, high)
 
     def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember]]:
-        """Return about `most` members at most, the next in order, or an empty list at the end."""
+        """Return the next messages in order, about `most`, or an empty list at the end."""
         while self._ranges:
             low, high, down = self._ranges[0]
             count = max(1, min(self._size.count, most))
@@ -312,7 +312,7 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Whether a member is at the start position, or before it."""
+        """Whether a message is at the start position, or before it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

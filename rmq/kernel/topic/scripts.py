@@ -48,7 +48,7 @@ STATS = (
 
 
 class QueueMember(NamedTuple):
-    """A member of a queue, as the scripts `get` and `peek` return it."""
+    """A message of a queue, as the scripts `get` and `peek` return it."""
 
     queue: str  # store, prepare, dead or trash
     id: bytes

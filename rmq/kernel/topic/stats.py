@@ -107,7 +107,7 @@ def stats(context: TopicContext) -> Flow[dict[str, int]]:
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by due time. Change nothing."""
+    """Count the messages of a topic that have a due time, by due time, and change nothing."""
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(

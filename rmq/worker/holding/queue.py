@@ -155,7 +155,8 @@ class HandlerQueue:
     def _in_flight_limit(self, hung: int) -> int:
         """Return the limit of deliveries in flight.
 
-        While a suspect runs, no other delivery may wait.
+        While a suspect (a message that may have killed its process) runs, no other delivery may
+        wait.
         """
         if not self._can_begin():
             return 0
@@ -167,7 +168,10 @@ class HandlerQueue:
     # --- dispatch --------------------------------------------------------------------------------
 
     def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
-        """Give received deliveries to the executor, and start the suspects that may run now."""
+        """Give received deliveries to the executor, and start the suspects that may run now.
+
+        A suspect is a message that may have killed its process before.
+        """
         if self._starter.last is not None:
             self._starter.begin_last()  # it may have waited for a minute
         if self.suspects.running and self.suspects.must_wait():
@@ -194,7 +198,10 @@ class HandlerQueue:
             self._start(self._partial.add([]))
 
     def begin_last_suspect(self) -> None:
-        """Begin the suspect without a retry left, as soon as nothing else runs in this process."""
+        """Begin the kept suspect, a message that may kill its process and has no retry left.
+
+        It begins only if nothing else runs in this process.
+        """
         if self._starter.last is not None:
             self._starter.begin_last()
 

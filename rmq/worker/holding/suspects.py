@@ -23,7 +23,7 @@ FLUSH_MOST_S = 10.0  # longest wait until other deliveries are settled
 
 
 class SuspectStarter:
-    """Starts the suspects of one handler.
+    """Starts the suspects of one handler: messages that may have killed their process before.
 
     Args:
         handler: Handler of the suspects.
@@ -87,7 +87,7 @@ class SuspectStarter:
         return others
 
     def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the suspects that begin now.
+        """Return the suspects (messages that may kill the process) that begin now.
 
         The other suspects are released, except a suspect without a retry left. It is kept for
         `begin_last`.
@@ -109,6 +109,8 @@ class SuspectStarter:
         """Return the deliveries that can begin at once next to a suspect.
 
         Release the other deliveries.
+
+        A suspect is a message that may kill the process.
         """
         if self._handler.batch:  # they would have to wait for a full batch
             free = 0
@@ -122,7 +124,7 @@ class SuspectStarter:
     ) -> list[InnerDelivery]:
         """Return the part of an ordered batch before its first suspect.
 
-        If the batch begins with a suspect, return that suspect alone.
+        If the batch begins with a suspect (a message that may kill the process), return it alone.
         """
         position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
         if position:
@@ -144,7 +146,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[InnerDelivery]) -> None:
-        """Release deliveries, to be delivered again when a suspect has ended."""
+        """Release deliveries until the messages that may kill the process have ended."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
@@ -152,7 +154,10 @@ class SuspectStarter:
             self._work.release(deliveries, wait)
 
     def begin_last(self) -> None:
-        """Begin the suspect without a retry left, as soon as nothing else runs in this process."""
+        """Begin the kept suspect, a message that may kill its process and has no retry left.
+
+        It begins only if nothing else runs in this process.
+        """
         delivery = self.last
         if delivery is None or not self._suspects.is_quiet():
             return
@@ -163,7 +168,10 @@ class SuspectStarter:
         self._start([[delivery] if is_list else delivery])
 
     def release_last(self) -> None:
-        """Release the suspect without a retry left, if it has not begun."""
+        """Release the kept suspect, a message that may kill its process and has no retry left.
+
+        It is released only if it has not begun.
+        """
         if self.last is not None:
             self._work.release(self.last)
             self.last = None

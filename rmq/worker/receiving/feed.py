@@ -335,17 +335,17 @@ class TopicFeed:
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
-        """Receive the messages that were handed over.
+        """Receive the messages that sends handed over to this worker.
 
-        Return whether the credit in Redis is used up.
+        Return whether the credit (the permit for hand-overs) in Redis is used up.
         """
         get = partial(receive.receive_handed_over, self.state)
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Renew the credit by visiting the slot.
+        """Renew the credit for hand-overs by a visit of the slot.
 
-        Withdraw it if no send has used it for CREDIT_S.
+        Withdraw the credit if no send has used it for CREDIT_S.
         """
         if time.monotonic() < self.state.until:
             self.state.ready_at[0] = 0.0
@@ -353,7 +353,7 @@ class TopicFeed:
             self._withdraw_credit()
 
     def end_credit(self) -> None:
-        """Withdraw the credit from Redis, and receive no more hand-overs."""
+        """Withdraw the credit for hand-overs from Redis, and receive no more of them."""
         try:
             self.state.until = 0.0
             if self.state.credits.standing:
@@ -363,7 +363,7 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit of a visit from Redis.
+        """Withdraw the credit for hand-overs that a visit left in Redis.
 
         Release the messages that were handed over for it.
         """

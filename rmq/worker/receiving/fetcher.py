@@ -335,7 +335,7 @@ class Fetcher:
     def _read(self, seconds: float) -> None:
         """Wait for published messages, and record them.
 
-        A feed also calls this to withdraw its credit.
+        A feed also calls this to withdraw its credit for hand-overs.
         """
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):

@@ -47,10 +47,11 @@ class PoisonSuspects:
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Reserve a place for a suspect. Return False if the suspect must wait for others.
+        """Reserve a place for a suspect, a message that may kill this process.
 
-        `is_last` says whether the suspect has no retry left. No other delivery may begin from then
-        on. The caller waits until `is_quiet` returns True, and then calls `begin_alone`.
+        Return False if the suspect must wait for others. `is_last` says whether the suspect has no
+        retry left. No other delivery may begin from then on. The caller waits until `is_quiet`
+        returns True, and then calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -66,7 +67,7 @@ class PoisonSuspects:
         return True
 
     def begin_alone(self, delivery: Any) -> None:
-        """Record that the suspect without a retry left begins to run."""
+        """Record that a suspect (a message that may kill this process) begins to run alone."""
         with self._lock:
             self.running[delivery] = self.running[delivery][0], time.monotonic()
 
@@ -74,14 +75,14 @@ class PoisonSuspects:
         return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
 
     def must_wait(self, delivery: Any = None) -> bool:
-        """Return whether a delivery must wait for the suspect without a retry left."""
+        """Return whether a delivery must wait because a suspect without a retry left runs alone."""
         if self._alone is None:
             return False
         with self._lock:
             return delivery is not self._alone and self._is_alone(time.monotonic())
 
     def is_quiet(self) -> bool:
-        """Return whether the suspect without a retry left may begin.
+        """Return whether a suspect without a retry left may begin to run alone.
 
         It may begin when everything else has ended, or has run for ALONE_S without killing the
         process. A suspect that has waited for ALONE_S begins in any case. Otherwise a long ordered
@@ -97,7 +98,7 @@ class PoisonSuspects:
         )
 
     def end(self, delivery: Any, is_harmless: bool = True) -> None:
-        """Record that a suspect has ended.
+        """Record that a suspect, a message that could have killed this process, has ended.
 
         `is_harmless` says whether the suspect has run without killing the process. Only then may
         more suspects run at the same time.
@@ -109,7 +110,10 @@ class PoisonSuspects:
                     self._alone = None
 
     def wait_s(self) -> float:
-        """Return the wait before a suspect's retry: as long as the oldest suspect has run."""
+        """Return how long a suspect (a message that may kill this process) waits before its retry.
+
+        It is as long as the oldest suspect has run.
+        """
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]
         return min(max(max(ages, default=0.0), WAIT_LEAST_S), WAIT_MOST_S)

@@ -163,7 +163,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that need a runner. Ended jobs get the time of their end as score."""
+    """Return the jobs that need a runner. In the list of jobs, mark those that have ended."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []

@@ -54,7 +54,7 @@ BATCHES_PER_S = 8  # batches per second of a job with a rate
 
 
 class _Cursor(NamedTuple):
-    """The last examined dead letter, by its time of death and its member."""
+    """The last examined dead letter, by its time of death and its name in the sorted set."""
 
     slot: int = 0
     died: float = -1.0

@@ -77,7 +77,7 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the places of the lines of a text; "" for a line without a mark."""
+        """Return the places of the lines of a text, with "" for a line without a mark."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 
