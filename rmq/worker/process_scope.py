@@ -49,7 +49,7 @@ class _Holder:
         self.opened.set_exception(failed)
 
     def _failed_to_close(self, error: BaseException) -> None:
-        """Log the error of a node that could not be closed.
+        """Log the error of a lifespan or dependency that could not be closed.
 
         The other nodes are closed nevertheless.
         """
@@ -58,11 +58,11 @@ class _Holder:
                   exc_info=error)  # fmt: skip
 
     def start(self) -> None:
-        """Begin to open the nodes."""
+        """Begin to open the lifespans and dependencies."""
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Request that the nodes are closed, even if they are still being opened.
+        """Request that lifespans and dependencies are closed, even while they are being opened.
 
         Returns at once.
         """
@@ -70,10 +70,10 @@ class _Holder:
 
 
 class _ThreadHolder(_Holder):
-    """Keeps plain nodes open in a thread."""
+    """Keeps lifespans and dependencies that are not async open in a thread."""
 
     def start(self) -> None:
-        """Begin to open the nodes in a thread."""
+        """Begin to open the lifespans and dependencies in a thread."""
         self._ending = threading.Event()
         context = contextvars.copy_context()
         threading.Thread(
@@ -102,12 +102,12 @@ class _ThreadHolder(_Holder):
         self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Request that the nodes are closed as soon as the current opening has ended."""
+        """Request that lifespans and dependencies are closed when their opening has ended."""
         self._ending.set()
 
 
 class TaskHolder(_Holder):
-    """Keeps async nodes open in a task."""
+    """Keeps async lifespans and dependencies open in a task."""
 
     def __init__(
         self, nodes: Sequence[Node], values: Values, loop: asyncio.AbstractEventLoop
@@ -116,7 +116,7 @@ class TaskHolder(_Holder):
         self._loop = loop
 
     def start(self) -> None:
-        """Begin to open the nodes in a task. Any thread may call it."""
+        """Begin to open lifespans and dependencies in a task. Any thread may call it."""
         self._ending = asyncio.Event()
         self._has_begun = False
         call_in(self._loop, self._begin)
@@ -154,14 +154,14 @@ class TaskHolder(_Holder):
                 self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Close the nodes. If a node is still being opened, cancel that."""
+        """Close the lifespans and dependencies. If one is being opened, cancel its opening."""
         if self.opened.done():
             call_in(self._loop, self._ending.set)
         else:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the task that keeps the nodes open."""
+        """Cancel the task that keeps lifespans and dependencies open."""
         call_in(self._loop, lambda: self._task.cancel())
 
 
@@ -196,11 +196,11 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether there are async nodes. They need an event loop."""
+        """Whether there are async lifespans or dependencies. They need an event loop."""
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
-        """Return the holders of the nodes in the order of their start."""
+        """Return the objects that hold lifespans and dependencies, in the order of their start."""
         holders: list[_Holder] = []
         if self.plain_nodes:
             holders.append(_ThreadHolder(self.plain_nodes, self.values))
@@ -210,7 +210,7 @@ class ProcessScope:
         return holders
 
     def open(self, loop: asyncio.AbstractEventLoop | None, is_stopping: Callable[[], bool]) -> bool:
-        """Open all nodes, and wait until they are open.
+        """Open all lifespans and dependencies, and wait until they are open.
 
         Args:
             loop: Event loop of async nodes, which runs in another thread.
@@ -235,7 +235,7 @@ class ProcessScope:
         return True
 
     def close(self, wait_s: float) -> None:
-        """Close all nodes in reverse order, for at most `wait_s` seconds. Errors are logged."""
+        """Close all lifespans and dependencies in reverse order, in at most `wait_s` seconds."""
         until = time.monotonic() + wait_s
         while self._holders:
             holder = self._holders.pop()

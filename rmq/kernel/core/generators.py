@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Action(Protocol):
-    """An action of a procedure, for plain and async code."""
+    """An action of a procedure, for code with and without an event loop."""
 
     def run(self) -> Any:
-        """Run the action in plain code."""
+        """Run the action without an event loop."""
 
     async def run_async(self) -> Any:
-        """Run the action in async code."""
+        """Run the action in an event loop."""
 
 
 Procedure = Generator[Action, Any, T]
@@ -87,7 +87,7 @@ async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Aw
 
 
 def run(procedure: Procedure[T]) -> T:
-    """Run a procedure in plain code, and return its result."""
+    """Run a procedure without an event loop, and return its result."""
     try:
         return drive(procedure, methodcaller("run"))
     except RuntimeError as error:

@@ -168,7 +168,7 @@ class Reader:
         return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
 
     def node(self, dependency: Dependency) -> Node:
-        """Return the node of a dependency, with all nodes below it.
+        """Return the `Node` of a dependency, with the nodes of all its own dependencies.
 
         Raises:
             InvalidType: The function cannot be called, or depends on itself.
@@ -219,7 +219,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Refuse a node that lives longer than the nodes below it, or cannot await them."""
+        """Refuse a dependency that lives longer than its own dependencies, or cannot await them."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(
@@ -268,7 +268,7 @@ class Dependencies:
         return bool(self._marked)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the nodes by parameter, including a test's replacements."""
+        """Return the `Node` of each parameter. A test's replacements are included."""
         return self._read(overrides) if overrides else self._nodes
 
     def _read(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> dict[str, Node]:
@@ -301,7 +301,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all nodes below them, each once and after its own dependencies."""
+    """Return nodes and the nodes of their dependencies, each once and after its own ones."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -354,7 +354,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def lifespan_node(function: Callable[..., Any]) -> Node:
-    """Return the node of a function that runs around the life of a worker.
+    """Return the `Node` of a function that runs around the life of a worker.
 
     Raises:
         InvalidType: A parameter has an unknown value, or a value with a shorter life.

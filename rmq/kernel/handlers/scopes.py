@@ -35,7 +35,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Make the value of a plain node, and push its clean-up on the stack."""
+    """Make the value of a dependency that is not async. Push its clean-up on the stack."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
