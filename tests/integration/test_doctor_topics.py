@@ -289,7 +289,9 @@ def test_topic_that_misses_its_slo_is_named_with_how_late_it_is(
         consumer.receive()[0].ack()
     late = one(client, "slo")
 
-    assert waits.evidence.startswith("orders: slo p50<50ms, and none was taken of late; the oldest")
+    assert waits.evidence.startswith(
+        "orders: slo p50<50ms, and none was received lately; the oldest"
+    )
     assert late.evidence.startswith("orders: slo p50<50ms, and p50 of the last ")
     client.admin.topic_set("orders", slo="p50<10s")
     assert grave(client, "slo") == []

@@ -328,7 +328,7 @@ def test_a_guard_above_confirms_is_refused_when_the_handler_is_registered(
 
     def handle(body: Any, connection: Any) -> None: ...
 
-    told = r"handler .*: @{} stands above @outbox.confirms: .* put @outbox.confirms on top"
+    told = r"handler .*: @{} is above @outbox.confirms: .* put @outbox.confirms on top"
     with pytest.raises(rmq.InvalidValue, match=told.format("exactly_once")):
         client.topic(name).handler(exactly_once(engine)(confirms(handle)))
     for store in (Ledger(engine), rmq.Claims()):
@@ -348,7 +348,7 @@ def test_confirms_refuses_what_cannot_work_by_name(client: rmq.Client, name: str
         outbox.confirms("sqlite://")  # type: ignore[arg-type]
     with pytest.raises(rmq.InvalidType, match="via: str"):
         outbox.confirms(engine, via=name)  # type: ignore[arg-type]
-    with pytest.raises(rmq.InvalidType, match="via: Topic beside AsyncEngine"):
+    with pytest.raises(rmq.InvalidType, match="via: Topic with AsyncEngine"):
         outbox.confirms(create_async_engine("sqlite+aiosqlite://"), via=topic)
     with pytest.raises(rmq.InvalidType, match="engine: NoneType"):
         outbox.unconfirmed(None)  # type: ignore[arg-type]

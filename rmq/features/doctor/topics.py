@@ -332,7 +332,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
             if before is not None and any(taken):
                 text += f"p{objective.percentile} of the last {age(now_ms - before.at_ms)} is "
             else:
-                text += "none was taken of late; the oldest message has waited "
+                text += "none was received lately; the oldest message has waited "
             text += format_duration(round(lateness_s, 3))
             sight = Sight("warning", text, f"rmq worker wanted {topic.name}")
             missed.append((lateness_s / objective.within_s, sight))

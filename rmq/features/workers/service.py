@@ -38,7 +38,7 @@ class WorkerRecords:
         """Remove processes whose report has expired from the list. Return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
-            log.warning("worker %s has ended without a word, or cannot reach Redis", worker)
+            log.warning("worker %s has ended without a report, or cannot reach Redis", worker)
         return len(lapsed)
 
 

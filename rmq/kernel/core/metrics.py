@@ -276,12 +276,12 @@ MESSAGES = Metric(
 )  # fmt: skip
 OLDEST_DUE = Metric(
     "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
-    "How long the oldest message that may be taken waits: since it was due, failed or was sent.",
+    "Wait of the oldest message that may be received, since it was due, failed or was sent.",
 )  # fmt: skip
 TAKE_LATENESS = Metric(
     "rmq_take_lateness_seconds", "histogram", "seconds", ("topic",),
-    "Time from when a message was due (or sent, without a delay) until a consumer or worker took "
-    "it; first attempts only, by the clock of that machine.",
+    "Time from when a message was due (or sent, without a delay) until a consumer or worker "
+    "received it; first attempts only, by the clock of that machine.",
     tuple(bound_ms / 1000 for bound_ms in BOUNDS_MS),
 )  # fmt: skip
 SLO = Metric(
@@ -290,8 +290,8 @@ SLO = Metric(
 )  # fmt: skip
 SLO_LATENESS = Metric(
     "rmq_topic_slo_lateness_seconds", "gauge", "seconds", ("topic",),
-    "Lateness at the percentile of the topic's slo, of messages taken in the last 5 minutes; "
-    "if none was taken, the wait of the oldest message.",
+    "Lateness at the percentile of the topic's slo, of messages received in the last 5 "
+    "minutes; if none was received, the wait of the oldest message.",
 )  # fmt: skip
 WORKERS_WANTED = Metric(
     "rmq_workers_wanted", "gauge", "processes", ("topic",),
@@ -374,7 +374,7 @@ QUERIES_NOT_COUNTED = Metric(
 LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 if this server leads, else 0.")
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
-    "Time since a run of a service of this server last ended well.",
+    "Time since a run of a service of this server last succeeded.",
 )  # fmt: skip
 SERVICE_DONE = Metric(
     "rmq_server_service_done_total", "counter", "units", ("service",),

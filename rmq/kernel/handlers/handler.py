@@ -83,10 +83,12 @@ class Handler:
             raise InvalidValue(f"batch: {batch} is more than prefetch, {prefetch}; raise prefetch")
         self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
         if self.linger_s and not self.batch:
-            raise InvalidValue("linger: it fills batches; give batch too")
+            raise InvalidValue("linger: only for a handler with batch; give batch as well")
         self.ordered = self.is_ordered = _check_bool(ordered, "ordered")  # `follow` may change it
         if self.ordered and self.batch:
-            raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
+            raise InvalidValue(
+                "ordered: not with batch; an ordered handler gets one message at a time"
+            )
         self.lease_ms = (
             None if lease is None else duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
         )
@@ -224,7 +226,9 @@ def _retry(asked: RetryOption | None) -> Policy | RetryFunction | None:
     if isinstance(asked, type):
         raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
     if is_async_function(asked):
-        raise InvalidType(f"retry: {asked!r} is async, and would not be awaited; make it plain")
+        raise InvalidType(
+            f"retry: {asked!r} is async, and would not be awaited; make it a plain def"
+        )
     return asked
 
 

@@ -281,7 +281,7 @@ def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
         given, missing = ("merge_key", "time_range")
         if out.merge_key is None:
             given, missing = missing, given
-        raise InvalidValue(f"{given}: given without {missing}; range-merge needs both")
+        raise InvalidValue(f"{given}: given without {missing}; a merge needs both")
     if out.delay is not None or out.at is not None:
         raise InvalidValue("delay, at: a merging message waits for its time_range; leave them out")
     if not isinstance(out.merge_key, str):
@@ -300,9 +300,11 @@ def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
         time_range = duration_ms(out.time_range, "time_range")
     if out.extend:
         if out.max_wait is None:
-            raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")
+            raise InvalidValue(
+                "extend: give max_wait too; without it, merges could delay a message forever"
+            )
         message.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
     elif out.max_wait is not None:
-        raise InvalidValue("max_wait: it bounds extend; give extend=True too")
+        raise InvalidValue("max_wait: it limits extend; give extend=True too")
     message.merge_key, message.mode = record.merge_key_of_type(out.merge_key, out.type), out.merge
     return time_range

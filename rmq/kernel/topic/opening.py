@@ -223,7 +223,7 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
     for keys, reply in zip(context.slots, replies, strict=True):
         if reply == -1:
             raise TopicVanished(
-                f"{keys.slot.decode()} belongs to another life of topic {context.name!r}: its "
+                f"{keys.slot.decode()} belongs to an earlier topic {context.name!r}: its "
                 "settings were deleted and its messages were not; look at what is left "
                 f"({context.prefix}:{{{context.name}_*}}:*), then delete it: "
                 f"rmq topic delete {context.name} --force; or use another name",
@@ -355,7 +355,7 @@ def _follow(context: TopicContext) -> Flow[None]:
             context.forget()
         raise TopicVanished(
             f"topic {context.name!r} has vanished: it was deleted{again}, or Redis was flushed, "
-            "and its messages went with it. Open the topic again (topic.open()) to use what is "
+            "and its messages are gone. Open the topic again (topic.open()) to use what is "
             "there now, or to start it again",
             recreated=bool(again),
         )

@@ -272,14 +272,14 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
-            "empty, and its messages went with it. Nothing was created; call topic.open() to "
+            "empty, and its messages are gone. Nothing was created; call topic.open() to "
             "create it again with the settings of that topic object, or rmq topic create"
         )
     if code == "RMQANEW":
         return TopicVanished(
             f"{script}: {detail} is of a topic that was deleted, or lost by Redis, and "
-            "created again since this client opened it, perhaps with other slots; the messages of "
-            "before went with it, and nothing was done. Open the topic again (topic.open()) to use "
+            "created again since this client opened it, perhaps with other slots; the earlier "
+            "messages are gone, and nothing was done. Open the topic again (topic.open()) to use "
             "what is there now; a send or receive does so at its next call",
             is_stamp=True,
         )
@@ -307,7 +307,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
         )
     if code == "RMQLATE":
         return ScriptFailed(
-            f"{script}: a copy of a command came after its caller had gone on; nothing was done"
+            f"{script}: a repeated command came after its caller's next command; nothing was done"
         )
     return ScriptFailed(
         f"{script}: the script refused its argument {detail!r}; nothing was written"

@@ -130,7 +130,7 @@ def _host(text: str, shown: str) -> HostPort:
     if match is None:
         raise ConfigurationError(
             f"url: {shown!r}: the sentinels are hosts with commas between them, as "
-            f"{SENTINEL_EXAMPLE}; found {text!r}. An IPv6 address stands in brackets: [::1]:26379"
+            f"{SENTINEL_EXAMPLE}; found {text!r}. Write an IPv6 address in brackets: [::1]:26379"
         )
     host, port = match[1].strip("[]"), match[2]
     number = SENTINEL_PORT if port is None else int(port or 0)
@@ -232,7 +232,7 @@ def parse(url: object) -> Address:
         parts = urlsplit(url)
     except ValueError:
         raise ConfigurationError(
-            f"url: {redact(url)!r}: its host cannot be read; an IPv6 address stands in brackets, "
+            f"url: {redact(url)!r}: its host cannot be read; write an IPv6 address in brackets, "
             "as redis://[::1]:6379/0"
         ) from None
     if scheme == "embedded":

@@ -50,7 +50,7 @@ class Confirms(Middleware):
             raise InvalidType(f"via: {type(via).__name__}; give the topic of the confirmations")
         if via is not None and isinstance(via, AsyncTopic) != is_async:
             raise InvalidType(
-                f"via: {type(via).__name__} beside {type(engine).__name__}; give an rmq.Topic with "
+                f"via: {type(via).__name__} with {type(engine).__name__}; give an rmq.Topic with "
                 "an Engine, an rmq.AsyncTopic with an AsyncEngine"
             )
         self._engine = engine
@@ -62,7 +62,7 @@ class Confirms(Middleware):
         above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(
-                f"handler {handler.name}: @{above[0].decorator} stands above "
+                f"handler {handler.name}: @{above[0].decorator} is above "
                 f"@{self.decorator}: what it rolls back would be confirmed, and what it finds "
                 f"done before would not; put @{self.decorator} on top, right below @topic.handler"
             )

@@ -38,7 +38,7 @@ class PoisonSuspects:
     def __init__(self) -> None:
         self.running: dict[Any, tuple[int, float]] = {}
         self._alone: Any = None  # running suspect without a retry left
-        self._harmless = 0  # number of suspects that have ended well
+        self._harmless = 0  # number of suspects that did not kill the process
         self._lock = threading.Lock()
         self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 

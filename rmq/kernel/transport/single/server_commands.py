@@ -95,7 +95,7 @@ class ServerCommands:
             if refusal is not None:
                 _log.info(
                     "%s runs no script in a transaction (%s), so large bodies are stored in their "
-                    "records, which costs it more time. Nothing is lost",
+                    "records, which costs Redis more time. Nothing is lost",
                     self._address.described,
                     str(refusal)[:200],
                 )

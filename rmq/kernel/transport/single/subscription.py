@@ -314,8 +314,8 @@ class SubscriptionRefused:
             if is_sharded:
                 verb, rules = "SSUBSCRIBE", f"+ssubscribe {rules}"
             log.warning(
-                "Redis does not let this user %s to %s:*: nothing is handed over to it, so "
-                "it asks for each message. Give the user the channels: ACL SETUSER <user> %s",
+                "Redis does not let this user %s to %s:*: nothing is handed over to it, so it "
+                "needs a call for each message. Give the user the channels: ACL SETUSER <user> %s",
                 verb, stem, rules,
             )  # fmt: skip
 

@@ -50,6 +50,6 @@ def test_the_url_of_a_cluster_that_cannot_work_is_refused(given: str, text: str)
 
 @pytest.mark.parametrize("given", ["redis://u:secret@[::1/0", "rediss://[::1"])
 def test_a_host_that_cannot_be_read_is_refused(given: str) -> None:
-    with pytest.raises(ConfigurationError, match="stands in brackets") as caught:
+    with pytest.raises(ConfigurationError, match="IPv6 address in brackets") as caught:
         url.parse(given)
     assert "secret" not in str(caught.value)
