@@ -174,7 +174,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the wake-ups of the topic.
+    """Subscribe to the wake-ups of the topic. Withdraw earlier credits for hand-overs before.
 
     Earlier credits for hand-overs are withdrawn before.
     """
