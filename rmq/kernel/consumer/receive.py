@@ -174,10 +174,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the wake-ups of the topic. Withdraw earlier credits for hand-overs before.
-
-    Earlier credits for hand-overs are withdrawn before.
-    """
+    """Subscribe to the topic's wake-ups. Withdraw earlier credits for hand-overs before."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
