@@ -226,7 +226,7 @@ class DeliveryError(RMQError):
 class LeaseLost(DeliveryError):
     """The lease expired and was rolled back. Another consumer may have the message now.
 
-    Nothing was changed. Do not repeat the call: the other consumer settles the message.
+    The call changed nothing. Do not repeat it: the other consumer settles the message.
     """
 
 

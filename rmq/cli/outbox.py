@@ -1,4 +1,7 @@
-"""`rmq outbox`: create the tables, run the relay, list stubs. See `outbox_repair` for the rest."""
+"""`rmq outbox`: create the tables, run the relay, list stubs (the rows of messages).
+
+`outbox_repair` has the commands that change stubs by hand.
+"""
 
 from __future__ import annotations
 

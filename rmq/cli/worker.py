@@ -1,4 +1,7 @@
-"""`rmq worker`: run the handlers of a module, in this process or in several supervised ones."""
+"""`rmq worker`: run the handlers of a module, in this process or in several processes.
+
+With several processes, a supervisor restarts processes that die.
+"""
 
 from __future__ import annotations
 

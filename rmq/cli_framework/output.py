@@ -193,7 +193,7 @@ class RecordWriter:
         self.finish()
 
     def finish(self) -> None:
-        """End what was begun, such as an array."""
+        """Close an array that was begun in the output."""
         if self._in_array:
             self._in_array = False
             _write("]")
@@ -201,7 +201,7 @@ class RecordWriter:
     # --- CSV ---
 
     def _begin_csv(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the header: the columns chosen, or all fields of these records."""
+        """Write the header of CSV: the chosen columns, or all fields of these records."""
         if self._header is not None or not records:
             return
         fields = list(dict.fromkeys(name for record in records for name in _with_body(record)))
@@ -234,7 +234,7 @@ class RecordWriter:
 
 
 def field_name(text: str) -> str:
-    """Return a column's name as JSON has it: in-flight and IN-FLIGHT are in_flight."""
+    """Return a column's name in the form of JSON: in-flight and IN-FLIGHT become in_flight."""
     head, dot, rest = text.partition(".")
     return head.strip().lower().replace("-", "_") + dot + rest
 
@@ -268,7 +268,7 @@ def _field(record: Any, path: str) -> Any:
 
 
 def csv_cell(value: Any) -> str:
-    """Return a cell: one line of safe text, which no spreadsheet takes for a formula."""
+    """Return one line of safe text for a cell, which no spreadsheet takes for a formula."""
     if value is None:
         return ""
     if not isinstance(value, str):

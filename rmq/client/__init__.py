@@ -1,1 +1,1 @@
-"""Clients, topics and administration. The blocking classes are generated from the async ones."""
+"""Clients, topics and administration. Blocking classes are generated from async classes."""

@@ -337,7 +337,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> AsyncQuery:
-        """Return a reader for engines that replay batches, such as Spark; see `rmq.AsyncQuery`.
+        """Return a reader for engines that replay batches, such as Spark.
+
+        `rmq.AsyncQuery` describes it.
 
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
@@ -355,7 +357,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> AsyncStage:
-        """Return a store for messages that are published together later; see `rmq.AsyncStage`.
+        """Return a store for messages that are published together later.
+
+        `rmq.AsyncStage` describes it.
 
         Args:
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a

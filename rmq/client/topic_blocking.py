@@ -220,7 +220,9 @@ class Topic(TopicBase, Schedules):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> Query:
-        """Return a reader for engines that replay batches, such as Spark; see `rmq.Query`.
+        """Return a reader for engines that replay batches, such as Spark.
+
+        `rmq.Query` describes it.
 
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
@@ -238,7 +240,9 @@ class Topic(TopicBase, Schedules):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> Stage:
-        """Return a store for messages that are published together later; see `rmq.Stage`.
+        """Return a store for messages that are published together later.
+
+        `rmq.Stage` describes it.
 
         Args:
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a

@@ -130,7 +130,7 @@ def preview(shown: Body) -> str:
 
 
 def indented(text: str) -> str:
-    """Indent JSON without changing a value: numbers are not converted to float.
+    """Indent JSON without changing a value. Numbers are not converted to float.
 
     A text that would grow beyond INDENTED_MAX, because its values are deeply nested, is not
     changed.

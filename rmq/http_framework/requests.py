@@ -150,7 +150,7 @@ A = TypeVar("A", bound=Answer)
 
 
 def show(value: object, kind: type[A], /, **given: Any) -> A:
-    """Convert a value of the library to an answer: each field gets the attribute of the same name.
+    """Convert a value of the library to an answer. Each field gets the attribute of its name.
 
     Ids become text, timedeltas become seconds, and mappings become dicts. A field whose type is an
     answer, or a list of answers, is converted in the same way.

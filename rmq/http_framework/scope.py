@@ -66,7 +66,7 @@ class RootPath:
 
 
 def csrf_token(scope: MutableMapping[str, Any]) -> str:
-    """Return the CSRF token for the hidden field of a form: letters and digits only."""
+    """Return the CSRF token for the hidden field of a form. It has letters and digits only."""
     text: str = scope[CSRF]
     return text
 

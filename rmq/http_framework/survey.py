@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two readings of all topics: longer with more slots, to spare Redis."""
+        """Seconds between two readings of all topics. More slots make it longer, to spare Redis."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 

@@ -20,7 +20,7 @@ class Counting(Protocol):
     """The part of a worker that `watch` uses."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts of deliveries by topic: received, in flight (held), lost."""
+        """Return the worker's counts of deliveries by topic: taken (received), held, and lost."""
 
     def missing(self) -> dict[str, int]:
         """Return the number of missing messages in the last audit, by topic."""

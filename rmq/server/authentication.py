@@ -330,5 +330,5 @@ def _principal_of(token: AccessToken) -> Principal:
 
 
 def _digest(text: str) -> bytes:
-    """Return the SHA-256 of a text, to compare texts without revealing them by the time taken."""
+    """Return the SHA-256 of a text. A comparison of digests takes the same time for every text."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -117,7 +117,7 @@ class _NonBlockingFile:
         self._socket = socket_
 
     def readline(self) -> bytes:
-        """Return all received bytes, even an incomplete line; b'' if there are none."""
+        """Return all received bytes, even an incomplete line, or b'' if there are none."""
         try:
             return self._socket.recv(1 << 20)
         except BlockingIOError:

@@ -191,7 +191,7 @@ class DeadLetterGroups(Answer):
 async def list_dead_letter_groups(
     context: RequestContext, path: TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
-    """Count dead letters by cause: by the fingerprint of their error, largest group first.
+    """Count dead letters by cause, which is the fingerprint of their error, largest group first.
 
     All dead letters are read. A fingerprint can be used in a filter.
     """

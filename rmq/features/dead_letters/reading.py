@@ -139,7 +139,7 @@ class Position(NamedTuple):
 
 
 def cursor_of(member: QueueMember | Message) -> str:
-    """Return the cursor behind a dead letter: its time of death and its id."""
+    """Return the cursor that continues behind a dead letter, from its time of death and its id."""
     return f"{int(member.score)}-{MessageId(member.id)}"
 
 

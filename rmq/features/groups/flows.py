@@ -169,7 +169,10 @@ def _open(context: TopicContext) -> Flow[None]:
 
 
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
-    """Return the slots that may have messages of a group: one for each number of slots so far."""
+    """Return the slots that may have messages of a group.
+
+    There is a slot for each number of slots that the topic has had.
+    """
     check_group(name)
     numbers = context.settings.slot_numbers
     return [context.slots[at] for at in dict.fromkeys(slot_of(name, n) for n in numbers)]

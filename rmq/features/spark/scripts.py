@@ -114,7 +114,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Take messages of a slot into the log, with at most `most_bytes` of records (0: no limit)."""
+    """Take messages of a slot into the log. `most_bytes` limits their records (0 is no limit)."""
     return Command(
         script_loader.load("query_take"),
         (

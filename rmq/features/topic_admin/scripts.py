@@ -17,7 +17,7 @@ from rmq.kernel.transport.lua import script_loader
 def topic_set(
     context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
 ) -> Command[TopicReply]:
-    """Change settings of a topic, if its revision is `revision` (None: whatever it is).
+    """Change settings of a topic, if its revision is `revision` (None accepts any revision).
 
     The state is -1 if the topic is missing or being deleted, -2 if it has another revision.
     """
@@ -47,7 +47,7 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Record a pause of deliveries or sends. The state has the meaning of topic_set."""
+    """Record a pause of deliveries or sends. The reply has the same states as that to topic_set."""
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),

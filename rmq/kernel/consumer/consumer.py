@@ -57,7 +57,7 @@ class AsyncConsumer:
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0
     ) -> list[AsyncDelivery]:
-        """Receive messages: lease them and return their deliveries.
+        """Receive messages under a lease, and return their deliveries.
 
         If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
 
@@ -145,7 +145,7 @@ class AsyncConsumer:
                 await self._transport.unsubscribe(self._flows.state.subscription)
 
     async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
-        """Receive deliveries one by one, without end: `async for delivery in consumer`.
+        """Receive deliveries one by one, without an end: `async for delivery in consumer`.
 
         The loop ends when any task closes the consumer. A message that arrives at that moment is
         released at no cost of a retry. If the loop ends by `break` or an error, its unsettled

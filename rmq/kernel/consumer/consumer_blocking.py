@@ -36,7 +36,7 @@ class Consumer:
         self._settle_with = SettleWith(DeliveryVerbs(self._flows), transport.run)
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
-        """Receive messages: lease them and return their deliveries.
+        """Receive messages under a lease, and return their deliveries.
 
         If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
 
@@ -120,7 +120,7 @@ class Consumer:
                 self._transport.unsubscribe(self._flows.state.subscription)
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Receive deliveries one by one, without end: `for delivery in consumer`.
+        """Receive deliveries one by one, without an end: `for delivery in consumer`.
 
         The loop ends when any thread closes the consumer. A message that arrives at that moment is
         released at no cost of a retry. If the loop ends by `break` or an error, its unsettled

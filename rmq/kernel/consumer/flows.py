@@ -214,7 +214,7 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """For mode "at_most_once": ack deliveries, and return up to `limit` that are settled."""
+        """In mode "at_most_once", ack deliveries, and return up to `limit` that are settled."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -233,14 +233,14 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """For mode "at_most_once": record which deliveries are settled and can be returned."""
+        """In mode "at_most_once", record which deliveries are settled and can be returned."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
-        """For mode "at_most_once": return up to `limit` deliveries whose settling is confirmed."""
+        """In mode "at_most_once", return up to `limit` deliveries whose settling is confirmed."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
             delivery.state, delivery.unconfirmed = OPEN, ""

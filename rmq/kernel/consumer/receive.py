@@ -73,7 +73,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of `receive`: its limit, and the conditions for its end without messages."""
+    """A call of `receive`, with its limit and its conditions to end without messages."""
 
     state: ReceiveState
     limit: int

@@ -224,7 +224,7 @@ def query_rollback(
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
-    """List the queries that hold messages of a slot: name, and ms until the lease expires."""
+    """List the queries that hold messages of a slot, each with the ms until its lease expires."""
     return Command(
         script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
@@ -355,7 +355,7 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work: 0 now, -1 not before the slot changes.
+    """Return the µs until each slot has work: 0 for now, -1 for not before the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.

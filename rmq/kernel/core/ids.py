@@ -71,7 +71,7 @@ def _reseed() -> None:
 
 
 def _next_stamps(count: int) -> int:
-    """Reserve `count` time stamps for ids, larger than all earlier ones. Return the first."""
+    """Reserve `count` time stamps for ids, larger than all earlier stamps. Return the first."""
     global _last
     last = _last
     while True:

@@ -1,4 +1,4 @@
-"""Interceptors are hooks around every send and run; middleware wraps a single handler.
+"""Interceptors are hooks around every send and run. Middleware wraps a single handler.
 
 An error of a `before_` or `after_` hook is logged and otherwise ignored, because an interceptor
 must not be able to lose a message. An `around_` hook runs in place of the handler, so its error

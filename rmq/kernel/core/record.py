@@ -93,9 +93,9 @@ BARE = 8  # bytes before the body of a bare record
 
 
 def queue_position(record: bytes) -> int:
-    """Return a message's position in the queue before its first failure: priority or due time.
+    """Return a message's position in the queue before its first failure.
 
-    A missing record gets the lowest priority.
+    The position is the priority or the due time. A missing record gets the lowest priority.
     """
     place = int.from_bytes(record[1:4], "big") or int.from_bytes(record[8:14], "big")
     return place or PRIORITY_MIN

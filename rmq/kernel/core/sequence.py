@@ -155,7 +155,7 @@ class ProducerSequence:
         return not was_scheduled
 
     def report_started(self) -> None:
-        """Record that a report has started; later messages need another report."""
+        """Record that a report has started. Later messages need another report."""
         with self._lock:
             self._is_scheduled = False
 

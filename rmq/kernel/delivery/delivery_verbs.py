@@ -153,7 +153,8 @@ class SettleWith(NamedTuple):
 
     Attributes:
         verbs: Verbs of a delivery.
-        run: Function that runs a flow; an AsyncDelivery awaits its result.
+        run: Function that runs a flow (steps that a transport executes). An AsyncDelivery awaits
+            its result.
     """
 
     verbs: DeliveryVerbs

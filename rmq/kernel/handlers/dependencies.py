@@ -301,7 +301,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and the nodes of their dependencies, each once and after its own ones."""
+    """Return nodes and all nodes below them, each node once and after its dependencies."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:

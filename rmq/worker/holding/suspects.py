@@ -177,7 +177,7 @@ class SuspectStarter:
             self.last = None
 
     def _release_and_settle(self) -> None:
-        """Release deliveries that have not begun, and wait until finished ones are settled."""
+        """Release deliveries that have not begun, and wait until finished work is settled."""
         self._release_waiting()
         self._settler.flush(FLUSH_MOST_S)
 

@@ -376,7 +376,7 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot of all topics; the next call tidies the next slot.
+        """Tidy one slot. Each call tidies the next slot of all topics.
 
         A slot that is not tidy afterwards is tidied again.
         """

@@ -252,7 +252,7 @@ class HandlerDispositions:
         return ready, decided
 
     def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
-        """Split a batch into deliveries whose body fits the handler, and results of the others."""
+        """Split a batch into deliveries whose body fits the handler, and results of all others."""
         if self._handler.body_converter is None:
             return batch, []
         ready: list[InnerDelivery] = []

@@ -219,7 +219,7 @@ class Settler:
             self._topic.note_freed()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
-        """Settle the rest of these reports one by one.
+        """Settle the reports that are left, one by one.
 
         If one fails again, its lease is left to expire.
         """

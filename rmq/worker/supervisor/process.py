@@ -58,7 +58,7 @@ class ControlChannel:
             self._worker = worker
 
     def report_ready(self, **facts: Any) -> None:
-        """Report that the worker is ready; then report its health and counts every second."""
+        """Report that the worker is ready, and from then on its health and counts every second."""
         self.send(ready=facts)
         threading.Thread(target=self._report, name="rmq-report", daemon=True).start()
 

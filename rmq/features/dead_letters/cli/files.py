@@ -41,7 +41,7 @@ def _base64(data: bytes) -> str:
 
 
 def _raw_fields(raw: Any) -> dict[str, Any]:
-    """Return the body as its codec wrote it, and decoded if possible."""
+    """Return the body as bytes, as its codec wrote it, and decoded if possible."""
     if not isinstance(raw, Record):
         return {"body_base64": _base64(bytes(raw))}
     try:

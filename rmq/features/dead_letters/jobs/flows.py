@@ -1,6 +1,6 @@
 """Start, list and change jobs. `job_run` runs them.
 
-The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end; the score
+The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end. The score
 of any other job is LISTED_ACTIVE or more. No script can write both the list and a job. So a job is
 listed before it is stored, and each search for jobs to run removes wrong entries from the list.
 """

@@ -32,7 +32,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_id(topic: str, dedup_key: str | None = None) -> str:
-    """Return an id for a job: the topic's name, a dot and 8 characters, random or from the key."""
+    """Return an id for a job: TOPIC.XXXXXXXX, where X are random or come from `dedup_key`."""
     drawn = secrets.token_bytes(8)
     if dedup_key is not None:
         drawn = hashlib.blake2b(dedup_key.encode(), digest_size=8, person=b"rmq job").digest()

@@ -237,7 +237,7 @@ class SubscribedConnection:
         self._pinged_at: float | None = None  # None: all PINGs were answered
 
     def is_to_ping(self) -> bool:
-        """Return whether to send a PING after a long silence; record the PING."""
+        """Return whether to send a PING after a long silence, and record that it is sent."""
         now = time.monotonic()
         if self._pinged_at is not None or now < self._heard_at + PING_S:
             return False
