@@ -1,6 +1,6 @@
 """The exceptions of RMQ: who can fix the cause, and whether it is safe to try again.
 
-* `ConfigurationError`: the caller can fix it. Nothing was sent, and trying again changes nothing.
+* `ConfigurationError`: the caller can fix it. No message was sent, and trying again does not help.
 * `SendError`: the producer can fix it (a smaller body, a later send), or the operator (more
   memory).
 * `DeliveryError`: this consumer may no longer settle the delivery. Do not try again.

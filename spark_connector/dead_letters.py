@@ -152,7 +152,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return the check value in the ids of a topic's messages, and the topic's number of slots.
+    """Return the bits that the ids of a topic's messages have in common, and its number of slots.
 
     Raises:
         TopicNotFound: There is no such topic.

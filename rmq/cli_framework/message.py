@@ -199,7 +199,7 @@ def _whole(body: Any) -> str:
 
 
 def held_text(figures: dict[str, int]) -> str:
-    """Return how many messages of a topic are held back, and by what."""
+    """Return how many messages of a topic are held back, and the reason."""
     held = f"{terminal_text.plural(figures['held'], 'message')} held"
     if figures["paused_ms"]:
         return f"paused since {terminal_text.clock(moment(figures['paused_ms']))}, {held}"

@@ -1,4 +1,4 @@
-"""Pages of the console: what a page reads from a request, and what it answers.
+"""Pages of the console: the parts of a request that a page reads, and the answers of a page.
 
 A handler takes a `PageRequest` and returns a `View` to show or a `Redirect`.
 Register handlers that read with `Pages.get`, and handlers that act with `Pages.post`.

@@ -298,8 +298,8 @@ class Watchdog:
     def _allow_renewals(self, now: float) -> None:
         """Allow the heartbeat to renew leases for some time, within the limits of running handlers.
 
-        So leases are renewed even while a call holds the GIL, but not while the process hangs. The
-        heartbeat kills a process that hangs so much that it does not even run this method.
+        So leases are renewed even while a call holds the GIL, but not while the process hangs. If a
+        process no longer runs this method, the heartbeat kills the process.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s

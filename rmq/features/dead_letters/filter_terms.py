@@ -28,7 +28,7 @@ _MISSING = object()  # the message has no such field
 class Letter:
     """A dead letter as filters see it. Only the parts that conditions read are decoded.
 
-    The attributes are the same as those of a `Message` from `reading.messages_of`.
+    It has the same attributes as a `Message` from `reading.messages_of`.
     """
 
     def __init__(self, member: QueueMember) -> None:
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a value as a number. Text like that of a header is converted. None if impossible."""
+    """Return a value, or a text that is a number, as a number. Return None for other values."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)

@@ -341,7 +341,7 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic. In each slot, letters that will be deleted first come first.
+    """List the trash of a topic. In each slot, letters that will be deleted soonest are first.
 
     The `deadline` of a letter is the time at which it is deleted. The trash cannot be searched by
     time of death, so a filter by `age` or `died` matches nothing. A page may be shorter than

@@ -157,7 +157,7 @@ def topic_delete(
     """Delete a topic. Return its message counts.
 
     Unless the deletion is forced, sends are paused first. So no slot is deleted before all slots
-    are known to be empty. Then the topic is marked, so that no client can open it. Then each slot
+    have been found empty. Then the topic is marked, so that no client can open it. Then each slot
     is deleted in one step, then keys that only a scan finds, then the topic itself. After an
     interruption, run it again.
 

@@ -542,7 +542,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Hand back messages as `hand_back` does, but also those of slots whose master is away.
+    """Hand back messages as `hand_back` does, also messages of slots whose master is away.
 
     Then write the last report of late messages.
     """

@@ -35,9 +35,8 @@ class Groups:
         share: How groups with waiting messages share the deliveries: "equal", or a map from a group
             or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
             larger priority always goes first.
-        on_dead: What happens after a message of the group becomes a dead letter. "continue"
-            delivers the next messages. "hold" stops the group until it is released
-            (`Admin.group_release`).
+        on_dead: Effect of a dead letter on its group. "continue" delivers the next messages. "hold"
+            stops the group until it is released (`Admin.group_release`).
     """
 
     order: bool = True

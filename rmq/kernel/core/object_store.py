@@ -163,7 +163,7 @@ def open_store(url: str) -> Store:
 
 
 def known_stores() -> list[Store]:
-    """Return the stores of this process: those of each `rmq.Offloaded`, and those in RMQ_STORES.
+    """Return the stores of each `rmq.Offloaded` of this process, and the stores in RMQ_STORES.
 
     Raises:
         InvalidValue, ConfigurationError: RMQ_STORES is not valid, or a package is missing.

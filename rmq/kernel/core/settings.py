@@ -215,7 +215,7 @@ class Settings:
             by up to 1000 messages with each send.
         max_body: Largest encoded body, bytes.
         expires_ms: How long after its due time a message may still be delivered, or 0 for no limit.
-        on_expire: What becomes of an expired message: "dead" (a dead letter) or "drop".
+        on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
         durability: Which copies of the message a send waits for.
         dead_retention_ms: How long a dead letter is stored. 0 stores it until it is redriven or
             purged. Older dead letters are dropped and counted by the next message that becomes a

@@ -34,7 +34,7 @@ UNREADABLE = (
 
 
 def from_numbers(numbers: Iterable[int]) -> Ranges:
-    """Return growing numbers as ranges."""
+    """Return numbers in rising order as a list of (first, last) ranges."""
     return union((number, number) for number in numbers)
 
 
@@ -81,7 +81,7 @@ def difference(left: Ranges, right: Ranges) -> Ranges:
 
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
-    """Return how many numbers the ranges hold."""
+    """Return how many numbers a list of ranges contains."""
     return sum(last - first + 1 for first, last in ranges)
 
 

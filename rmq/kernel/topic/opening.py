@@ -334,8 +334,8 @@ def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    The settings are not compared with those that the client named when it opened the topic, because
-    a change of the topic must not stop a running program.
+    The settings are not compared with the settings that the client named when it opened the topic,
+    because a change of the topic must not stop a running program.
 
     Raises:
         TopicVanished: The topic was deleted, or deleted and created again.

@@ -110,7 +110,7 @@ class HeartbeatProcess:
         return process
 
     def ensure_running(self) -> None:
-        """Start a new process if the old one has died, or an embedded server has moved."""
+        """Start a new process if the previous has died, or if an embedded server has moved."""
         if self._thread is not None:
             self._thread.ensure_running()
             return

@@ -381,7 +381,7 @@ class TrickleDetector:
         self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether the `count` messages just received belong to such a stream of messages."""
+        """Return whether the `count` messages just received are part of a trickle of messages."""
         now = time.monotonic()
         gap = now - self._received_at
         if count:

@@ -98,7 +98,7 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
 
 
 def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
-    """Return those of the settled deliveries whose verb was `ack`."""
+    """Return the settled deliveries whose verb was `ack`."""
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 

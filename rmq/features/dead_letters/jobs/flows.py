@@ -163,7 +163,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that need a runner. In the list of jobs, mark those that have ended."""
+    """Return the jobs that need a runner. Mark ended jobs in the list of jobs."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []
