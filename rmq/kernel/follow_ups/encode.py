@@ -1,4 +1,4 @@
-"""Check and encode a follow-up when the program names it, before the ack."""
+"""Check and encode a follow-up: a message that is stored by the ack of another message."""
 
 from __future__ import annotations
 
@@ -41,18 +41,21 @@ class EncodedFollowUp(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in a call."""
+        """Number of bytes that the follow-up takes in a call."""
         return producer.RECORD_BYTES + len(self.rest)
 
     def of(self, delivery: int) -> FollowUp:
-        """Return the argument of a script. `delivery`: position of the delivery in the call."""
+        """Return the follow-up as an argument of a script.
+
+        `delivery` is the position of its delivery in the call.
+        """
         return FollowUp(
             delivery, place_of(self.topic, self.slot), member_of(self.id), self.head, self.rest
         )
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return the context of a target, and whether this program has declared the topic."""
+    """Return the context of a follow-up's topic, and whether this program declared the topic."""
     found = context.targets.get(topic)
     if found is None and topic == context.name:
         found = context.targets[topic] = context, True
@@ -70,9 +73,9 @@ def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
 def encode(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> Flow[EncodedFollowUp]:
-    """Check and encode a follow-up, and make its id.
+    """Check and encode a follow-up (a message that an ack stores), and make its id.
 
-    Interceptors see it as a send of this moment.
+    Interceptors see a send at this moment.
 
     Args:
         context: Topic of the delivery.
@@ -122,9 +125,9 @@ def encode(
 def encode_plain(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> EncodedFollowUp | None:
-    """Encode a message without options except a priority, for a target that is open.
+    """Encode a follow-up without options except a priority, for a topic that is open.
 
-    Returns None if the message has other options, or if there are interceptors.
+    Return None if the message has other options, or if there are interceptors.
     """
     name = getattr(topic, "name", topic)
     found = context.targets.get(name) if isinstance(name, str) else None
@@ -149,7 +152,7 @@ def _depth_header(depth: int) -> bytes:
 
 
 def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
-    """Return the slot of a follow-up that may be in any slot."""
+    """Return the slot of a follow-up whose message may be in any slot."""
     origin = delivery.origin.keys
     if target.name == origin.topic and origin.index < target.settings.slots:
         return origin.index  # the ack can store it at once

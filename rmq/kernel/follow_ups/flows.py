@@ -1,8 +1,9 @@
-"""Send the pending entries of a slot: store them in their targets, and then remove them.
+"""Send pending follow-ups of a slot: store them in their topics, and then remove them here.
 
-The process whose ack stored the entries sends them at once. If it died, `sweep` of any consumer of
-the topic sends them. docs/decisions/0071-ack-and-send-in-one-step.md explains why each entry is
-stored exactly once.
+A pending follow-up (an entry) was stored by an ack, but is not yet in its own topic, the target.
+The process whose ack stored the entries sends them at once. If this process died, `sweep` of any
+consumer of the topic sends them. docs/decisions/0071-ack-and-send-in-one-step.md explains why each
+entry is stored exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries
 
 
 class StoredFollowUps(NamedTuple):
-    """The follow-ups of one call of ack_then, and its reply."""
+    """The follow-ups of one call of the script `ack_then`, and its reply."""
 
     keys: SlotKeys  # slot of the deliveries
     reply: AckThenReply
@@ -71,12 +72,13 @@ class StoredFollowUps(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """The result of an attempt to store entries in their target.
+    """The result of an attempt to store pending follow-ups in their topic.
 
     Attributes:
-        stored: How many it has stored, from the first on.
-        waits: Whether it cannot take the next entry now.
-        refused: Why it refuses the first entry for good; empty if it does not.
+        stored: Number of follow-ups that were stored, from the first on.
+        waits: Whether the topic cannot take the next follow-up now.
+        refused: Reason why the topic refuses the first follow-up permanently, or empty if it does
+            not.
     """
 
     stored: int
@@ -85,7 +87,7 @@ class _Attempt(NamedTuple):
 
 
 class FollowUps:
-    """The follow-ups of a consumer's deliveries.
+    """The follow-ups of a consumer's deliveries: messages that their acks store.
 
     Args:
         context: Topic of the deliveries.
@@ -101,7 +103,7 @@ class FollowUps:
     def add(
         self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
     ) -> Flow[list[MessageId]]:
-        """Let the ack of a delivery store messages. Return their ids.
+        """Let the ack of a delivery store further messages. Return the ids of these messages.
 
         Raises:
             ConfigurationError: The delivery has a claim.
@@ -121,7 +123,10 @@ class FollowUps:
         return [each.id for each in added]
 
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Let the ack of a delivery store a plain message. Return None if that needs a flow."""
+        """Let the ack of a delivery store a message without options.
+
+        Return None if that needs a flow.
+        """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
         follow_up = encode_plain(self._context, delivery, topic, out)
@@ -144,9 +149,9 @@ class FollowUps:
 
 
 def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
-    """Send the pending entries that an ack has just stored.
+    """Send the pending follow-ups that an ack has just stored.
 
-    Errors are logged, because the ack has succeeded, and the entries are sent again later.
+    Errors are logged, because the ack has succeeded, and the follow-ups are sent again later.
     """
     for target, entries in stored.entries().items():
         letter = stored.reply.targets[target]
@@ -157,9 +162,9 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
-    """Send pending entries that nobody sends, of SLOTS_AT_ONCE slots from `first` on.
+    """Send pending follow-ups that no process sends, of SLOTS_AT_ONCE slots from `first` on.
 
-    Returns the first slot of the next sweep.
+    Return the first slot of the next sweep.
     """
     slots = context.slots[first : first + SLOTS_AT_ONCE]
     calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
@@ -173,7 +178,7 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
 
 
 def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Do the same as `sweep`; log errors of Redis."""
+    """Do the same as `sweep`, but only log errors of Redis."""
     try:
         return (yield from sweep(context, first))
     except StorageError as error:
@@ -201,14 +206,14 @@ def send_target(
     claim: bytes = b"",
     entries: Sequence[Entry] = (),
 ) -> Flow[None]:
-    """Send entries, and then all other entries of the target, until none are left.
+    """Send pending follow-ups, and then all others for the same target, until none is left.
 
     Args:
         context: Topic of the acked messages.
         keys: Slot of the entries.
         target: Name of their target slot.
-        claim: Claim of this process on the target; empty: it has none.
-        entries: The first entries of the target; empty: read them.
+        claim: Claim of this process on the target, or empty if it has none.
+        entries: The first entries of the target, or empty if they must be read.
     """
     if not entries:
         claim, entries = yield _settle(keys, target, 0, claim)
@@ -243,7 +248,7 @@ def _settle(
 def _attempt(
     context: TopicContext, keys: SlotKeys, target: str, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store entries in their target, or say why they are not stored."""
+    """Store pending follow-ups in their topic, or return why they are not stored."""
     name, _, index = target.rpartition(":")
     other, _ = target_of(context, name)
     for is_last in (False, True):
@@ -262,7 +267,7 @@ def _attempt(
 def _store_fitting(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store the entries before the first entry that the target refuses for good."""
+    """Store the pending follow-ups before the first that its topic refuses permanently."""
     if index >= len(target.slots):
         return _Attempt(0, refused=f"the topic was created again, and has no slot {index}")
     most, fitting = target.settings.max_body, entries
@@ -278,7 +283,7 @@ def _store_fitting(
 def _store(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store entries in a slot of their target, which may be resized during the call."""
+    """Store pending follow-ups in a slot of their topic, which may be resized during the call."""
     resizes = 0
     while True:
         place = place_of(source.topic, source.index)
@@ -300,14 +305,14 @@ def _body_bytes(entry: Entry) -> int:
 
 
 def _wait_ms(entry: Entry) -> int:
-    """Return how long to wait before the next attempt: as long as the entry has waited."""
+    """Return the wait before the next attempt: as long as the follow-up has been pending."""
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - entry.number // 1000))
 
 
 def _dead_letter(
     context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
 ) -> Refused:
-    """Return the dead letter for an entry that its target refuses for good."""
+    """Return the dead letter for a follow-up that its topic refuses permanently."""
     name = target.rpartition(":")[0]
     fields = record.read(entry.head + bytes(4) + entry.rest)
     head, envelope = record.envelope(

@@ -1,4 +1,4 @@
-"""Builders of the three steps of a follow-up: store it with the ack, send it, remove its entry."""
+"""Commands for the three steps of a follow-up: store it by an ack, send it, remove its entry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FollowUp(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A follow-up that is stored with the ack, and not yet in its target."""
+    """A pending follow-up: stored together with the ack, but not yet in its own topic."""
 
     number: int
     member: bytes
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class AckThenReply(NamedTuple):
-    """The reply to ack_then."""
+    """The reply to the script `ack_then`."""
 
     letters: str  # a letter for each delivery: 1 settled, 0 lost
     number: int  # number of the first pending entry; 0 if there is none
@@ -47,14 +47,14 @@ class AckThenReply(NamedTuple):
 
 
 class SettleReply(NamedTuple):
-    """The reply to pending_settle."""
+    """The reply to the script `pending_settle`."""
 
     claim: bytes  # empty: no entry is left, or another process sends them
     entries: list[Entry]
 
 
 class Refused(NamedTuple):
-    """A pending entry that its target refuses for good, and the dead letter in its place."""
+    """A pending follow-up that its topic refuses permanently, and the dead letter in its place."""
 
     number: int
     member: bytes
@@ -64,7 +64,7 @@ class Refused(NamedTuple):
 
 
 def place_of(topic: str, index: int) -> str:
-    """Return the name of a slot in scripts."""
+    """Return the name of a slot as scripts use it for the target of a follow-up."""
     return f"{topic}:{index}"
 
 
@@ -79,7 +79,7 @@ def ack_then(
 ) -> Command[T]:
     """Settle deliveries of one slot for good, and store their follow-ups in the same step.
 
-    `read`: returns the value of the command.
+    `read` turns the reply into the value of the command.
     """
 
     def parse(reply: bytes) -> T:
@@ -105,10 +105,10 @@ def ack_then(
 def pending_send(
     context: TopicContext, keys: SlotKeys, source: str, entries: Sequence[Entry]
 ) -> Command[tuple[int, str]]:
-    """Store pending entries of a source slot in a slot of their target, each once.
+    """Store pending follow-ups of a slot in a slot of their topic, each once.
 
-    Returns how many are stored, from the first on, and a letter if that is not all: p paused, f
-    full.
+    Return how many are stored, from the first on. If not all are stored, also return a letter: `p`
+    paused, `f` full.
     """
     return Command(
         script_loader.load("pending_send"),
@@ -133,14 +133,14 @@ def pending_settle(
     wait_ms: int | None = None,
     refused: Refused | None = None,
 ) -> Command[SettleReply]:
-    """Remove pending entries that are stored in their target, and return the next entries.
+    """Remove pending follow-ups that are stored in their topic. Return the next pending ones.
 
     Args:
-        keys: Slot of the entries.
-        target: Their target.
-        upto: Number up to which entries are stored there; 0: none.
-        claim: Claim from an earlier reply; empty: to begin.
-        limit: Maximum number of entries to return; 0 ends the claim.
+        keys: Slot of the pending follow-ups (entries).
+        target: Name of their target slot.
+        upto: Number up to which entries are stored there, or 0 for none.
+        claim: Claim from an earlier reply, or empty for the first call.
+        limit: Maximum number of entries to return. 0 ends the claim.
         wait_ms: Time in which no process sends to this target, instead of more entries.
         refused: The first entry, if the target refuses it for good.
     """
@@ -169,7 +169,7 @@ def pending_settle(
 
 
 class PendingTarget(NamedTuple):
-    """The pending entries of one target."""
+    """The pending follow-ups of a slot for one target slot."""
 
     target: str
     from_ms: int  # time from which a process may send them
@@ -178,7 +178,7 @@ class PendingTarget(NamedTuple):
 
 
 class PendingReply(NamedTuple):
-    """The reply to pending."""
+    """The reply to the script `pending`."""
 
     now_ms: int
     entries: int
@@ -187,7 +187,7 @@ class PendingReply(NamedTuple):
 
 
 def pending(keys: SlotKeys, offset: int = 0, limit: int = 1000) -> Command[PendingReply]:
-    """List the targets of the pending entries of a slot."""
+    """List the target slots of the pending follow-ups of a slot."""
 
     def parse(reply: list[Any]) -> PendingReply:
         rows = zip(reply[3::4], reply[4::4], reply[5::4], reply[6::4], strict=True)

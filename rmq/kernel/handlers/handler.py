@@ -86,9 +86,7 @@ class Handler:
             raise InvalidValue("linger: only for a handler with batch; give batch as well")
         self.ordered = self.is_ordered = _check_bool(ordered, "ordered")  # `follow` may change it
         if self.ordered and self.batch:
-            raise InvalidValue(
-                "ordered: not with batch; an ordered handler gets one message at a time"
-            )
+            raise InvalidValue("ordered: not with batch; it handles messages one by one")
         self.lease_ms = (
             None if lease is None else duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
         )
@@ -226,9 +224,7 @@ def _retry(asked: RetryOption | None) -> Policy | RetryFunction | None:
     if isinstance(asked, type):
         raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
     if is_async_function(asked):
-        raise InvalidType(
-            f"retry: {asked!r} is async, and would not be awaited; make it a plain def"
-        )
+        raise InvalidType(f"retry: {asked!r} is async, and cannot be awaited; use a def")
     return asked
 
 

@@ -300,9 +300,7 @@ def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
         time_range = duration_ms(out.time_range, "time_range")
     if out.extend:
         if out.max_wait is None:
-            raise InvalidValue(
-                "extend: give max_wait too; without it, merges could delay a message forever"
-            )
+            raise InvalidValue("extend: give max_wait too; else merges may delay it forever")
         message.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
     elif out.max_wait is not None:
         raise InvalidValue("max_wait: it limits extend; give extend=True too")
