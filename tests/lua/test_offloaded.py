@@ -272,6 +272,14 @@ def _nack(f: Furnished) -> Command[Any]:
     return f.box.nack_command([_exhausted(f)], f.box.session())
 
 
+def _release(f: Furnished) -> Command[Any]:
+    """The release of a delivery whose cancellation was requested."""
+    session = f.box.session()
+    request = messages_scripts.cancel(f.box.handle, f.box.keys, session, f.leased.id, running=True)
+    f.box.run(request)
+    return CALLS["release"](f)
+
+
 def _rollback(f: Furnished) -> Command[Any]:
     _exhausted(f)
     f.box.clock.advance(60)
@@ -320,6 +328,7 @@ REMOVALS: dict[str, Way] = {
     "redrive_send": ({}, None, _arriving),
     "redrive_settle": ({}, _held, CALLS["redrive_settle"]),
     "reject": (OLD, _old_letter, CALLS["reject"]),
+    "release": ({}, None, _release),
     "rollback_expired_leases": (OLD, _old_letter, _rollback),
     "schedule_send": ({}, None, _scheduling),
     "send": ({}, None, _dropping),

@@ -36,7 +36,7 @@ PLACES = {
     "groups": "slot store",
     "lateness_report": "slot",
     "merge": "slot store records merge settled0 settled1 failures audit bodies",
-    "nack": "slot store prepare records dead failures audit bodies",
+    "nack": "slot store prepare records dead failures audit bodies settled0 settled1",
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
     "pending": "slot pending targets",
@@ -69,12 +69,14 @@ PLACES = {
         "slot store records settled0 settled1 failures merge audit bodies prepare arrivals"
     ),
     "redrive_settle": "slot dead records failures audit bodies settled0 settled1 arrivals",
-    "reject": "slot prepare records dead failures audit bodies store",
-    "release": "slot store prepare failures records",
+    "reject": "slot prepare records dead failures audit bodies store settled0 settled1",
+    "release": "slot store prepare failures records audit bodies settled0 settled1",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
     "resize_scan": "slot store prepare records",
-    "rollback_expired_leases": "slot store prepare records dead failures audit bodies",
+    "rollback_expired_leases": (
+        "slot store prepare records dead failures audit bodies settled0 settled1"
+    ),
     "schedule_delete": "slot schedules schedule_times",
     "schedule_due": "slot schedules schedule_times",
     "schedule_pause": "slot schedule_times",
@@ -149,6 +151,10 @@ SELDOM = [(script, "prepare") for script in WITH_CREDITS]
 # Only in a slot with groups: test_groups.
 SELDOM += [(script, "store") for script in ("ack", "reject", "query_reject")]
 SELDOM += [("tidy", "store"), ("tidy", "prepare")]
+# Only where a cancellation was requested: test_cancel_running.
+CANCELLING = ("nack", "reject", "release", "rollback_expired_leases")
+SELDOM += [(script, place) for script in CANCELLING for place in ("settled0", "settled1")]
+SELDOM += [("release", "audit"), ("release", "bodies")]
 AT_ONCE = {
     script: [place for place in places.split() if (script, place) not in SELDOM]
     for script, places in sorted(PLACES.items())
