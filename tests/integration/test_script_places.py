@@ -42,6 +42,18 @@ def test_call_names_the_source_line(
 
 
 @both_clients
+def test_call_names_a_local_as_the_source_does(api: Any, name: str, tmp_path: Path) -> None:
+    topic = api.topic(name)
+    topic.send(1)
+
+    with (
+        with_line(tmp_path, *INLINE, "  local unread = nil\n  unread.x = unread.y"),
+        pytest.raises(rmq.ScriptFailed, match="attempt to index local 'unread'"),
+    ):
+        topic.send(1)
+
+
+@both_clients
 def test_calls_of_several_slots_name_the_source_line(api: Any, name: str, tmp_path: Path) -> None:
     topic = api.topic(name, slots=8)
     topic.send_many([rmq.Outgoing(n) for n in range(100)])

@@ -12,7 +12,7 @@ import re
 
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.inlining import PLACES
-from rmq.kernel.transport.lua.shortening import shortened, with_long_names
+from rmq.kernel.transport.lua.shortening import short_names, shortened, with_long_names
 
 # Redis repeats the place, in two forms: `@user_script: 12: user_script:12: attempt to ...`.
 _LINE = re.compile(r"@?user_script: ?(\d+)")
@@ -39,7 +39,7 @@ def with_places(text: str, name: str) -> str:
         return text
     lines = _places_of(name, script.text)
     if lines:
-        text = with_long_names(text, script_loader.full_text(name))
+        text = with_long_names(text, _long_names(name, script.sha))
 
     def place(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -60,6 +60,13 @@ def _places_of(name: str, text: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return marks.places(marked) if shortened(_PLACE.sub("", marked)) == text else []
+
+
+@functools.cache
+def _long_names(name: str, sha: str) -> dict[str, str]:
+    """Return the names of the sources by the names in the text that has this SHA-1."""
+    short = short_names(script_loader.full_text(name))
+    return {short: long for long, short in short.items()}
 
 
 class _Marks:

@@ -10,7 +10,7 @@ import itertools
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rmq.kernel.transport.lua.inlining import STRING
 
@@ -42,15 +42,16 @@ def shortened(text: str) -> str:
         ValueError: The braces of a table have a function, whose locals look like fields.
     """
     title, _, code = text.partition("\n")
-    short, done, end = short_names(code), list[str](), 0
+    short, done, end = short_names(text), list[str](), 0
     for match in _names(code):
         done += [code[end : match.start()], short.get(match[1], match[1])]
         end = match.end()
     return f"{title}\n{_SPACE.sub(_without_space, ''.join([*done, code[end:]]))}"
 
 
-def short_names(code: str) -> dict[str, str]:
+def short_names(text: str) -> dict[str, str]:
     """Return a short name for each local; the more uses a local has, the shorter is its name."""
+    code = text.partition("\n")[2]
     groups = itertools.chain.from_iterable(map(re.Match.groups, _DECLARED.finditer(code)))
     declared = set(re.findall(r"\w+", " ".join(filter(None, groups)))) - RESERVED
     uses = Counter(match[1] for match in _names(code))
@@ -61,15 +62,14 @@ def short_names(code: str) -> dict[str, str]:
     return dict(zip(names, (name for name in free if name not in taken), strict=False))
 
 
-def with_long_names(error: str, text: str) -> str:
+def with_long_names(error: str, names: Mapping[str, str]) -> str:
     """Return an error of Lua with the names of the sources.
 
     Args:
         error: Text of the error.
-        text: The composed script, before it was shortened.
+        names: Name of each local in the sources, by its short name.
     """
-    long = {short: name for name, short in short_names(text.partition("\n")[2]).items()}
-    return _NAMED.sub(lambda match: f"{match[1]} '{long.get(match[2], match[2])}'", error)
+    return _NAMED.sub(lambda match: f"{match[1]} '{names.get(match[2], match[2])}'", error)
 
 
 def _names(code: str) -> Iterator[re.Match[str]]:
