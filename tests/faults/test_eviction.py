@@ -206,7 +206,9 @@ def after_eviction(server: Server, name: str) -> Losses:
                 received = sum(one.body == BODY for one in topic.consumer().receive(COUNT))
             except (rmq.TopicVanished, rmq.ScriptFailed) as error:
                 told = str(error)
-                assert any(key in told for key in missing), (missing, told)
+                # A slow machine reads the settings again, and their key may be evicted as well.
+                named = {*missing, f"topic {each!r} has vanished"}
+                assert any(words in told for words in named), (missing, told)
             if told:
                 counts["moved"] += before != [content(raw, key) for key in parts(each)]
             counts["whole" if received == COUNT else outcome(client, each, told)] += 1
