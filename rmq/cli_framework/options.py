@@ -105,7 +105,7 @@ class CommonOptions:
                 raise rmq.TopicNotFound(f"{what}{near}{semicolon}{remedy}") from error
 
     def note(self, text: str) -> None:
-        """Print a note on stderr, unless records are printed."""
+        """Print a note on stderr, unless the command prints records for programs."""
         if not self.json:
             click.echo(neutral(text), err=True)
 

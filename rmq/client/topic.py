@@ -268,16 +268,15 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Cancel a waiting message, or with `running` also a message in flight.
 
         Args:
-            id: Id of the message; or the receipt of the only delivery that is to be cancelled.
+            id: Id of the message, or the receipt of the only delivery that may be cancelled.
             running: Whether to request the cancellation of the current delivery.
 
         Returns:
             "cancelled": The message waited, and is deleted.
-            "requested": It is in flight. It ends as cancelled, unless its consumer acks it.
-            "already_requested": An earlier call has requested the same.
-            "old_delivery": The receipt is not the receipt of the current delivery.
-            "in_flight" (without `running`), "in_query" (a query has it), "dead", "gone": Nothing
-            was changed.
+            "requested": The message is in flight. It ends as cancelled, unless its consumer acks
+            it. "already_requested": An earlier call has requested the same. "old_delivery": The
+            receipt does not belong to the current delivery. "in_flight" (without `running`),
+            "in_query" (a query has it), "dead" or "gone": The message was not changed.
         """
         return await self._run(change.cancel(self._context, id, running))
 

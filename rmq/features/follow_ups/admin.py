@@ -1,4 +1,4 @@
-"""List, send and drop pending follow-ups."""
+"""List, send and drop pending follow-ups, which acks have stored for other topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
     """Operations on the pending follow-ups of a topic."""
 
     async def pending(self, topic: str) -> list[PendingFollowUp]:
-        """Return the follow-ups of a topic that are not yet in their targets, oldest first.
+        """Return the follow-ups that acks of a topic stored and that are still pending.
+
+        A follow-up is pending until it is in its own topic. The result is sorted by age, oldest
+        first.
 
         Args:
             topic: Name of the topic whose messages were acked.
@@ -25,7 +28,7 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
         """Send the pending follow-ups of a topic now. Return how many are no longer pending.
 
         Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
-        full stay. A follow-up that its target refuses for good becomes a dead letter of `topic`.
+        full stay. A follow-up that its target refuses permanently becomes a dead letter of `topic`.
         """
         return await self._run(flows.send(self._context(topic)))
 

@@ -23,8 +23,8 @@ class PendingFollowUp(NamedTuple):
     """The follow-ups of one slot that are not yet in their target slot.
 
     Attributes:
-        slot: Index of the slot whose acks stored them.
-        target: Topic that they go to.
+        slot: Index of the slot whose acks stored the follow-ups.
+        target: Name of the topic that the follow-ups go to.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
         since: Time of the first ack.
@@ -77,7 +77,7 @@ def send(context: TopicContext) -> Flow[int]:
 
 
 def drop(context: TopicContext, target: str, dry_run: bool) -> Flow[int]:
-    """Delete the pending follow-ups for a topic. Return how many there were."""
+    """Delete the pending follow-ups for one target topic. Return how many there were."""
     found = yield from _all_targets(context)
     found = [(keys, each) for keys, each in found if each.target.rpartition(":")[0] == target]
     if not dry_run:

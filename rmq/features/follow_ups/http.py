@@ -13,7 +13,7 @@ PATH = "/topics/{topic}/pending"
 
 
 class PendingDrop(Request):
-    """A target whose pending follow-ups are deleted.
+    """A target topic whose pending follow-ups are deleted.
 
     Attributes:
         target: Name of the topic that would get the follow-ups.
@@ -27,11 +27,11 @@ class PendingDrop(Request):
 
 
 class Pending(Answer):
-    """Pending follow-ups of one slot for one slot, as in `rmq pending ls`.
+    """Pending follow-ups from one slot for another slot, as in `rmq pending ls`.
 
     Attributes:
-        slot: Index of the slot whose acks stored them.
-        target: Topic that they go to.
+        slot: Index of the slot whose acks stored the follow-ups.
+        target: Name of the topic that the follow-ups go to.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
         since: Time of the first ack.

@@ -1,4 +1,4 @@
-"""The service of `rmq server` for follow-ups: send those whose client died."""
+"""The service of `rmq server` for follow-ups: send the follow-ups of clients that died."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
 
 
 class FollowUps(SurveyedService):
-    """Sends pending follow-ups that nobody sends, also in topics without consumers."""
+    """Sends pending follow-ups that no other process sends, also in topics without consumers."""
 
     name = "follow_ups"
     every_s = SWEEP_S

@@ -1,4 +1,4 @@
-"""Change a waiting message: cancel, reschedule, set_priority; request to cancel a delivery."""
+"""Change a waiting message: cancel, reschedule, set_priority. Request to cancel a delivery."""
 
 from __future__ import annotations
 

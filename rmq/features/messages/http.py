@@ -170,7 +170,7 @@ async def get_message(
 
 
 class Cancel(Request):
-    """Which messages to cancel; `running`: also a message in flight."""
+    """Options of a cancellation. With `running`, messages in flight are cancelled as well."""
 
     running: bool = False
 

@@ -21,7 +21,8 @@ def cancel(
 ) -> Command[str]:
     """Cancel a waiting message, or request the cancellation of a delivery. Return the status.
 
-    `running`: whether it may be in flight. `receipt`: score of the only delivery to cancel.
+    `running` says whether the message may be in flight. `receipt` is the score of the only delivery
+    that may be cancelled.
     """
     return Command(
         script_loader.load("cancel"),

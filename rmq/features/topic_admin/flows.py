@@ -65,8 +65,8 @@ def topic_set(
     `unless_changed` has the settings that the caller has read. If the topic has changed since then,
     the call changes nothing.
 
-    The topic's hash is changed first, then each slot. After an interruption, the same call, or the
-    next client that opens or follows the topic, changes the remaining slots.
+    The topic's hash is changed first, then each slot. After an interruption, the remaining slots
+    are changed by the same call, or by the next client that opens or follows the topic.
 
     Raises:
         TopicNotFound: The topic does not exist.

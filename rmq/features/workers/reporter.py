@@ -132,7 +132,7 @@ class StatusReporter:
         )  # fmt: skip
 
     def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
-        """Return the time since a request to cancel a run; None: there is no request."""
+        """Return the ms since a request to cancel a run, or None if there is no request."""
         cancellation = delivery.cancellation
         is_batch = bool(self._queues[index].handler.batch)  # which is not interrupted
         if is_batch or cancellation is None or not cancellation.is_set():

@@ -61,8 +61,8 @@ class HandlerRun:
         handler: Name of the handler's function.
         since: Start of the run.
         seconds: Duration of the run at the time of the report.
-        cancelled_s: Seconds since the cancellation of its delivery was requested; None: it was not,
-            or the run is of a batch, which is not interrupted.
+        cancelled_s: Seconds since the cancellation of its delivery was requested. None without a
+            request, and for a batch, which is not interrupted.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Requests to cancel deliveries, as a consumer finds them: published, or in the hash of a slot."""
+"""Find requests to cancel deliveries: in published messages, and in the hash of a slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNAL = b"cancel"  # first word of a published request
 def requested_by(
     payload: bytes, slots: Sequence[SlotKeys], deliveries: Mapping[bytes, InnerDelivery]
 ) -> InnerDelivery | None:
-    """Return the delivery whose cancellation a published message requests, if it is open here.
+    """Return the open delivery whose cancellation a published message requests, or None.
 
     Args:
         payload: Message on the wake-up channel, as lua/cancel.lua publishes it.
@@ -54,5 +54,5 @@ def find_requested(deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelive
 
 
 def _is_for(delivery: InnerDelivery, request: bytes) -> bool:
-    """Return whether a request is for this delivery, and not for another one of its message."""
+    """Return whether a request is for this delivery, not for an earlier delivery of its message."""
     return delivery.state == OPEN and float(request) == delivery.score % 1000

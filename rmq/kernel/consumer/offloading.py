@@ -74,7 +74,7 @@ def _lease(delivery: InnerDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Settle leases. If that fails, the messages come back when their leases expire."""
+    """Settle deliveries. If that fails, the messages come back when their leases expire."""
     try:
         yield from settling.run()
     except RMQError:

@@ -280,7 +280,7 @@ def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Seq
 
 
 class Extension(NamedTuple):
-    """The new deadline of a delivery in s; 0 if unknown."""
+    """The new deadline of a delivery in s, or 0 if it is unknown."""
 
     deadline_s: int
     is_cancelled: bool = False  # whether its cancellation was requested
@@ -308,7 +308,9 @@ def ack_then(
     note_stored: Callable[[StoredFollowUps], object],
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Settle deliveries for good, and store their follow-ups. A letter for each, as for `ack`.
+    """Settle deliveries for good, and store their follow-ups (messages stored by an ack).
+
+    The result has a letter for each, as for `ack`.
 
     Args:
         context: The topic.

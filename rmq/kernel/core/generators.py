@@ -1,4 +1,4 @@
-"""Procedures: generators of actions that run in plain and in async code alike.
+"""Procedures: generators of actions that run with and without an event loop.
 
 A procedure yields actions and gets their results. An error of an action is raised at its `yield`.
 
@@ -97,5 +97,5 @@ def run(procedure: Procedure[T]) -> T:
 
 
 async def run_async(procedure: Procedure[T]) -> T:
-    """Run a procedure in async code, and return its result."""
+    """Run a procedure in an event loop, and return its result."""
     return await drive_async(procedure, methodcaller("run_async"))

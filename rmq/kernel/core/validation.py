@@ -176,7 +176,7 @@ def check_priority(value: object) -> int:
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate unless it is None (unlimited), or above 0 and at most a billion."""
+    """Refuse a rate that is not None (unlimited), or above 0 and at most a billion per second."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")

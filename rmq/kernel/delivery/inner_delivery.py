@@ -23,13 +23,13 @@ class Cancellation(threading.Event):
     """An event that is set when the cancellation of a delivery is requested.
 
     Attributes:
-        since: Time of the request by the monotonic clock; infinity: there is no request.
+        since: Time of the request by the monotonic clock, or infinity without a request.
     """
 
     since = float("inf")
 
     def set(self) -> None:
-        """Note the request."""
+        """Record that the cancellation was requested."""
         self.since = min(self.since, time.monotonic())
         super().set()
 
@@ -66,7 +66,7 @@ class InnerDelivery:
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
         follow_ups: Messages that its ack stores (`rmq.kernel.follow_ups.encode`).
-        cancellation: Its cancellation; None: nothing has needed it yet.
+        cancellation: Event of its cancellation, or None if the event was not needed yet.
     """
 
     origin: BatchOrigin

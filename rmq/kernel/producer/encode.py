@@ -196,7 +196,7 @@ def _encode_type(message_type: str) -> bytes:
 
 
 def encode_headers(out: Outgoing, group: str = "") -> bytes:
-    """Encode the group's mark, the sender's headers, and RMQ's other marks, in this order."""
+    """Encode the headers: RMQ's header for the group, the sender's headers, RMQ's other headers."""
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
         raise InvalidType(f"headers: {type(headers).__name__}; give a mapping of str to str")

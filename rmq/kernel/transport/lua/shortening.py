@@ -50,7 +50,7 @@ def shortened(text: str) -> str:
 
 
 def short_names(text: str) -> dict[str, str]:
-    """Return a short name for each local; the more uses a local has, the shorter is its name."""
+    """Return a short name for each local. The more uses a local has, the shorter is its name."""
     code = text.partition("\n")[2]
     groups = itertools.chain.from_iterable(map(re.Match.groups, _DECLARED.finditer(code)))
     declared = set(re.findall(r"\w+", " ".join(filter(None, groups)))) - RESERVED
@@ -63,7 +63,7 @@ def short_names(text: str) -> dict[str, str]:
 
 
 def with_long_names(error: str, names: Mapping[str, str]) -> str:
-    """Return an error of Lua with the names of the sources.
+    """Return an error of Lua in which short names are replaced by the names of the sources.
 
     Args:
         error: Text of the error.
@@ -73,7 +73,7 @@ def with_long_names(error: str, names: Mapping[str, str]) -> str:
 
 
 def _names(code: str) -> Iterator[re.Match[str]]:
-    """Yield the words of a text that are no fields of a table."""
+    """Yield the words of a text that are not fields of a table."""
     brackets, before = [""], ""
     for match in _TOKEN.finditer(code):
         token, in_table = match[0], brackets[-1] == "{"
