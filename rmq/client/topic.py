@@ -274,9 +274,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Returns:
             "cancelled": The message waited, and is deleted.
             "requested": The message is in flight. It ends as cancelled, unless its consumer acks
-            it. "already_requested": An earlier call has requested the same. "old_delivery": The
-            receipt does not belong to the current delivery. "in_flight" (without `running`),
-            "in_query" (a query has it), "dead" or "gone": The message was not changed.
+            it.
+            "already_requested": An earlier call has requested the same.
+            "old_delivery": The receipt does not belong to the current delivery.
+            "in_flight" (without `running`), "in_query" (a query has it), "dead" or "gone": The
+            message was not changed.
         """
         return await self._run(change.cancel(self._context, id, running))
 
