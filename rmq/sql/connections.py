@@ -270,7 +270,10 @@ class IdleLimit:
         self._last = time.monotonic()
 
     def before_call(self, wait_s: float) -> None:
-        """Start the idle time again. Add `wait_s` seconds, because the call may wait that long."""
+        """Start the idle time again before a call.
+
+        Add `wait_s` seconds, as the call may wait that long.
+        """
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":
                 _set_idle_limit(self._connection, self._limit_s + wait_s)

@@ -257,7 +257,10 @@ class Settling(Generic[T]):
         return {call.keys[0] for call in self._calls}
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the sessions of calls without a reply for a repeat. Give the other sessions back."""
+        """Keep the replay sessions of calls without a reply, to repeat them.
+
+        Give back the others.
+        """
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
         self._context.sessions.give(*others)
         self._sessions = [self._sessions[n] for n in numbers]

@@ -220,7 +220,7 @@ def call_hook(hook: Hook, *args: Any) -> Any:
 
 
 def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call plain hooks."""
+    """Call hooks that are not async."""
     for hook in hooks:
         call_hook(hook, *args)
 

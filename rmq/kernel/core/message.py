@@ -63,9 +63,9 @@ class Outgoing:
             `slot_basis` whenever you use the key. Not with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
-        type: Message type by which a worker chooses the handler, 1 to 128 of A-Z a-z 0-9 . _ -
-            : /. Messages of different types do not merge. If the type is None, the default handler
-                receives the message.
+        type: Message type by which a worker chooses the handler: 1 to 128 characters of A-Z a-z 0-9
+            . _ - : / Messages of different types do not merge. If the type is None, the default
+            handler receives the message.
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
             topic's setting `groups` says how groups are delivered. All messages of a group are in
             the slot that the name chooses, so a `slot_basis` must be equal to the group. Not with
