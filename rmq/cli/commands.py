@@ -2,117 +2,121 @@
 
 from __future__ import annotations
 
-from rmq.cli_framework.app import Place, cli
+from rmq.cli_framework.app import CommandEntry, cli
 
 # A new command has a line here; the tests compare the sentence with the command's own help.
 COMMANDS = {
-    "ping": Place("rmq.cli.root:ping", "Ping Redis; print its version and how long it took."),
-    "topic": Place(
+    "ping": CommandEntry(
+        "rmq.cli.root:ping", "Ping Redis; print its version and how long it took."
+    ),
+    "topic": CommandEntry(
         "rmq.features.topic_admin.cli.topics:topic", "Create, change, delete, list and show topics."
     ),
-    "send": Place("rmq.features.messages.cli.send:send", "Send BODY to TOPIC."),
-    "peek": Place(
+    "send": CommandEntry("rmq.features.messages.cli.send:send", "Send BODY to TOPIC."),
+    "peek": CommandEntry(
         "rmq.features.messages.cli.inspect:peek", "Show messages of TOPIC without receiving them."
     ),
-    "get": Place(
+    "get": CommandEntry(
         "rmq.features.messages.cli.inspect:get",
         "Show the message ID of TOPIC in full, from any queue.",
     ),
-    "tail": Place(
+    "tail": CommandEntry(
         "rmq.features.messages.cli.tail:tail",
         "Show messages of TOPIC as they are accepted, until Ctrl-C.",
     ),
-    "cancel": Place(
+    "cancel": CommandEntry(
         "rmq.features.messages.cli.change:cancel",
         "Cancel waiting messages of TOPIC; - reads ids from stdin.",
     ),
-    "reschedule": Place(
+    "reschedule": CommandEntry(
         "rmq.features.messages.cli.change:reschedule",
         "Change the due time of waiting messages of TOPIC; - reads ids from stdin.",
     ),
-    "priority": Place(
+    "priority": CommandEntry(
         "rmq.features.messages.cli.change:priority",
         "Change the priority of waiting messages of TOPIC; - reads ids from stdin.",
     ),
-    "dlq": Place(
+    "dlq": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:dlq", "List, redrive (send back) and purge dead letters."
     ),
-    "purge": Place(
+    "purge": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:purge",
         "Delete all waiting messages of TOPIC permanently, including delayed messages.",
     ),
-    "job": Place(
+    "job": CommandEntry(
         "rmq.features.dead_letters.jobs.cli:job",
         "List, pause, resume and stop jobs: redrives and purges that run in the background.",
     ),
-    "stats": Place(
+    "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",
         "Show the counts of all topics, or all counts of one TOPIC.",
     ),
-    "top": Place(
+    "top": CommandEntry(
         "rmq.cli.top:top",
         "Show all topics on the whole screen until q is pressed.",
     ),
-    "audit": Place(
+    "audit": CommandEntry(
         "rmq.features.audit.cli:audit",
         "Report whether messages of TOPIC, or of any topic, were lost.",
     ),
-    "audit-trail": Place(
+    "audit-trail": CommandEntry(
         "rmq.features.audit_trail.cli:audit_trail",
         "List actions of users and programs, newest first.",
     ),
-    "claim": Place(
+    "claim": CommandEntry(
         "rmq.features.claims.cli:claim", "Show the claim on the business key KEY of TOPIC."
     ),
-    "offloaded": Place(
+    "offloaded": CommandEntry(
         "rmq.features.offloaded.cli:offloaded",
         "Bodies outside of Redis (rmq.Offloaded): remove unused objects.",
     ),
-    "groups": Place(
+    "groups": CommandEntry(
         "rmq.features.groups.cli:groups",
         "List, pause, resume, release and purge groups of messages.",
     ),
-    "pending": Place(
+    "pending": CommandEntry(
         "rmq.features.follow_ups.cli:pending",
         "List, send and drop follow-ups that are not yet in their topic.",
     ),
-    "query": Place(
+    "query": CommandEntry(
         "rmq.features.spark.cli:query",
         "List queries that hold messages, such as Spark's, and release their messages.",
     ),
-    "sink": Place(
+    "sink": CommandEntry(
         "rmq.features.spark.cli:sink",
         "List or delete the records of queries that publish, such as Spark's.",
     ),
-    "schedule": Place(
+    "schedule": CommandEntry(
         "rmq.features.schedules.cli:schedule",
         "List, change and run schedules, which send messages at recurring times.",
     ),
-    "ledger": Place(
+    "ledger": CommandEntry(
         "rmq.cli.ledger:ledger", "Create, read and purge the ledger's table in a database."
     ),
-    "outbox": Place(
+    "outbox": CommandEntry(
         "rmq.cli.outbox:outbox",
         "Manage an outbox: messages in your database that RMQ sends after the commit.",
         ("rmq.cli.outbox_repair",),
     ),
-    "worker": Place("rmq.cli.worker:worker", "Run handlers, or list the processes that run them."),
-    "server": Place("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
-    "token": Place(
+    "worker": CommandEntry(
+        "rmq.cli.worker:worker", "Run handlers, or list the processes that run them."
+    ),
+    "server": CommandEntry("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
+    "token": CommandEntry(
         "rmq.features.tokens.cli:token",
         "Create, list and revoke tokens for the HTTP API and the console of rmq server.",
     ),
-    "acl": Place("rmq.cli.acl:acl", "Print the minimal rights of a Redis user."),
-    "doctor": Place(
+    "acl": CommandEntry("rmq.cli.acl:acl", "Print the minimal rights of a Redis user."),
+    "doctor": CommandEntry(
         "rmq.features.doctor.cli:doctor", "Check Redis and all topics without changing them."
     ),
-    "explain": Place(
+    "explain": CommandEntry(
         "rmq.cli.explain:explain",
         "Explain the error NAME: what happened, what is lost, what to do.",
     ),
-    "config": Place("rmq.cli.root:config", "Show the settings of this installation."),
-    "completion": Place(
+    "config": CommandEntry("rmq.cli.root:config", "Show the settings of this installation."),
+    "completion": CommandEntry(
         "rmq.cli.root:completion", "Print the completion script for a SHELL: bash, zsh or fish."
     ),
 }
-type(cli).places = COMMANDS
+type(cli).entries = COMMANDS

@@ -382,36 +382,36 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
 class LazyCommands(click.Group):
     """The part of a group that finds its commands in a table."""
 
-    places: ClassVar[dict[str, Place]] = {}
+    entries: ClassVar[dict[str, CommandEntry]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
-        return list(self.places)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in self.places:
+        if cmd_name not in self.entries:
             return None
         if cmd_name not in self.commands:
-            place = self.places[cmd_name]
-            module, _, attribute = place.command.partition(":")
+            entry = self.entries[cmd_name]
+            module, _, attribute = entry.command.partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), attribute)
-            for each in place.more:
+            for each in entry.more:
                 importlib.import_module(each)
         return self.commands[cmd_name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.summary) for name, place in self.places.items()])
+            formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command, or an option."""
         if incomplete[:1] == "-":
             return click.Command.shell_complete(self, ctx, incomplete)
         return [
-            CompletionItem(name, help=place.summary)
-            for name, place in self.places.items()
+            CompletionItem(name, help=entry.summary)
+            for name, entry in self.entries.items()
             if name.startswith(incomplete)
         ]
 
@@ -463,7 +463,7 @@ def cli() -> None:
     """RMQ: send, inspect and manage messages in Redis."""
 
 
-class Place(NamedTuple):
+class CommandEntry(NamedTuple):
     """The module of a command, and its summary.
 
     Attributes:

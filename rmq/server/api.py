@@ -42,7 +42,7 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.packages import VERSION
 from rmq.server import leases
 from rmq.server.disclosure import Disclosure
-from rmq.server.rates import Places, Rates
+from rmq.server.rates import Rates, Simultaneous
 from rmq.server.record import record
 
 TEXT_MAX = 500  # characters of all arguments in the audit trail
@@ -167,7 +167,7 @@ TABLES = (
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408
 ANSWER_S = 12.0  # time limit for a request; then 504, or 503 if something may have been done
-PLACES = 4  # requests of one principal from one address that are answered at the same time
+SIMULTANEOUS = 4  # requests of one principal from one address that are answered at the same time
 # Limit of a principal's refused requests in the audit trail, so that they do not push out all
 # other records.
 REFUSALS, REFUSALS_A_SECOND = 10, 0.1
@@ -200,7 +200,7 @@ class Api:
         self.disclosure = disclosure or Disclosure()
         self._documents: dict[str, bytes] = {}  # by root path
         self._refusals = Rates(REFUSALS_A_SECOND, REFUSALS)
-        self._places = Places(PLACES)
+        self._simultaneous = Simultaneous(SIMULTANEOUS)
 
     def routes(self) -> list[Route]:
         """Return one route per path."""
@@ -234,9 +234,9 @@ class Api:
             self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
         )
 
-    def place(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
+    def admit(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
         """Return a block that limits the concurrent requests of a principal."""
-        return self._places.of(f"{context.principal.name} {context.address}")
+        return self._simultaneous.of(f"{context.principal.name} {context.address}")
 
     async def require(
         self, context: RequestContext, role: Role, operation: str, topic: str
@@ -290,7 +290,7 @@ class Api:
             request_id = secrets.token_hex(8)
             given: dict[str, Any] = {}
             try:
-                async with asyncio.timeout(ANSWER_S), self.place(self.context(request.scope)):
+                async with asyncio.timeout(ANSWER_S), self.admit(self.context(request.scope)):
                     return await self._answer(operation, request, request_id, given)
             except Exception as error:
                 problem = problems.of_exception(error, request_id, operation.reads_only(given))

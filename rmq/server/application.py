@@ -342,7 +342,7 @@ def make_application(
     readings = Readings()
 
     async def answer_metrics(request: Request) -> Response:
-        async with api.place(api.context(request.scope)):
+        async with api.admit(api.context(request.scope)):
             text = await readings.get("metrics", lambda: run_in_threadpool(metrics.text), 0.0)
         return packed(request, text, 200, {"Vary": "Accept-Encoding"}, metrics.content_type)
 

@@ -165,7 +165,7 @@ class Console:
                 if page.role is None:
                     return await page.handler(page_request)
                 page_request.context.require(page.role)
-                async with self._api.place(page_request.context):
+                async with self._api.admit(page_request.context):
                     return await page.handler(page_request)
         except Exception as error:
             return self._of_error(page_request, error, is_read=True)

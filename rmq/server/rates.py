@@ -54,7 +54,7 @@ class Rates:
         return len(self._buckets)
 
 
-class Places:
+class Simultaneous:
     """Limits how many requests of a key are answered at the same time. Further requests wait.
 
     All answers are made in one event loop. Without this limit, a client with many concurrent
@@ -68,11 +68,11 @@ class Places:
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Wait for a free place of a key, and occupy it for the duration of the block."""
-        places, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
+        """Wait until a request of the key may be answered, and count it during the block."""
+        answering, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:
-            async with places:
+            async with answering:
                 yield
         finally:
             users.pop()

@@ -35,7 +35,7 @@ def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
     with scene.working():
         wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
-    assert kept.states() == {expected or f"default:{sent.id.placed(0, 0)}": "consumed"}
+    assert kept.states() == {expected or f"default:{sent.id.with_slot(0, 0)}": "consumed"}
 
 
 @both_clients
@@ -63,7 +63,7 @@ def test_by_default_a_dedup_key_that_is_sent_again_after_its_window_is_new_work(
 
     assert len(stored) > 1
     assert sorted(ran) == [(n, attempt) for n in [0, 1, *stored] for attempt in (1, 2)]
-    id = sent.id.placed(0, 0)
+    id = sent.id.with_slot(0, 0)
     expected = {f"default:{id}:{one.slot}:{one.offset}" for one in [sent, *bases]}
     assert expected <= set(kept.states())
 
@@ -79,7 +79,7 @@ def test_by_default_a_dead_letter_with_a_dedup_key_keeps_its_key_when_it_is_redr
         for d in consumer.receive(2):
             d.reject("not yet")
     kept.redis.set(
-        f"rmq:{{{name}_0}}:claim:default:{sent.id.placed(0, 0)}:0:{sent.offset}", "consumed x:1 1"
+        f"rmq:{{{name}_0}}:claim:default:{sent.id.with_slot(0, 0)}:0:{sent.offset}", "consumed x:1 1"
     )
     scene.handle(topic, lambda d: ran.append(d.body), guards=[once(key=None)])
 

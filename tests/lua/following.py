@@ -7,7 +7,7 @@ from typing import Any
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.follow_ups import scripts
-from rmq.kernel.follow_ups.scripts import Entry, FollowUp, place_of
+from rmq.kernel.follow_ups.scripts import Entry, FollowUp, slot_name
 from tests.lua.box import Box, Lease
 
 TARGET = "other:3"
@@ -22,7 +22,7 @@ def follow_up(
 
 def own(box: Box) -> str:
     """The name of the slot under test."""
-    return place_of(box.keys.topic, box.index)
+    return slot_name(box.keys.topic, box.index)
 
 
 def ack_then(box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, session: Any = None) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import rmq
 from rmq.client.admin import AsyncAdmin
 from rmq.features.dead_letters.reading import DeadLetterGroups
-from rmq.server.api import PLACES
+from rmq.server.api import SIMULTANEOUS
 from tests.server.conftest import Ask
 from tests.server.running import ask, serving, until
 from tests.servers import Server as Redis
@@ -76,12 +76,12 @@ def test_one_who_asks_for_much_has_a_few_places_and_others_have_theirs(
 
         groups = "/topics/orders/dead-letters/groups"
         asked = [pool.submit(status, "greedy", groups) for _ in range(12)]
-        until(lambda: running_now[0] == PLACES, "as many as have places")
+        until(lambda: running_now[0] == SIMULTANEOUS, "as many as may be answered at once")
         assert status("other", "/topics/orders/stats") == 200
         go.set()
         assert {each.result(60) for each in asked} == {200}
 
-    assert most[0] == PLACES
+    assert most[0] == SIMULTANEOUS
 
 
 def test_redis_being_away_is_told_in_time(

@@ -351,7 +351,7 @@ def test_rows_of_the_outbox_are_a_ledger(spark: SparkSession) -> None:
             }
         )  # fmt: skip
     acked, lost, unsent, young, confirmed, void, sent_only = stubs
-    message = MessageId.parse(str(acked["id"])).placed(5, 77)
+    message = MessageId.parse(str(acked["id"])).with_slot(5, 77)
     books.deliver(str(message), BEGIN_MS + 100)
     unsent.update(sends=0, sent_at=None, slot=None)
     young.update(sends=0, sent_at=None, slot=None, created=HORIZON_MS + 1)

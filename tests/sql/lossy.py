@@ -116,7 +116,7 @@ class Lossy:
 
     def message(self, stub: str) -> rmq.MessageId:
         """The id of a stub's message, in a topic of one slot."""
-        return rmq.MessageId.parse(stub).placed(0, self.topic._context.check)
+        return rmq.MessageId.parse(stub).with_slot(0, self.topic._context.check)
 
     def place(self, stub: str) -> str | None:
         """Return the queue that holds the message of a stub; None: it is in no queue."""

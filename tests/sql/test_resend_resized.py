@@ -24,7 +24,7 @@ def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
 
 def lose(scene: Lossy, stubs: list[str]) -> None:
     """Remove the messages of stubs from Redis, whatever their slots."""
-    members = {rmq.MessageId.parse(stub).placed(0, 0).member for stub in stubs}
+    members = {rmq.MessageId.parse(stub).with_slot(0, 0).member for stub in stubs}
     gone = 0
     with scene.server.raw() as raw:
         for keys in scene.topic._context.slots:

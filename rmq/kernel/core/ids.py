@@ -169,8 +169,8 @@ class MessageId(bytes):
         """The name of the message in its slot's keys: the id without slot and checksum."""
         return member_of(self)
 
-    def placed(self, slot: int, check: int) -> MessageId:
-        """Return the same id in another slot and topic."""
+    def with_slot(self, slot: int, check: int) -> MessageId:
+        """Return the id of the same message in another slot and topic."""
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 

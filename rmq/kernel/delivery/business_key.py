@@ -48,7 +48,7 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
 def _default_key(delivery: DeliveryData) -> str:
     # The id has no slot, as in an outbox stub. If a topic is created again with another number of
     # slots, the stub is resent under an id with another slot, and must keep its key.
-    id = str(delivery.id.placed(0, 0))
+    id = str(delivery.id.with_slot(0, 0))
     if not delivery.id.is_derived or delivery.schedule_time is not None:
         return id
     # A message that is sent again after the dedup window, or with another basis, has the same id.

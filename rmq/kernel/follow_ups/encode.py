@@ -20,7 +20,7 @@ from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.dispositions import Reject
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.follow_ups.scripts import FollowUp, place_of
+from rmq.kernel.follow_ups.scripts import FollowUp, slot_name
 from rmq.kernel.producer import encode as producer
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
@@ -50,7 +50,7 @@ class EncodedFollowUp(NamedTuple):
         `delivery` is the position of its delivery in the call.
         """
         return FollowUp(
-            delivery, place_of(self.topic, self.slot), member_of(self.id), self.head, self.rest
+            delivery, slot_name(self.topic, self.slot), member_of(self.id), self.head, self.rest
         )
 
 

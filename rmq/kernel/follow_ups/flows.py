@@ -30,7 +30,7 @@ from rmq.kernel.follow_ups.encode import (
     encode_plain,
     target_of,
 )
-from rmq.kernel.follow_ups.scripts import AckThenReply, Entry, Refused, SettleReply, place_of
+from rmq.kernel.follow_ups.scripts import AckThenReply, Entry, Refused, SettleReply, slot_name
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -63,7 +63,7 @@ class StoredFollowUps(NamedTuple):
         by_target: dict[str, list[Entry]] = {}
         number = self.reply.number
         for position, each in self.follow_ups:
-            target = place_of(each.topic, each.slot)
+            target = slot_name(each.topic, each.slot)
             if self.reply.letters[position - 1] == "1" and target in self.reply.targets:
                 entry = Entry(number, member_of(each.id), each.head, each.rest)
                 by_target.setdefault(target, []).append(entry)
@@ -286,8 +286,8 @@ def _store(
     """Store pending follow-ups in a slot of their topic, which may be resized during the call."""
     resizes = 0
     while True:
-        place = place_of(source.topic, source.index)
-        command = scripts.pending_send(target, target.slots[index], place, entries)
+        name = slot_name(source.topic, source.index)
+        command = scripts.pending_send(target, target.slots[index], name, entries)
         command.fails_fast = True
         try:
             replies, short = yield from durable_pipeline([command], target.settings.durability)

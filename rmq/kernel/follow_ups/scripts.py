@@ -22,7 +22,7 @@ class FollowUp(NamedTuple):
     """A follow-up in the form that scripts accept."""
 
     delivery: int  # position of its delivery in the call
-    target: str  # name of the target slot, from `place_of`
+    target: str  # name of the target slot, from `slot_name`
     member: bytes
     head: bytes
     rest: bytes
@@ -63,7 +63,7 @@ class Refused(NamedTuple):
     failure: bytes
 
 
-def place_of(topic: str, index: int) -> str:
+def slot_name(topic: str, index: int) -> str:
     """Return the name of a slot as scripts use it for the target of a follow-up."""
     return f"{topic}:{index}"
 
@@ -95,7 +95,7 @@ def ack_then(
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
-            place_of(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
+            slot_name(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
             *(part for follow_up in follow_ups for part in follow_up),
         ],
         parse,

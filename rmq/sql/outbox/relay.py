@@ -41,7 +41,7 @@ RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
 SKIP_MIN_S, SKIP_MAX_S = 0.25, 30.0  # how long a topic that refuses messages is skipped
 
 
-class _Turn(NamedTuple):
+class _Relayed(NamedTuple):
     locked: int  # stubs
     done: int  # number of these that were sent or given up
 
@@ -94,7 +94,7 @@ class Relay:
             ConfigurationError: The table is missing. Errors of the database.
         """
         with self._engine.connect() as connection:
-            return self._turn(connection).done
+            return self._relay_batch(connection).done
 
     def run(self, stop: threading.Event) -> None:
         """Send until `stop` is set. A batch that has begun is finished first.
@@ -115,11 +115,11 @@ class Relay:
                 with self._engine.connect() as connection:
                     wait = BUSY_POLL_S
                     while not stop.is_set():
-                        turn = self._turn(connection)
-                        sent, pause = sent + turn.done, RETRY_MIN_S
-                        if turn.done and turn.locked >= self._batch:
+                        relayed = self._relay_batch(connection)
+                        sent, pause = sent + relayed.done, RETRY_MIN_S
+                        if relayed.done and relayed.locked >= self._batch:
                             continue
-                        wait = BUSY_POLL_S if turn.locked else min(wait * 2, IDLE_POLL_S)
+                        wait = BUSY_POLL_S if relayed.locked else min(wait * 2, IDLE_POLL_S)
                         # Random, so that relays that wait for each other's stubs fall out of step.
                         stop.wait(wait * random.uniform(0.8, 1.0))
             except ConfigurationError:
@@ -130,12 +130,12 @@ class Relay:
                     what = "Redis is away" if redis_away else "the database is away"
                     log.warning("outbox: %s, again in %.1f s: %s", what, pause, one_line(error))
                 else:
-                    log.exception("outbox: a turn failed, again in %.1f s", pause)
+                    log.exception("outbox: an attempt failed, again in %.1f s", pause)
                 stop.wait(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
         log.info("outbox: the relay ends; %d sent", sent)
 
-    def _turn(self, connection: sa.Connection) -> _Turn:
+    def _relay_batch(self, connection: sa.Connection) -> _Relayed:
         now = time.monotonic()
         skipped = [topic for topic, skip in self._skipped.items() if skip.until > now]
         with require_table(stubs, CREATE):
@@ -148,7 +148,7 @@ class Relay:
             done = self._record(connection, taken, outcomes, now_ms)
             connection.commit()
         self._skip_refusing_topics(taken, outcomes)
-        return _Turn(locked, done)
+        return _Relayed(locked, done)
 
     def _record(
         self,

@@ -54,7 +54,7 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
     Raises:
         InvalidValue, InvalidType: The value is not a message id.
     """
-    return MessageId.parse(message_id).placed(0, 0)
+    return MessageId.parse(message_id).with_slot(0, 0)
 
 
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
@@ -68,7 +68,7 @@ def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes |
     """
     id = MessageId.parse(stub, "rmq_stub.id")
     basis = bytes(id) if slot_basis is None else bytes(slot_basis)
-    return id.placed(slot_of(basis, context.settings.first_slots), context.check)
+    return id.with_slot(slot_of(basis, context.settings.first_slots), context.check)
 
 
 class Stub(NamedTuple):

@@ -185,7 +185,7 @@ def _without_calls(text: str, function: _Function) -> str:
         found_place = _PLACE.search(text, start, line_end.end())
         place = found_place.group() if found_place else ""
         assigned = _split(targets or "")
-        lines = _placed(function, arguments, bool(returns), bool(local), assigned, place)
+        lines = _inlined(function, arguments, bool(returns), bool(local), assigned, place)
         placed = "".join(f"{indent}{ln}\n" for ln in "\n".join(lines).splitlines() if ln.strip())
         done += [text[position : found.start()], placed]
         position = line_end.end()
@@ -195,7 +195,7 @@ def _without_calls(text: str, function: _Function) -> str:
     return left
 
 
-def _placed(
+def _inlined(
     function: _Function,
     arguments: list[str],
     returns: bool,

@@ -149,12 +149,12 @@ def test_kept_ids_and_others_share_one_growing_count() -> None:
     assert [one[0] >> 6 for batch in made for one in batch] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
 
 
-def test_a_kept_id_says_when_it_was_made_wherever_it_is_placed() -> None:
+def test_a_kept_id_says_when_it_was_made_in_whichever_slot_it_is() -> None:
     (made,) = ids.make(0, 0, kept=True)
     assert made.made_at is not None
     assert abs(made.made_at - datetime.now(UTC)) < timedelta(minutes=5)
-    assert made.placed(1023, 0x3FFF).made_at == made.made_at
-    assert made.placed(5, 9).member == made.member
+    assert made.with_slot(1023, 0x3FFF).made_at == made.made_at
+    assert made.with_slot(5, 9).member == made.member
 
 
 @given(st.binary(min_size=16, max_size=16))
