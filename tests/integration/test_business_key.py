@@ -79,7 +79,8 @@ def test_by_default_a_dead_letter_with_a_dedup_key_keeps_its_key_when_it_is_redr
         for d in consumer.receive(2):
             d.reject("not yet")
     kept.redis.set(
-        f"rmq:{{{name}_0}}:claim:default:{sent.id.with_slot(0, 0)}:0:{sent.offset}", "consumed x:1 1"
+        f"rmq:{{{name}_0}}:claim:default:{sent.id.with_slot(0, 0)}:0:{sent.offset}",
+        "consumed x:1 1",
     )
     scene.handle(topic, lambda d: ran.append(d.body), guards=[once(key=None)])
 
