@@ -15,7 +15,7 @@ import click
 from bench.soak import checker, controls, history as histories, plot as plots, run
 from bench.soak.check import print_report
 from bench.soak.faults import FAULTS
-from rmq.cli_framework.app import INTERRUPTED, Command, Place, Refused, RootGroup
+from rmq.cli_framework.app import INTERRUPTED, Command, CommandEntry, Refused, RootGroup
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.param_types import DURATION
 
@@ -25,9 +25,9 @@ PROGRAM = "python -m bench.soak"
 class SoakCommands(RootGroup):
     """The commands of a soak, with the common options and exit codes of `rmq`."""
 
-    places: ClassVar[dict[str, Place]] = {
-        "run": Place("bench.soak.command:run_soak", "Run RMQ under faults on this machine."),
-        "check": Place("bench.soak.check:check", "Check the HISTORY of a run."),
+    places: ClassVar[dict[str, CommandEntry]] = {
+        "run": CommandEntry("bench.soak.command:run_soak", "Run RMQ under faults on this machine."),
+        "check": CommandEntry("bench.soak.check:check", "Check the HISTORY of a run."),
     }
 
 
