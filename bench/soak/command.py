@@ -25,7 +25,7 @@ PROGRAM = "python -m bench.soak"
 class SoakCommands(RootGroup):
     """The commands of a soak, with the common options and exit codes of `rmq`."""
 
-    places: ClassVar[dict[str, CommandEntry]] = {
+    entries: ClassVar[dict[str, CommandEntry]] = {
         "run": CommandEntry("bench.soak.command:run_soak", "Run RMQ under faults on this machine."),
         "check": CommandEntry("bench.soak.check:check", "Check the HISTORY of a run."),
     }
