@@ -13,8 +13,10 @@ Returns   A list of numbers, and a text at its end:
           16-28  counters: accepted, merged, delivered, settled, returned (failed deliveries that
                  went back at once), rolled back, dead-lettered, redriven, cancelled, expired,
                  dropped, purged, dead letters dropped
-          29-31  paused groups, groups held by a dead letter, the server's time (epoch ms)
-          32     the counts of lateness_report, as text
+          29-30  paused groups, groups held by a dead letter
+          31-32  pending follow-ups, and how long the oldest of up to 24 targets has waited, ms
+          33     the server's time (epoch ms)
+          34     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
           has no time. The script compares the first due message and the first messages of the 24
@@ -24,9 +26,10 @@ Cost      O(log L), up to 50 look-ups, L = messages of the slot. With a limit fo
           2000 records of 8 MiB at most.
 Atomic    Reads only: one moment of one slot.
 ]]
---- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures
+--- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures pending targets
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/follow_ups/pending"
 --- @include "lib/settle/failures"
 --- @include "lib/take/key_limits"
 --- @include "lib/take/room_in"
@@ -34,6 +37,7 @@ Atomic    Reads only: one moment of one slot.
 --- @include "lib/scores/score_ranges"
 --- @include "lib/records/record_bytes"
 local PRIORITIES_MOST = 24 -- that are read for the oldest message: 16 of retries and 8 others
+local TARGETS_MOST = 24 -- targets whose first pending follow-up is read
 local HEADS_MOST = 3 -- messages of a priority that are read until one of them has a time
 
 -- Return how many of the first 1000 messages that may be received are held back by limits for each
@@ -98,7 +102,18 @@ local function oldest_due(now)
   return oldest
 end
 
-local now = clock(ARGV[1])
+-- Return how long the oldest pending follow-up has waited, ms; 0 if there is none.
+local function pending_age(now_us)
+  local names, oldest = redis.call('ZRANGE', targets, 0, TARGETS_MOST - 1), now_us
+  for i = 1, #names do
+    local entry, at = first_entries(names[i], 1)[1] or '', #names[i] + 2
+    local number = tonumber(string.sub(entry, at, at + NUMBER_DIGITS - 1))
+    oldest = math.min(oldest, number or oldest)
+  end
+  return math.floor((now_us - oldest) / 1000)
+end
+
+local now, now_us = clock(ARGV[1])
 local now_text, past = string.format('%.0f', now), string.format('%.0f', now + 1)
 local created, paused, paused_send, limit, chunk, lateness, skipped =
   unpack(redis.call('HMGET', slot, 'created', 'paused', 'paused_send', 'limit', 'chunk',
@@ -157,6 +172,8 @@ counters[DELIVERED] = tonumber(counters[DELIVERED] or 0) - tonumber(skipped or 0
 for i = 1, #counters do
   reply[#reply + 1] = tonumber(counters[i] or 0)
 end
+reply[#reply + 1] = redis.call('ZCARD', pending)
+reply[#reply + 1] = pending_age(now_us)
 reply[#reply + 1] = now
 reply[#reply + 1] = lateness or ''
 return reply

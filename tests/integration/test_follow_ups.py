@@ -548,3 +548,18 @@ def test_a_topic_with_pending_follow_ups_is_not_deleted_without_force(
     with pytest.raises(rmq.RMQError, match="1 waiting message"):
         api.admin.topic_delete(name)
     assert len(api.admin.pending(name)) == 1
+
+
+def test_stats_and_the_doctor_show_follow_ups_that_wait(
+    api: Any, name: str, other: str, clock: Clock
+) -> None:
+    api.admin.topic_pause(other, verb="send")
+    ack_then(api, name, (other, rmq.Outgoing("next")))
+    clock.advance(600)
+
+    stats = api.admin.stats(name)
+
+    assert (stats["pending"], stats["pending_ms"]) == (1, 600_000)
+    found = [each for each in api.admin.doctor(["pending"]) if name in each.evidence]
+    assert [each.severity for each in found] == ["warning"]
+    assert found[0].fix == f"rmq pending ls {name}"

@@ -100,7 +100,7 @@ PLACES = {
     "stage_push": "slot stage",
     "stats": (
         "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
-        "failures"
+        "failures pending targets"
     ),
     "drop_expired": "slot store records dead failures merge audit bodies",
     "tidy": (

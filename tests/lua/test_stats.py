@@ -10,6 +10,8 @@ from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
+from tests.lua.box import Box
+from tests.lua.following import ack_then, follow_up
 
 
 def stats(box):
@@ -164,7 +166,7 @@ def test_every_counter_tells_what_was_done(make_box):
         "accepted": 27, "merged": 1, "delivered": 5, "settled": 1, "returned": 3,
         "rolled_back": 2, "dead_lettered": 1, "redriven": 1, "cancelled": 1, "expired": 1,
         "dropped": 3, "purged": 1, "dead_dropped": 0,
-        "groups_paused": 0, "groups_held": 0,
+        "groups_paused": 0, "groups_held": 0, "pending": 0, "pending_ms": 0,
     }  # fmt: skip
     assert found["remembered"] == 3
 
@@ -176,3 +178,16 @@ def test_remembered_ids_are_those_of_both_turns(box):
         box.clock.advance(60)
 
     assert stats(box)["remembered"] == 2
+
+
+def test_pending_follow_ups_are_counted_and_the_oldest_ages(box: Box) -> None:
+    box.send(2)
+    first, second = box.take(2)
+    ack_then(box, [first], follow_up(box, target="a:0"), follow_up(box, target="b:0"))
+    box.clock.advance(7)
+    ack_then(box, [second], follow_up(box, target="a:0"))
+    box.clock.advance(1)
+
+    found = box.stats()
+
+    assert (found["pending"], found["pending_ms"]) == (3, 8000)

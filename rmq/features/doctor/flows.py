@@ -50,6 +50,7 @@ CHECKS = (
     Check("late", "messages that have been due for long", topics.late),
     Check("slo", "topics whose messages are later than their slo", topics.slo),
     Check("dead-letters", "growing numbers of dead letters", topics.dead_letters),
+    Check("pending", "follow-ups that wait long for their topic", topics.pending),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
     Check("groups", "groups that hold up other messages, or wait", topics.groups),
     Check("resizes", "resizes that are not finished", topics.resizes),

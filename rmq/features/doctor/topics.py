@@ -34,6 +34,7 @@ SKEW, SKEW_LEAST = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
+PENDING_MS = 300_000  # wait of a follow-up for its topic
 HOUR_MS = 3_600_000
 # If no older messages are left, a running command finishes a resize immediately, and a server soon.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
@@ -390,6 +391,20 @@ def paused(look: Look) -> Flow[list[Sight]]:
             sight = Sight("warning", text, f"rmq topic resume {topic.name}")
             found.append((topic.total["held"], sight))
     return _worst_first(found) or [Sight("ok", "no topic is paused for longer than a day")]
+
+
+def pending(look: Look) -> Flow[list[Sight]]:
+    """Check for follow-ups that have waited long for their topic."""
+    found = list[tuple[float, Sight]]()
+    for topic in (yield from look.topics()):
+        count, waited_ms = topic.total["pending"], topic.total["pending_ms"]
+        if count and waited_ms > PENDING_MS:
+            text = (
+                f"{topic.name}: {plural(count, 'follow-up')} not in their topic yet, the oldest "
+                f"for {age(waited_ms)}; the topic may be paused or full, or was deleted"
+            )
+            found.append((waited_ms, Sight("warning", text, f"rmq pending ls {topic.name}")))
+    return _worst_first(found) or [Sight("ok", "no follow-up waits long for its topic")]
 
 
 def groups(look: Look) -> Flow[list[Sight]]:

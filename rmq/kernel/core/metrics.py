@@ -316,6 +316,14 @@ GROUPS_HELD = Metric(
     "rmq_groups_held", "gauge", "groups", ("topic",),
     "Groups that are stopped since a message became a dead letter.",
 )  # fmt: skip
+PENDING = Metric(
+    "rmq_pending", "gauge", "messages", ("topic",),
+    "Follow-ups of the topic's acks that are not in their topic yet.",
+)  # fmt: skip
+PENDING_AGE = Metric(
+    "rmq_pending_oldest_seconds", "gauge", "s", ("topic",),
+    "Time since the ack of the oldest follow-up that is not in its topic yet.",
+)  # fmt: skip
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
 SENDS_PAUSED = Metric(
     "rmq_sends_paused", "gauge", "topics", ("topic",), "1 while sends are paused."
@@ -387,7 +395,8 @@ SERVICE_FAILURES = Metric(
 
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
-    WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PAUSED, SENDS_PAUSED,
+    WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PENDING, PENDING_AGE,
+    PAUSED, SENDS_PAUSED,
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,

@@ -30,7 +30,7 @@ from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 # Size of the calls of a long scan: messages of the first call, largest number, and bytes.
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024
 # The topic has the largest value of its slots, not their sum.
-NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
+NOT_SUMMED = ("late_ms", "pending_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
 # --- messages ----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ STATS = (
     "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms", "expired_leases",
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
     "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
-    "groups_paused", "groups_held", "now_ms",
+    "groups_paused", "groups_held", "pending", "pending_ms", "now_ms",
 )  # fmt: skip
 
 
@@ -214,6 +214,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
+            keys.pending, keys.targets,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply[:-1], strict=True)),

@@ -33,6 +33,8 @@ GAUGES = {
     "held": "held back by a pause, limit or group",
     "groups_paused": "groups that are paused",
     "groups_held": "groups held by a dead letter",
+    "pending": "follow-ups not in their topic yet",
+    "pending_ms": "oldest of these waits for",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
 }

@@ -26,12 +26,12 @@ WRITES = {
         "pause_topic", "redrive", "release_group", "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
         "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
-        "stop_job",
+        "send_pending", "stop_job",
     },
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
-        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "forget_missing",
-        "forget_sink", "purge", "purge_group", "resize_topic", "set_topic",
+        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "drop_pending",
+        "forget_missing", "forget_sink", "purge", "purge_group", "resize_topic", "set_topic",
     },
 }  # fmt: skip
 READS_OF_ADMINS = {"export_dead_letters"}  # whole bodies, and those of others
