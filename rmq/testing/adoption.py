@@ -68,6 +68,7 @@ class Adoption:
         client._address = self._broker_address
         for context in list(self.contexts):
             context.forget()
+            context.targets = {}
         self._adoptions[client] = self
 
     def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
@@ -80,6 +81,7 @@ class Adoption:
         vars(self.handlers).update(self._registered)
         for context in list(self.contexts):
             context.forget()
+            context.targets = {}
         for context, state in self._context_states:
             vars(context).update(state)
         del self._adoptions[client]

@@ -159,3 +159,26 @@ def test_async_client_in_loops_of_the_test(broker: Broker) -> None:
         asyncio.run(topic.send("third"))
         assert [one.verb for one in broker.drain()] == ["ack"] * 3
     assert sorted(seen) == ["first", "second", "third"]
+
+
+def test_targets_of_follow_ups_are_those_of_the_broker_inside_only(
+    broker: Broker, shop: rmq.Client, name: str
+) -> None:
+    topic, target = shop.topic(name), f"{name}-next"
+
+    def follow(count: int) -> None:
+        topic.send_many([rmq.Outgoing(n) for n in range(count)])
+        with topic.consumer() as consumer:
+            for delivery in consumer.receive(count):
+                delivery.ack(then=[(target, rmq.Outgoing(delivery.body))])
+
+    with rmq.Client(shop.url) as another:
+        another.topic(target, slots=8).open()
+        follow(5)
+        with broker.adopting(shop):
+            broker.client.topic(target).open()
+            follow(9)
+            assert len(broker.sent(target)) == 9
+            assert broker.dead(name) == []
+        follow(5)
+        assert another.admin.stats(target)["accepted"] == 10
