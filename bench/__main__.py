@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench import pages, report
 from bench.calls import SERVERS_ROUNDS, concurrency, servers
+from bench.cancels import cancels
 from bench.child import ROOT
 from bench.claims import claims
 from bench.cluster import cluster
@@ -52,6 +53,7 @@ PARTS: dict[str, Part] = {
     "leases": leases,
     "claims": claims,
     "follow-ups": follow_ups,
+    "cancels": cancels,
     "ledger": ledger,
     "outbox": outbox,
     "cluster": cluster,

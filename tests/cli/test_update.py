@@ -53,6 +53,20 @@ class TestWaiting:
         none = run("cancel", topic.name, gone)
         assert (none.exit_code, "settled or unknown" in none.stdout) == (3, True)
 
+    def test_cancel_of_a_running_message_is_asked_for(self, run, topic, client):
+        running = topic.send(1).id
+        with topic.consumer() as consumer:
+            (delivery,) = consumer.receive(wait=5)
+            waiting = topic.send(2).id
+            plain = run("cancel", topic.name, running)
+            assert (plain.exit_code, "a consumer has received it" in plain.stdout) == (3, True)
+            done = run("cancel", topic.name, running, waiting, "--running", "--json")
+            assert (done.exit_code, statuses(done)) == (0, ["requested", "cancelled"])
+            again = run("cancel", topic.name, running, "--running")
+            assert (again.exit_code, "requested before" in again.stdout) == (3, True)
+            delivery.nack()
+        assert client.admin.stats(topic.name)["cancelled"] == 2
+
     def test_ids_come_from_stdin(self, run, topic, client):
         for n in range(3):
             topic.send(n)

@@ -66,12 +66,13 @@ def report_worker(
     version: str = "0.1.0",
     runs: Any = (),
     run_s: float | None = None,
+    cancelled_ms: Any = (),
 ) -> None:
     """Store the report of a worker process, as it would itself."""
     now_ms = int(time.time() * 1000)
     status = write_status(
         at_ms=now_ms, host="host", pid=7, process=None, version=version, age_ms=1000,
-        keep_ms=30_000, runs=list(runs),
+        keep_ms=30_000, runs=list(runs), cancelled_ms=list(cancelled_ms),
         handlers=[HandlerStatus(topic, "handle", 1, 1, 1, {}, run_s)],
     )  # fmt: skip
     with server.raw() as raw:

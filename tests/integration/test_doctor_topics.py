@@ -366,3 +366,20 @@ def test_runs_that_may_hang_are_named(
 
     expected = f"imports: 1 run of handle may hang; {head.id} is running for "
     assert [text.startswith(expected) for text in found] == [True] * is_long
+
+
+@pytest.mark.parametrize(
+    ("cancelled_ms", "is_named"), [(None, False), (5000, False), (40_000, True)]
+)
+def test_run_that_ignores_a_request_to_cancel_it_is_named(
+    client: rmq.Client, redis: Server, cancelled_ms: int | None, is_named: bool
+) -> None:
+    head = client.topic("imports", lease=300).send(1)
+    runs = [(str(head.id), 0, 50_000)]
+    report_worker(redis, "aaaaaaaa", "imports", runs=runs, run_s=40, cancelled_ms=[cancelled_ms])
+
+    found = [each.evidence for each in grave(client, "long-runs")]
+
+    assert ["a request to cancel has been ignored for 40" in text for text in found] == (
+        [True] * is_named
+    )

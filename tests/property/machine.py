@@ -343,9 +343,13 @@ class Machine(Ground):
     @precondition(lambda self: self.handles)
     @rule(
         which=st.lists(some, min_size=1, max_size=3), verb=verbs,
-        wait=st.none() | st.sampled_from([0, 1000, 2500]), lost=rarely,
+        wait=st.none() | st.sampled_from([0, 1000, 2500]), lost=rarely, asks=rarely,
     )  # fmt: skip
-    def settle_some(self, which: list[int], verb: str, wait: int | None, lost: bool) -> None:
+    def settle_some(
+        self, which: list[int], verb: str, wait: int | None, lost: bool, asks: bool
+    ) -> None:
+        if asks:
+            return self.cancel(self.handles[which[0] % len(self.handles)].delivery.id, lost)
         self.settle_held(which, verb, wait, lost)
 
     def settle_held(self, which: list[int], verb: str, wait: int | None, lost: bool) -> None:
@@ -464,11 +468,11 @@ class Machine(Ground):
     @precondition(lambda self: self.ids)
     @rule(
         which=some, wait=waits_ms, priority=priorities, lost=rarely,
-        what=st.sampled_from(["cancel", "cancel", "reschedule", "set_priority", "get"]),
+        what=st.sampled_from(["cancel", "cancel running", "reschedule", "set_priority", "get"]),
     )  # fmt: skip
     def touch(self, which: int, wait: int, priority: int, lost: bool, what: str) -> None:
-        if what == "cancel":
-            self.cancel(which, lost)
+        if what.startswith("cancel"):
+            self.cancel(self.one(which), lost, running=what != "cancel")
         elif what == "get":
             self.get(which)
         elif what == "reschedule" and not self.full:
@@ -476,10 +480,9 @@ class Machine(Ground):
         elif not self.full:
             self.set_priority(which, priority, lost)
 
-    def cancel(self, which: int, lost: bool) -> None:
-        id = self.one(which)
-        status = self.do(lambda: self.topic.cancel(id), lost=lost)
-        expected = self.model.cancel(id, self.now)
+    def cancel(self, id: rmq.MessageId, lost: bool, running: bool = True) -> None:
+        status = self.do(lambda: self.topic.cancel(id, running=running), lost=lost)
+        expected = self.model.cancel(id, self.now, running)
         self.claim(status == expected, f"cancel: {status}, the model says {expected}")
         self.reached[f"cancel: {expected}"] += 1
 

@@ -44,6 +44,7 @@ class Msg:
     sent: int = 0  # acceptance number
     moved: bool = False  # timed, or put elsewhere by hand: no order of sending is promised
     timed_priority: int = 0  # of the topic; 0: "first"
+    requested: bool = False  # the cancellation of its delivery
 
     def timed(self, due: int, asks: bool, line: int) -> None:
         self.family, self.due, self.asks, self.order = "timed", due, asks, line
@@ -322,6 +323,7 @@ class Model:
             msg.deliveries += 1
             msg.number = s.delivered
             msg.left -= 1
+            msg.requested = False
             if settles:
                 self.settle(msg, "popped", now)
             else:
@@ -357,7 +359,7 @@ class Model:
         found = self.lapsed(slot, now)
         for msg in found:
             self.fail(msg, None, now)
-        return len(found)
+        return len([msg for msg in found if msg.state != "gone"])
 
     # --- settling
 
@@ -366,11 +368,21 @@ class Model:
         msg.failed = False
         self.slots[msg.slot].remember(msg.id, now)
 
+    def ends(self, msg: Msg, now: int) -> bool:
+        """End a delivery that is given back, if its cancellation was requested."""
+        if msg.state == "prepare" and msg.requested:
+            self.settle(msg, "cancelled", now)
+        return msg.state == "gone"
+
     def bury(self, msg: Msg, now: int) -> None:
+        if self.ends(msg, now):
+            return
         msg.state, msg.died, msg.failed, msg.tried = "dead", now, True, False
 
     def fail(self, msg: Msg, wait: int | None, now: int) -> None:
         """A nack or a rollback; both cost a retry."""
+        if self.ends(msg, now):
+            return
         if msg.left == 0:
             return self.bury(msg, now)
         made = self.max_retries - msg.left + 1
@@ -400,7 +412,8 @@ class Model:
     def release(self, msgs: Iterable[Msg], wait: int, now: int) -> None:
         by_slot: dict[int, list[Msg]] = {}
         for msg in msgs:
-            by_slot.setdefault(msg.slot, []).append(msg)
+            if not self.ends(msg, now):
+                by_slot.setdefault(msg.slot, []).append(msg)
         for slot, mine in by_slot.items():
             s = self.slots[slot]
             s.front -= 0 if s.in_order else len(mine)
@@ -423,8 +436,13 @@ class Model:
 
     # --- one message
 
-    def cancel(self, id: bytes, now: int) -> str:
+    def cancel(self, id: bytes, now: int, running: bool = False) -> str:
         place = self.where(id)
+        if place == "prepare" and running:
+            msg = self.msgs[id]
+            status = "already_requested" if msg.requested else "requested"
+            msg.requested = True
+            return status
         if place != "store":
             return {"prepare": "in_flight"}.get(place, place)
         msg = self.msgs[id]

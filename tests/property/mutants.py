@@ -90,6 +90,10 @@ MUTANTS: dict[str, list[Change]] = {
             "local waiting = redis.call('ZSCORE', store, id) or redis.call('ZSCORE', prepare, id)",
         )
     ],
+    "a rollback ignores a request to cancel": [
+        ("rollback_expired_leases", "if fields[14] then", "if false then")
+    ],
+    "an ack leaves its request to cancel": [("ack", "forget_requests(valid_ids, cancelling)", "")],
     "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
         ("rollback_expired_leases", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")

@@ -55,6 +55,7 @@ class Look:
         self.referred = self._resolve_large()
         if b"holder" in self.slot:
             self.slot[b"holder"] = keys.id_of(self.slot[b"holder"])
+        self.requests = {keys.id_of(name[1:]) for name in self.slot if name[:1] == b"~"}
         for field in list(self.slot):
             if field in (b"waiting", b"blocked", b"swept") or field.startswith(b"@"):
                 del self.slot[field]
@@ -119,6 +120,9 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
     counted = int(seen.slot.get(b"large", 0))
     claim(counted == len(seen.referred), f"slot {slot}: {counted} large of {len(seen.referred)}")
     claim(set(seen.failures) <= live, f"slot {slot}: a failure of nobody")
+    claim(seen.requests <= set(seen.prepare), f"slot {slot}: a request for what is not in flight")
+    counted = int(seen.slot.get(b"cancelling", 0))
+    claim(counted == len(seen.requests), f"slot {slot}: {counted} of {len(seen.requests)} requests")
     for score in seen.store.values():
         claim(math.isfinite(score), f"store score {score}")
         whole = math.floor(score)

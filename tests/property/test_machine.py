@@ -36,6 +36,7 @@ SOMETIMES = (
     "stored", "duplicate", "merged", "merge restarts the clock", "timed joined its priority",
     "expired", "rollback", "retries exhausted", "stale ack", "stale receipt", "forged receipt",
     "lost reply, sent again", "redrive", "purge", "cancel: cancelled", "cancel: in_flight",
+    "cancel: requested",
     "send refused at maxmemory", "received at maxmemory", "settled at maxmemory", "script flush",
     "clock stepped back", "opened at maxmemory", "retries led a take", "priorities led a take",
     "a full list opens the next", "merged in a batch",

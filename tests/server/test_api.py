@@ -162,6 +162,18 @@ def test_a_message_is_sent_found_changed_and_cancelled(api: Ask, client: rmq.Cli
     assert api(path).body["type"] == "urn:rmq:error:not-found"
 
 
+def test_a_running_message_is_cancelled_on_request(api: Ask, client: rmq.Client) -> None:
+    topic = client.topic("orders")
+    path = f"/topics/orders/messages/{topic.send(1).id}/cancel"
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(wait=5)
+        assert api(path, "POST", {}).body == {"status": "in_flight"}
+        assert api(path, "POST", {"running": True}).body == {"status": "requested"}
+        assert api(path, "POST", {"running": True}).body == {"status": "already_requested"}
+        delivery.nack()
+    assert api(path, "POST", {"running": True}).body == {"status": "gone"}
+
+
 def test_messages_of_a_group_are_sent_shown_and_filtered(api: Ask, client: rmq.Client) -> None:
     made = api("/topics", "POST", {"name": "orders", "settings": {"groups": "order"}})
     group = {"group": "a", "share_key": "s", "weight": 2}

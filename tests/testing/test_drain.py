@@ -41,6 +41,26 @@ def test_drain_runs_handlers_in_this_thread_in_order(broker: Broker) -> None:
     assert broker.drain() == []
 
 
+@pytest.mark.parametrize("how", ["extend", "raise", "return"])
+def test_handler_whose_message_is_cancelled(broker: Broker, how: str) -> None:
+    topic, seen = broker.client.topic("t"), []
+
+    @topic.handler()
+    def handle(body: int, d: rmq.Delivery) -> None:
+        seen.append(topic.cancel(d.id, running=True))
+        if how == "extend":
+            d.extend()
+        elif how == "raise":
+            raise ValueError("x")
+
+    topic.send(1)
+
+    assert verbs(broker.drain()) == [(1, "ack" if how == "return" else "cancelled")]
+    assert seen == ["requested"]
+    assert broker.drain(advance=True) == []
+    assert broker.dead(topic) == []
+
+
 def test_every_end_of_a_handler_has_the_worker_s_consequence(broker: Broker) -> None:
     topic = broker.client.topic("t", retry=rmq.Levels((10,)))
 

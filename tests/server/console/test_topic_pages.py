@@ -453,6 +453,21 @@ def test_a_waiting_message_has_its_time_and_is_not_deleted_by_one_click(
     assert "aria-current" not in nav[0]
 
 
+def test_a_message_in_flight_is_cancelled_on_request(console: Server, client: rmq.Client) -> None:
+    topic = client.topic("orders")
+    id = topic.send("body").id
+    url = f"{console.url}/console/topics/orders/messages/{id}"
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(wait=5)
+        shown = fetch(url).text
+        assert re.search(r'<details id="cancel">.*<button class="danger">', shown, re.S)
+        for _ in range(2):
+            done = fetch(url + "/cancel", {"csrf": csrf_of(shown)})
+            assert (done.status, done.headers["Location"]) == (303, url.removeprefix(console.url))
+        delivery.nack()
+    assert client.admin.stats("orders")["cancelled"] == 1
+
+
 def test_the_trash_says_who_purged_and_one_purge_is_undone_from_its_page(
     console: Server, client: rmq.Client
 ) -> None:
