@@ -202,8 +202,8 @@ class LeaseTracker:
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the shared lease of a batch of deliveries.
 
-        `since` is the time at which the receiving call began. The lease is valid from that time at
-        least.
+        `since` is the time at which the receiving call began. The lease ends `lease_ms` after this
+        time or later.
         """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
