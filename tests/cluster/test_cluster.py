@@ -119,6 +119,26 @@ def test_a_deleted_topic_leaves_no_key_on_any_master(cluster: Cluster, api: Any,
     assert left == []
 
 
+def test_a_worker_hears_of_requests_to_cancel_on_every_master(
+    client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name, slots=SLOTS)
+    begun: list[int] = []
+
+    @topic.handler(concurrency=SLOTS)
+    def wait(body: int, d: rmq.Delivery) -> None:
+        begun.append(body)
+        assert d.cancelled.wait(PATIENCE_S)
+        d.checkpoint()
+
+    ids = [topic.send(number, slot_basis=str(number)).id for number in range(SLOTS)]
+    with rmq.Worker(client, heartbeat="thread"):
+        until(lambda: len(begun) == SLOTS, text="all are run")
+        assert {topic.cancel(id, running=True) for id in ids} == {"requested"}
+        until(lambda: client.admin.stats(name)["cancelled"] == SLOTS, text="all are cancelled")
+    assert client.admin.stats(name)["records"] == 0
+
+
 @pytest.mark.parametrize("heartbeat", ["process", "thread"])
 def test_a_worker_keeps_leases_on_every_master(
     cluster: Cluster, server: ClusterAsServer, client: rmq.Client, name: str, heartbeat: Any
