@@ -20,7 +20,7 @@ Writes: none_due now now_us
 --- @include "lib/session"
 --- @include "lib/slot_fields"
 --- @include "lib/read_time"
---- @include "lib/take/turns"
+--- @include "lib/take/take_order"
 local ARGS = 8 -- number of arguments of a call that is not repeated
 repeat
   if not last_call or #ARGV ~= ARGS or string.byte(call, 1) ~= AT then

@@ -214,7 +214,7 @@ class Top:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Return safe text that fills one line at most."""
+    """Return `text` without control characters, for at most one line of the terminal."""
     return Text(neutral(text), style, no_wrap=True, overflow="ellipsis")
 
 

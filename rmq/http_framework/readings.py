@@ -92,7 +92,7 @@ class LongReading:
             running.
         found: Result of the reading.
         error: Reason for the failure, or an empty string if the reading did not fail.
-        kept: Task that reads, and its duration.
+        kept: The task of this reading, with the duration of the task.
     """
 
     done: int = 0

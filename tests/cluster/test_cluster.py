@@ -15,7 +15,7 @@ import pytest
 import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.transport import errors
-from rmq.kernel.transport.cluster import routed_call
+from rmq.kernel.transport.cluster import node_call
 from rmq.kernel.transport.hash_slots import SlotTable, hash_slot
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
@@ -338,7 +338,7 @@ def test_what_has_gone_ahead_of_its_slot_is_asked_for(moving: rmq.Client, name: 
 def test_control_without_asking_what_has_gone_ahead_is_not_found(
     cluster: Cluster, moving: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routed_call, "_ASKING", b"*1\r\n$4\r\nPING\r\n")
+    monkeypatch.setattr(node_call, "_ASKING", b"*1\r\n$4\r\nPING\r\n")
     with rmq.Client(cluster.url, retry_for=0.5) as client, pytest.raises(rmq.Unavailable):
         client.admin.settings(name)
     monkeypatch.undo()

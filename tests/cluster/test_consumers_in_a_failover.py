@@ -21,7 +21,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.cluster.joined_replies import is_away
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
 

@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import scripts
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.steps import LOOKS, POLL_S
 from rmq.kernel.transport.single.subscription import Listener
 from tests.clusters import Cluster

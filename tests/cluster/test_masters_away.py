@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
 from rmq.kernel.transport.connections.operations import NodeExchange
 from rmq.kernel.transport.flow.coalescing import FEW

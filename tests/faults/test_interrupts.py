@@ -24,7 +24,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core import permits
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow import coalescing
 from tests.conftest import Clock
 from tests.faults import interrupts

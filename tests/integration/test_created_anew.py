@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.integration.driven import both_clients
 from tests.patience import wait_for
 from tests.servers import Server

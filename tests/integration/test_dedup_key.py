@@ -11,7 +11,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core import ids
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.conftest import Clock
 from tests.forkserver import Forked
 from tests.integration.driven import both_clients, connect

@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.kernel.topic import scripts
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.connections.connector import DRIVER
 from rmq.kernel.transport.connections.pool import as_text
 from tests.conftest import Clock

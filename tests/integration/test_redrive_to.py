@@ -13,7 +13,7 @@ import rmq
 from rmq.errors import InvalidValue, TopicNotFound
 from rmq.features.dead_letters import redrive_to
 from rmq.features.dead_letters.jobs import run
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.integration.driven import both_clients
 from tests.servers import Server
 

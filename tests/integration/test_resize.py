@@ -14,7 +14,7 @@ from rmq.features.topic_admin import resize, scripts
 from rmq.kernel.consumer import claim_flows
 from rmq.kernel.core.record import value_of
 from rmq.kernel.topic import opening
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
 from tests.integration.test_topic_change import Cut, Cutting, slots_of

@@ -18,7 +18,7 @@ from rmq.features.schedules.flows import encoded
 from rmq.kernel.core.settings import Replicated
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.encode import encode
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow import coalescing
 from tests.integration.crowd import END_S, MANY, Crowd, behind_a_proxy, opened
 from tests.property.driver import Driver

@@ -14,7 +14,7 @@ from rmq.features.topic_admin import flows
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.object_store import Reference
 from rmq.kernel.topic import context
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.single.blocking import Transport
 from tests.conftest import Clock

@@ -14,7 +14,7 @@ from tests.patience import wait_for
 from tests.servers import Server
 
 FLOOD, FEW = 5000, 5
-EVERY = 5  # lua/lib/take/turns.lua: the takes that begin with retries
+EVERY = 5  # lua/lib/take/take_order.lua: the takes that begin with retries
 PREFETCH = 2
 # Any EVERY takes in a row hold one that begins with the retries, and each hands over one of them at
 # least; due messages are first in all others. No take hands over more than the worker may hold.

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock as command_clock
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.property.driver import Driver
 from tests.property.model import Model
 from tests.property.snapshot import (

@@ -12,7 +12,7 @@ import rmq
 from rmq.features.topic_admin import resize
 from rmq.features.topic_admin.service import Resizes
 from rmq.http_framework.survey import Survey
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from tests.forkserver import Forked
 from tests.integration.test_topic_change import Cut, Cutting
 from tests.server.running import serving, until

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.outbox import Outbox, Relay, Resender
 from rmq.sql.outbox import relay as relay_module, relay_queries as sql
 from rmq.sql.outbox.tables import stubs

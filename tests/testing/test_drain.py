@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.errors import ConfigurationError, DecodeError
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.testing import Broker, Endless
 
 

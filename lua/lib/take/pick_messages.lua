@@ -5,7 +5,7 @@
 --- @include "lib/records/record"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
---- @include "lib/take/turns"
+--- @include "lib/take/take_order"
 
 -- Return due messages to take, and how many due messages joined their priority. A due message with
 -- a priority is not taken at once: it joins its priority as the newest message there. A due message
@@ -198,7 +198,7 @@ local function pick_retries(batch, limit, max_retries, fewest)
 end
 
 -- Pick the next messages: due messages, the earliest first; then priorities, the larger first; then
--- retries, the larger first. lib/take/turns says which takes begin with retries or priorities. A
+-- retries, the larger first. lib/take/take_order says which takes begin with retries or priorities. A
 -- take that begins with priorities still looks for due messages first: some may have to join a
 -- priority.
 --

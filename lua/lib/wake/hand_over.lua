@@ -25,7 +25,7 @@ one byte ('' when none has failed), members, records.
 --- @include "lib/leases/receipt"
 --- @include "lib/records/record_bytes"
 --- @include "lib/session"
---- @include "lib/take/turns"
+--- @include "lib/take/take_order"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/wake/wake"
 

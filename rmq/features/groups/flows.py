@@ -19,7 +19,7 @@ from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
 # Maximum number of groups that a list examines; Redis returns about 30 000 per second.

@@ -37,7 +37,7 @@ from rmq.kernel.producer.encode import (
 )
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.spread import RUN_LENGTH, slot_of
+from rmq.kernel.topic.slot_choice import RUN_LENGTH, slot_of
 from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,

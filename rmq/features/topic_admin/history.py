@@ -18,10 +18,10 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store up to three readings of a topic's counts, oldest first, in these rings.
+    """Store up to three readings of a topic's counts, oldest first, in each of `rings`.
 
-    If several readings fall into the same step of a ring, only the last is stored. Return False if
-    the topic is gone.
+    A ring is a history of fixed length with one reading for each step of time. If several readings
+    fall into the same step, only the last is stored. Return False if the topic is gone.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings

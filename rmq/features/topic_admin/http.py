@@ -360,12 +360,13 @@ class Resizing(Answer):
 
 
 class DueCount(Answer):
-    """A part of the messages with a due time.
+    """The number of messages that are due within one range of time.
 
     Attributes:
-        within_s: Upper limit of the time until the messages are due, in seconds. The limit of the
-            previous count is the lower limit. 0 for messages that are due now, null for messages
-            later than all limits.
+        within_s: End of the range, in seconds from now. The range begins at the end of the previous
+            range. The value 0 counts messages that are due now. The value null counts messages that
+            are due after the last limit.
+        messages: Number of messages that are due within the range.
     """
 
     within_s: float | None

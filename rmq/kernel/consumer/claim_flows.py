@@ -20,7 +20,7 @@ from rmq.kernel.delivery.claim import BUSY, FIRST, UNSURE, Claim
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, raise_first_error
 
 log = logging.getLogger("rmq")

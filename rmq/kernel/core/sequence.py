@@ -161,7 +161,10 @@ class ProducerSequence:
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """Return a msgpack map of headers: the number, and the headers in `others`, a map or b""."""
+    """Return the headers of a message, as a msgpack map: its audit number, then `others`.
+
+    `others` is a msgpack map of other headers, or b"" if there are none.
+    """
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text
     if not others:

@@ -303,7 +303,7 @@ class TopicHandlers:
     def ordered(self) -> bool:
         """Whether messages of a slot are handled one after another.
 
-        All handlers have the same value.
+        This is the same for all handlers of a topic.
         """
         return self._handlers[0].ordered
 

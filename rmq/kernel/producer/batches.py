@@ -17,7 +17,7 @@ from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.core.validation import check_priority
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain, is_plain
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.spread import RUN_LENGTH
+from rmq.kernel.topic.slot_choice import RUN_LENGTH
 
 ALIKE_MIN = 16  # with fewer messages, checking one by one is faster
 MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # largest call of messages with merge keys

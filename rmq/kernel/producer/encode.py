@@ -29,7 +29,7 @@ from rmq.kernel.core.validation import (
 )
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 
 MERGE_KEY_BYTES = 1024
 RECORD_BYTES = 64  # most bytes of a call per message, without body and headers

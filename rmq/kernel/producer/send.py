@@ -40,7 +40,7 @@ from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.coalescing import APART, Apart, Coalescer, coalesced, same_error
 from rmq.kernel.transport.flow.steps import Await, Coalesce, Command, Flow, Sleep, durable_pipeline
 

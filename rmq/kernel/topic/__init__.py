@@ -1,1 +1,1 @@
-"""A topic as every call needs it: its settings, slots, counts and messages."""
+"""What all calls use of a topic: its settings, slots, counts and messages."""

@@ -22,7 +22,7 @@ from rmq.kernel.core.keys import (
 )
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic.sessions import ReplaySessions
-from rmq.kernel.topic.spread import slot_rotation
+from rmq.kernel.topic.slot_choice import slot_rotation
 
 FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 

@@ -78,7 +78,9 @@ class LocateReply(NamedTuple):
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
     """Count the messages of a slot that have a due time, by the time until they are due.
 
-    Each message is counted once: at the first of the steps by which it is due, or after all steps.
+    `steps_ms` are ascending times from now. The result has a count for each step, and a last count
+    for messages that are due later. Each message is counted once, at the first step by which it is
+    due.
     """
     return Command(
         script_loader.load("due_counts"),

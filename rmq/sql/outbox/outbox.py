@@ -25,7 +25,7 @@ from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_i
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.sql.connections import (
     Here,
     HereAsync,

@@ -39,7 +39,7 @@ from rmq.kernel.core import ids, retry as policies
 from rmq.kernel.core.ids import TEXT_SIZE, MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.spread import slot_of
+from rmq.kernel.topic.slot_choice import slot_of
 from rmq.sql.database import Bytes
 
 

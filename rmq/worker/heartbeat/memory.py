@@ -92,7 +92,7 @@ class SharedMemory:
         )
 
     def lost(self, lease_index: int) -> int:
-        """Return the number of the lease that a slot has lost."""
+        """Return the number of the shared lease that was last lost in a slot, or 0 if none was."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:

@@ -36,7 +36,7 @@ from rmq.kernel.transport.cluster.joined_replies import (
     joined,
     least,
 )
-from rmq.kernel.transport.cluster.routed_call import (
+from rmq.kernel.transport.cluster.node_call import (
     RoutedCall,
     missing_scripts,
     pack_calls,

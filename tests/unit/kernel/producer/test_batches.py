@@ -16,7 +16,7 @@ from rmq.kernel.producer import batches
 from rmq.kernel.producer.batches import ALIKE_MIN, MERGE_BYTES, MERGE_MAX, SendBatch, make_batches
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
-from rmq.kernel.topic.spread import slot_rotation
+from rmq.kernel.topic.slot_choice import slot_rotation
 
 
 def context(**settings: Any) -> TopicContext:

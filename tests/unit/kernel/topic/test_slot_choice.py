@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rmq.errors import InvalidType
-from rmq.kernel.topic.spread import slot_of, slot_rotation
+from rmq.kernel.topic.slot_choice import slot_of, slot_rotation
 
 # Golden vectors, for whoever writes a client in another language.
 VECTORS = [

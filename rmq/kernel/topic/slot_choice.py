@@ -2,7 +2,7 @@
 
 The slot of a basis is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of its UTF-8 bytes, modulo the number
 of slots. Programs in other languages can compute the same slot.
-tests/unit/kernel/topic/test_spread.py has test vectors.
+tests/unit/kernel/topic/test_slot_choice.py has test vectors.
 """
 
 from __future__ import annotations
