@@ -54,7 +54,8 @@ def pending(server: Server, name: str, slot: int = 0) -> int:
 def sweep(api: Any, name: str) -> None:
     """Send pending entries as a consumer does that comes later."""
     with api.topic(name).consumer() as consumer:
-        getattr(consumer, "target", consumer)._flows.state.sweep_at = 0.0
+        state = getattr(consumer, "target", consumer)._flows.state
+        state.sweep_at = state.rare_sweep_at = 0.0
         consumer.receive(wait=0)
 
 

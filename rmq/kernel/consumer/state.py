@@ -19,7 +19,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import LatenessCounter
 from rmq.kernel.core.permits import Permits
 from rmq.kernel.delivery.inner_delivery import SharedLeases
-from rmq.kernel.follow_ups.flows import SWEEP_S, try_sweep
+from rmq.kernel.follow_ups.flows import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -94,8 +94,16 @@ log = logging.getLogger("rmq")
 
 
 def sweep(state: ReceiveState) -> Flow[None]:
-    """Send pending follow-ups that nobody sends."""
-    state.sweep_at = time.monotonic() + SWEEP_S
+    """Send pending follow-ups that nobody sends.
+
+    A topic in which this client has seen none is rarely asked, because most topics have none.
+    """
+    now = time.monotonic()
+    state.sweep_at = now + SWEEP_S
+    if not state.next_sweep:
+        if not state.context.had_pending and now < state.rare_sweep_at:
+            return
+        state.rare_sweep_at = now + REST_S
     state.next_sweep = yield from try_sweep(state.context, state.next_sweep)
 
 
@@ -148,6 +156,7 @@ class ReceiveState:
         "next_check",
         "next_sweep",
         "ordered",
+        "rare_sweep_at",
         "ready_at",
         "receiving",
         "round_began",
@@ -184,7 +193,8 @@ class ReceiveState:
         self.first_slot = 0  # first slot of the next visit
         self.visited_at = 0.0  # start of the last visit; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
-        self.sweep_at = time.monotonic() + SWEEP_S
+        self.sweep_at = time.monotonic() + FIRST_SWEEP_S
+        self.rare_sweep_at = 0.0  # next sweep if the client has seen no pending follow-ups
         self.next_sweep = 0  # first slot of the next sweep for pending follow-ups
         self.unanswered: PrepareCall | None = None
         self.undelivered: list[SlotBatch] = []  # leased, but never delivered

@@ -47,7 +47,9 @@ TARGET_MARK = "rmq-target"  # header of a dead letter: the topic that refused th
 PAGE = 100  # entries of one call
 SLOTS_AT_ONCE = 128  # slots of one sweep
 TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
-SWEEP_S = 5.0  # time between two sweeps of a consumer
+FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
+SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
+REST_S = 300.0  # time between two sweeps of a topic without them
 WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries is tried again
 
 
@@ -154,6 +156,7 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
     Errors are logged, because the ack has succeeded, and the follow-ups are sent again later.
     """
     for target, entries in stored.entries().items():
+        context.had_pending = True
         letter = stored.reply.targets[target]
         if letter == "w":
             continue
@@ -171,6 +174,7 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
     for call in calls:
         call.fails_fast = True
     for keys, reply in zip(slots, (yield from pipeline(calls)), strict=True):
+        context.had_pending |= reply.entries > 0
         for each in reply.page:
             if each.from_ms <= reply.now_ms:
                 yield from _try_send(context, keys, each.target, b"", [])

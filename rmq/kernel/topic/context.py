@@ -61,6 +61,7 @@ class TopicContext:
         # Of follow-ups, by name, and whether the program has declared the topic.
         self.targets: dict[str, tuple[TopicContext, bool]] = {}
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
+        self.had_pending = False  # whether this client has seen pending follow-ups of the topic
         self.had_large = False  # whether this client has received a large body from the topic
         self._is_open = False
         # Only of an open topic:
