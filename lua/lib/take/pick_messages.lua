@@ -198,9 +198,9 @@ local function pick_retries(batch, limit, max_retries, fewest)
 end
 
 -- Pick the next messages: due messages, the earliest first; then priorities, the larger first; then
--- retries, the larger first. lib/take/take_order says which takes begin with retries or priorities. A
--- take that begins with priorities still looks for due messages first: some may have to join a
--- priority.
+-- retries, the larger first. lib/take/take_order says which takes begin with retries or
+-- priorities. A take that begins with priorities still looks for due messages first: some may have
+-- to join a priority.
 --
 -- Returns a batch for take_messages. It has also
 -- - on_top: how many of its first messages have the highest scores below due and timed messages
