@@ -26,14 +26,14 @@ def main(database: str, redis: str, batch: str, *dies: str) -> None:
     engine = sa.create_engine(database)
     with rmq.Client(redis) as client:
         relay = Relay(Outbox(), engine, client, batch=int(batch))
-        turn = relay._turn
+        relay_batch = relay._relay_batch
 
         def told(connection: sa.Connection) -> object:
-            found = turn(connection)
+            found = relay_batch(connection)
             if found.done:
                 print(found.done, flush=True)
             return found
 
-        relay._turn = told  # type: ignore[method-assign, assignment]
+        relay._relay_batch = told  # type: ignore[method-assign, assignment]
         print("ready", flush=True)
         relay.run(stop)

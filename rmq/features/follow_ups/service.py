@@ -7,19 +7,24 @@ from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
 
 
 class FollowUps(SurveyedService):
-    """Sends pending follow-ups that no other process sends, also in topics without consumers."""
+    """Sends pending follow-ups that no other process sends, also in topics without consumers.
+
+    Only topics in which the last survey counted pending follow-ups are swept, so a server without
+    any sends no command for this service.
+    """
 
     name = "follow_ups"
     every_s = SWEEP_S
 
     def run_once(self) -> int:
-        """Send the follow-ups that are due. Return the number of topics that were checked."""
+        """Send the follow-ups that are due. Return the number of topics that were swept."""
         topics = self._survey.topics
-        for name, counts in topics.items():
+        pending = [name for name, counts in topics.items() if counts.total["pending"]]
+        for name in pending:
             with self._problems.apart(name, self.name):
                 first = 0
                 while True:
-                    first = self._transport.run(sweep(counts.context, first))
+                    first = self._transport.run(sweep(topics[name].context, first))
                     if not first:
                         break
-        return 0
+        return len(pending)
