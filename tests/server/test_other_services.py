@@ -12,6 +12,7 @@ from rmq.features.audit import service as audit_service
 from rmq.features.audit.service import Audits
 from rmq.features.dead_letters import service as dead_letters_service
 from rmq.features.dead_letters.service import Expiry
+from rmq.features.follow_ups.service import FollowUps
 from rmq.features.spark import service as queries_service
 from rmq.features.spark.service import Queries
 from rmq.features.workers import flows
@@ -302,3 +303,28 @@ def test_a_worker_that_was_killed_is_forgotten_and_named_in_the_log(
     assert raw.exists(worker_key(prefix, "alive"))
     assert "worker killed has ended" in caplog.text
     assert service.run_once() == 0
+
+
+def test_follow_ups_are_sent_without_a_consumer_and_a_topic_without_any_is_not_asked(
+    server: Redis, client: rmq.Client, prefix: str, clock: Clock
+) -> None:
+    topic, target = client.topic("orders"), client.topic("invoices")
+    target.open()
+    topic.send("first")
+    look = Look(client, prefix, FollowUps)
+    look()
+    before = calls(server)
+    assert look() == 0
+    assert calls(server) - before == 2, "the survey's call for each of two topics"
+    client.admin.topic_pause("invoices", verb="send")
+    with topic.consumer() as consumer:
+        consumer.receive()[0].ack(then=[("invoices", rmq.Outgoing("next"))])
+    client.admin.topic_resume("invoices", verb="send")
+    assert client.admin.stats("orders")["pending"] == 1
+
+    clock.advance(5)
+    assert look() == 1
+
+    assert client.admin.stats("orders")["pending"] == 0
+    assert [d.body for d in target.consumer().receive()] == ["next"]
+    assert look() == 0
