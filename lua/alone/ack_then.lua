@@ -52,7 +52,7 @@ repeat
   local text = string.format('%016.0f', number)
   local answer = '1 ' .. text .. ' ' .. claim .. ' ' .. target
     .. (is_claimed and '=w' or claimed_until and '=o' or '=n')
-  local kept_answer = session_answer(call_number, seconds, answer)
+  local field_value = session_answer(call_number, seconds, answer)
   redis.call('HDEL', records, id)
   redis.call('ZREM', prepare, id)
   redis.call('ZADD', pending, 0, target .. ':' .. text .. ':' .. member .. head .. rest)
@@ -60,6 +60,6 @@ repeat
     redis.call('ZADD', targets, claim, target)
   end
   redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, 'follow_ups',
-    string.format('%.0f', number), session, kept_answer)
+    string.format('%.0f', number), session, field_value)
   return answer
 until true
