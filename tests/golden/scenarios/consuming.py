@@ -83,7 +83,7 @@ def receive_what_is_handed_over(scene: Scene) -> None:
 
 @scenario
 def receive_nothing(scene: Scene) -> None:
-    """Look at the credits of two slots once a second, until the wait is over."""
+    """Look at two slots once a second, and once for pending follow-ups."""
     topic = scene.opened(slots=2)
     with topic.consumer() as consumer, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(consumer.receive, 1, 3.0)
