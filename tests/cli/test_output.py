@@ -26,6 +26,7 @@ LISTINGS: dict[str, tuple[list[str], int | None]] = {
     "job ls": ([], None),
     "outbox ls": (["--database", "sqlite:///{home}/outbox.sqlite"], 0),
     "peek": (["{topic}"], 2),
+    "pending ls": (["{topic}"], 1),
     "query ls": (["{topic}"], 0),
     "schedule ls": (["{topic}"], 1),
     "sink ls": (["{topic}"], 0),
@@ -48,12 +49,25 @@ def run(run, name):
     return lambda *args, **how: run(*args, **{"RMQ_PREFIX": name} | how)
 
 
+def store_follow_up(client, topic):
+    """Ack a message whose follow-up is for a topic that does not accept sends."""
+    target = f"{topic.name}-paused"
+    client.topic(target).open()
+    client.admin.topic_pause(target, verb="send")
+    topic.send("with a follow-up")
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(1, wait=5)
+        delivery.then(target, 1)
+        delivery.ack()
+
+
 @pytest.fixture
 def listing(run, client, topic, tmp_path):
     grouped = client.topic(f"{topic.name}-grouped", groups=rmq.Groups())
     grouped.send_many([rmq.Outgoing(1, group=name) for name in "aab"])
     topic.every("report", every=3600, body={"=n": 1}).declare()
     bury(topic, "=HYPERLINK(1)", 'two,\n"lines"')
+    store_follow_up(client, topic)
     topic.send({"n": 1}, headers={"tenant": "7"})
     topic.send("a,b")
     run("outbox", "create", "--database", f"sqlite:///{tmp_path}/outbox.sqlite")
