@@ -8,7 +8,14 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
-from rmq.kernel.transport.flow.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import (
+    Command,
+    Flow,
+    Pipeline,
+    is_master_away,
+    raise_first_error,
+)
+from rmq.kernel.transport.lua.script_loader import plain
 
 SIGNAL = b"cancel"  # first word of a published request
 
@@ -34,23 +41,41 @@ def requested_by(
     return delivery if is_meant else None
 
 
-def find_requested(deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-    """Return the deliveries whose cancellation was requested, by the hashes of their slots."""
-    found: list[InnerDelivery] = []
+def find_requested(
+    deliveries: Iterable[InnerDelivery],
+) -> Flow[tuple[list[InnerDelivery], bool]]:
+    """Read the hashes of the slots of deliveries for requests to cancel them.
+
+    Slots of a cluster whose masters are away are skipped, because messages of other slots must not
+    wait for them.
+
+    Returns:
+        The deliveries whose cancellation was requested, and whether all slots were read.
+    """
     by_slot: dict[bytes, list[InnerDelivery]] = {}
     for delivery in deliveries:
         by_slot.setdefault(delivery.origin.keys.slot, []).append(delivery)
-    for slot, given in by_slot.items():
-        for at in range(0, len(given), BATCH_MAX):
-            page = given[at : at + BATCH_MAX]
-            fields = [b"~" + member_of(delivery.raw_id) for delivery in page]
-            requests: list[bytes | None] = yield RawCommand("cancel", "HMGET", slot, *fields)
-            found += [
-                delivery
-                for delivery, request in zip(page, requests, strict=True)
-                if request is not None and _is_for(delivery, request)
-            ]
-    return found
+    pages = [
+        (slot, given[at : at + BATCH_MAX])
+        for slot, given in by_slot.items()
+        for at in range(0, len(given), BATCH_MAX)
+    ]
+    calls = [_read_requests(slot, page) for slot, page in pages]
+    replies = (yield Pipeline(calls)) if calls else []
+    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    found = [
+        delivery
+        for (_, page), reply in zip(pages, replies, strict=True)
+        if not is_master_away(reply)
+        for delivery, request in zip(page, reply, strict=True)
+        if request is not None and _is_for(delivery, request)
+    ]
+    return found, not any(map(is_master_away, replies))
+
+
+def _read_requests(slot: bytes, page: Iterable[InnerDelivery]) -> Command[list[bytes | None]]:
+    fields = [b"~" + member_of(delivery.raw_id) for delivery in page]
+    return Command(plain("HMGET"), (slot,), fields, list, fails_fast=True)
 
 
 def _is_for(delivery: InnerDelivery, request: bytes) -> bool:

@@ -280,6 +280,8 @@ class TopicFeed:
     def read_requests(self) -> None:
         """Read the requests in the slots in which a renewal has found some.
 
+        Slots whose masters are away are read later.
+
         Raises:
             RMQError: Redis cannot be reached.
         """
@@ -287,9 +289,10 @@ class TopicFeed:
         if slots or is_all:
             deliveries = list(self.flows.open.values())
             asked = [each for each in deliveries if is_all or each.origin.keys.index in slots]
-            for delivery in self.transport.run(self._noted(find_requested(asked))):
+            requested, have_all = self.transport.run(self._noted(find_requested(asked)))
+            for delivery in requested:
                 self._interrupt(delivery)
-            self.has_missed_requests = False
+            self.has_missed_requests = not have_all
 
     def _interrupt(self, delivery: InnerDelivery) -> None:
         """Set the event of a cancelled delivery, and cancel the task of its async handler."""
