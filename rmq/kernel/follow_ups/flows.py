@@ -9,6 +9,7 @@ entry is stored exactly once.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +17,15 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from rmq.errors import ConfigurationError, RMQError, StorageError, TopicNotFound, TopicVanished
+from rmq.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RMQError,
+    StorageError,
+    TopicNotFound,
+    TopicVanished,
+    Unavailable,
+)
 from rmq.kernel.core import failure, ids, record
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
@@ -36,8 +45,9 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
+    Pipeline,
     durable_pipeline,
-    pipeline,
+    is_master_away,
     raise_first_error,
 )
 
@@ -47,6 +57,7 @@ TARGET_MARK = "rmq-target"  # header of a dead letter: the topic that refused th
 PAGE = 100  # entries of one call
 SLOTS_AT_ONCE = 128  # slots of one sweep
 TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
+SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
 FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
 SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
 REST_S = 300.0  # time between two sweeps of a topic without them
@@ -161,31 +172,51 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
         if letter == "w":
             continue
         of_call = entries if letter == "n" else []
-        yield from _try_send(context, stored.keys, target, stored.reply.claim, of_call)
+        try:
+            yield from _try_send(context, stored.keys, target, stored.reply.claim, of_call)
+        except StorageError as error:
+            log.debug("topic %r: follow-ups are sent later: %s", context.name, error)
+            return
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
     """Send pending follow-ups that no process sends, of SLOTS_AT_ONCE slots from `first` on.
 
-    Return the first slot of the next sweep.
+    Slots of a cluster whose masters are away are skipped. Return the first slot of the next sweep.
+
+    Raises:
+        Unavailable, OutcomeUnknown: Redis as a whole is away.
     """
     slots = context.slots[first : first + SLOTS_AT_ONCE]
     calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
     for call in calls:
         call.fails_fast = True
-    for keys, reply in zip(slots, (yield from pipeline(calls)), strict=True):
+    replies = yield Pipeline(calls)
+    began = time.monotonic()  # not before the calls, so that each sweep sends something
+    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    for place, (keys, reply) in enumerate(zip(slots, replies, strict=True), first):
+        if is_master_away(reply):
+            continue
         context.had_pending |= reply.entries > 0
         for each in reply.page:
+            if time.monotonic() - began > SWEEP_MOST_S:
+                return place
             if each.from_ms <= reply.now_ms:
                 yield from _try_send(context, keys, each.target, b"", [])
     return first + len(slots) if first + len(slots) < len(context.slots) else 0
 
 
 def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Do the same as `sweep`, but only log errors of Redis."""
+    """Do the same as `sweep`, but only log errors of Redis.
+
+    Raises:
+        Unavailable, OutcomeUnknown: Redis as a whole is away. A receive would wait as long again.
+    """
     try:
         return (yield from sweep(context, first))
     except StorageError as error:
+        if _is_outage(error):
+            raise
         log.debug("topic %r: pending follow-ups cannot be sent now: %s", context.name, error)
     except TopicVanished:
         pass  # the next receive raises it
@@ -195,12 +226,20 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 def _try_send(
     context: TopicContext, keys: SlotKeys, target: str, claim: bytes, entries: list[Entry]
 ) -> Flow[None]:
+    """Send pending follow-ups for a target. Log errors, unless Redis as a whole is away."""
     try:
         yield from send_target(context, keys, target, claim, entries)
     except StorageError as error:
+        if _is_outage(error):
+            raise
         log.debug("topic %r: follow-ups for %s are sent later: %s", context.name, target, error)
     except RMQError as error:
         log.warning("topic %r: follow-ups for %s wait: %s", context.name, target, error)
+
+
+def _is_outage(error: RMQError) -> bool:
+    """Return whether Redis as a whole is away, so that another call would wait as long again."""
+    return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
 
 
 def send_target(
@@ -224,9 +263,10 @@ def send_target(
     while entries:
         try:
             attempt = yield from _attempt(context, keys, target, entries)
-        except RMQError:
-            with suppress(RMQError):  # else the claim expires
-                yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
+        except RMQError as error:
+            if not _is_outage(error):
+                with suppress(RMQError):  # else the claim expires
+                    yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
             raise
         upto = entries[attempt.stored - 1].number if attempt.stored else 0
         wait_ms = _wait_ms(entries[attempt.stored]) if attempt.waits else None
@@ -257,7 +297,7 @@ def _attempt(
     other, _ = target_of(context, name)
     for is_last in (False, True):
         try:
-            yield from opening.ensure_open(other, create=False)
+            yield from opening.ensure_open(other, create=False, fails_fast=True)
             return (yield from _store_fitting(other, int(index), keys, entries))
         except TopicNotFound:
             break

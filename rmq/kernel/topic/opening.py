@@ -34,6 +34,7 @@ from rmq.kernel.topic import scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply
 from rmq.kernel.transport.flow.steps import (
+    Command,
     Flow,
     Pipeline,
     RawCommand,
@@ -41,6 +42,7 @@ from rmq.kernel.transport.flow.steps import (
     is_master_away,
     raise_first_error,
 )
+from rmq.kernel.transport.lua.script_loader import plain
 
 log = logging.getLogger("rmq")
 
@@ -76,8 +78,10 @@ AWAY_S = 1.0  # delay before settings are read again if the master of their key 
 SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 
 
-def open(context: TopicContext, create: bool = True) -> Flow[bool]:
+def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
     """Open the topic. Return whether this call created it.
+
+    `fails_fast` says whether reads fail at once if a master node is away.
 
     The first client that writes the topic's hash chooses the settings. This client then creates the
     slots, each with the topic's stamp. If the client dies before the last slot, the next client to
@@ -92,7 +96,9 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
             name.
     """
     wanted = Settings(**context.requested)
-    reply = yield scripts.topic(context, None)
+    command = scripts.topic(context, None)
+    command.fails_fast = fails_fast
+    reply = yield command
     if reply.state < 0:
         if not create:
             raise not_found(context)
@@ -104,7 +110,7 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     if not create:
         was_ready = context.is_ready and context.created == kept.slot_stamp(_created(reply))
         adopt(context, reply, kept, was_ready)
-        yield from _await_slots(context)
+        yield from _await_slots(context, fails_fast)
         return False  # a caller that only reads writes nothing
     try:
         yield from _write_and_adopt(context, reply, kept)
@@ -149,15 +155,19 @@ def _refuse_lookalike(context: TopicContext) -> Flow[None]:
         )
 
 
-def _await_slots(context: TopicContext) -> Flow[None]:
+def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
     """Wait until the client that has just created the topic has created its slots.
 
     Slots are created in order, so it is enough to check the last slot. If that client died, the
     next client that opens the topic for use creates the missing slots. A caller that only reads
     gets errors.
     """
+    last = context.slots[-1].slot
+    exists: Command[bool] | RawCommand = RawCommand("open", "EXISTS", last)
+    if fails_fast:
+        exists = Command(plain("EXISTS"), [last], (), bool, fails_fast=True)
     for _ in range(SLOT_CHECKS):
-        if (yield RawCommand("open", "EXISTS", context.slots[-1].slot)):
+        if (yield exists):
             return
         yield Sleep(SLOT_PAUSE_S)
 
@@ -314,19 +324,24 @@ def _revision(reply: TopicReply) -> int:
     return int(reply.kept.get("revision", 0))
 
 
-def ensure_open(context: TopicContext, create: bool = True) -> Flow[None]:
-    """Open the topic if it is not open. If its settings are old, read them again."""
+def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
+    """Open the topic if it is not open. If its settings are old, read them again.
+
+    `fails_fast` says whether reads fail at once if a master node is away.
+    """
     try:
-        yield from _ensure_open(context, create)
+        yield from _ensure_open(context, create, fails_fast)
     except TopicVanished as error:
         if not error.is_stamp:
             raise
-        yield from _ensure_open(context, create)  # the topic was resized between two steps
+        yield from _ensure_open(
+            context, create, fails_fast
+        )  # the topic was resized between two steps
 
 
-def _ensure_open(context: TopicContext, create: bool) -> Flow[None]:
+def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[None]:
     if not (context.is_ready if create else context.is_open):
-        yield from open(context, create)
+        yield from open(context, create, fails_fast)
     elif context.is_old():
         yield from _follow(context)
 

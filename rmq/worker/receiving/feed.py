@@ -315,6 +315,10 @@ class TopicFeed:
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self.transport.run(self._noted(state.report(self.state)))
 
+    def sweep(self) -> None:
+        """Send pending follow-ups of the topic that no other process sends."""
+        self.transport.run(self._noted(state.sweep(self.state)))
+
     # --- hand-overs for a credit ------------------------------------------------------------------
 
     def accepts_hand_overs(self) -> bool:

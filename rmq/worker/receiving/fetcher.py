@@ -21,10 +21,11 @@ from functools import partial
 from itertools import count
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.kernel.consumer import scripts as consumer_scripts, state as consumer_state
+from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.cancel_requests import SIGNAL
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.follow_ups.flows import SWEEP_MOST_S
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
 from rmq.kernel.transport.single.blocking import Transport
@@ -239,9 +240,20 @@ class Fetcher:
                 self._due.schedule(feed)
         if now >= self._tidy_at:
             self._tidy_one()
-        for feed in self._feeds:
-            if now >= feed.state.sweep_at and feed.state.ready_at:
-                self._transport.run(consumer_state.sweep(feed.state))
+        self._send_pending_follow_ups()
+
+    def _send_pending_follow_ups(self) -> None:
+        """Sweep the topics whose sweep is due.
+
+        After SWEEP_MOST_S no other topic is begun, and the next poll continues.
+        """
+        began = now = time.monotonic()
+        for feed in sorted(self._feeds, key=lambda feed: feed.state.sweep_at):
+            if now < feed.state.sweep_at or now - began > SWEEP_MOST_S:
+                return
+            if feed.state.ready_at:
+                feed.sweep()
+                now = time.monotonic()
 
     def _check_due_slots(self) -> None:
         """Check slots without work: all of them, or LOOKS slots in turn."""
