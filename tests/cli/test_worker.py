@@ -226,7 +226,8 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
 
     assert program.end() == 0
     did = [line.split()[1:] for line in program.out.splitlines() if line.startswith("did ")]
-    assert sorted(did) == sorted([body, str(program.process.pid)] for body in bodies)
+    expected = sorted([body, str(program.process.pid)] for body in bodies)
+    assert sorted(did) == expected, program.out + program.err
     assert program.out.count("ended 1\n") == 2
     assert program.err.count("a process that it forked came back from it") == 2
     assert "RuntimeError: in the child" in program.err
