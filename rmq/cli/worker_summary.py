@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -109,7 +108,7 @@ class WorkerReport:
                 processes=self._processes, health=url,
             )  # fmt: skip
             return
-        with contextlib.redirect_stdout(sys.stderr):
+        with text.on_stderr():
             output.table(COLUMNS, [row(handler) for handler in handlers])
         where = ""
         if self._processes:
@@ -146,7 +145,7 @@ class WorkerReport:
                 [topic, *(text.number(topic_counts.get(op, 0)) for op in ops)]
                 for topic, topic_counts in counts.items()
             ]
-            with contextlib.redirect_stdout(sys.stderr):
+            with text.on_stderr():
                 output.table([Column("TOPIC"), *columns], rows)
         restarts_text = f", {text.plural(restarts, 'restart')}" if restarts else ""
         restarts_text += f", {text.number(recycled)} recycled" if recycled else ""
@@ -156,5 +155,5 @@ class WorkerReport:
 
     @staticmethod
     def _line(**facts: Any) -> None:
-        with contextlib.redirect_stdout(sys.stderr):
+        with text.on_stderr():
             output.line(facts)

@@ -29,7 +29,7 @@ from rmq.cli_framework.tables import (
     table_lines,
     terminal_width,
 )
-from rmq.cli_framework.text import dumps, escape_json, neutral
+from rmq.cli_framework.text import dumps, escape_json, is_on_stderr, neutral, output_file
 
 
 def _writer() -> RecordWriter:
@@ -99,7 +99,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int 
 
 
 def _echo(text: str) -> None:
-    click.echo(text, color=True)  # coloured for stdout already
+    click.echo(text, color=True, err=is_on_stderr())  # coloured already
 
 
 def details(pairs: Sequence[tuple[str, str]]) -> None:
@@ -132,12 +132,12 @@ _FORMULA = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 def _write(text: str, end: str = "\n") -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    encoding = getattr(output_file(), "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = re.sub("[^\x00-\x7f]", escape_json, text)
-    click.echo(text + end, nl=False)
+    click.echo(text + end, nl=False, err=is_on_stderr())
 
 
 class RecordWriter:
@@ -171,7 +171,7 @@ class RecordWriter:
             for record in records:
                 self.line(record)
             return
-        on_terminal = sys.stdout.isatty() and not self.repeating
+        on_terminal = output_file().isatty() and not self.repeating
         _write(dumps(value, 2 if on_terminal else None))
 
     def line(self, record: Any) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
 import click
 
-from rmq.cli_framework.text import neutral
+from rmq.cli_framework.text import neutral, output_file
 
 PIPED_WIDTH = 160  # cells, without a terminal; COLUMNS overrides it
 WIDE = 110  # cells from which a terminal shows all columns
@@ -51,13 +50,13 @@ def terminal_width() -> int:
 
 
 def coloured() -> bool:
-    """Return whether stdout shows colours."""
+    """Return whether the file of this thread's tables shows colours."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return wanted and sys.stdout.isatty()
+    return wanted and output_file().isatty()
 
 
 def styled(text: str, style: str) -> str:
-    """Colour a text, or make it bold, if stdout shows that."""
+    """Colour a text, or make it bold, if its file shows that."""
     if not style or not coloured():
         return text
     bold = style == "bold"

@@ -10,9 +10,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rmq.kernel.core.validation import UNSEEN, span as span
 
@@ -22,6 +24,30 @@ if TYPE_CHECKING:
 
 _UNSAFE = re.compile(f"[\x00-\x1f{UNSEEN}]")
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_on_stderr: ContextVar[bool] = ContextVar("on_stderr", default=False)
+
+
+@contextmanager
+def on_stderr() -> Iterator[None]:
+    """Print the tables and records of this thread to stderr.
+
+    `contextlib.redirect_stdout` would also redirect what other threads print.
+    """
+    token = _on_stderr.set(True)
+    try:
+        yield
+    finally:
+        _on_stderr.reset(token)
+
+
+def is_on_stderr() -> bool:
+    """Return whether tables and records of this thread go to stderr."""
+    return _on_stderr.get()
+
+
+def output_file() -> TextIO:
+    """Return the file of this thread's tables and records."""
+    return sys.stderr if _on_stderr.get() else sys.stdout
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -191,7 +217,7 @@ def fine_clock(value: datetime | None) -> str:
 
 def number(value: float) -> str:
     """Format a count, with groups of thousands on a terminal."""
-    return f"{value:,}".replace(",", " ") if sys.stdout.isatty() else str(value)
+    return f"{value:,}".replace(",", " ") if output_file().isatty() else str(value)
 
 
 def plural(count: int, word: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 
 import pytest
 from rich.cells import cell_len
 
 import rmq
-from rmq.cli_framework import tables
+from rmq.cli_framework import output, tables, text
 from rmq.cli_framework.message import tabulate
 from rmq.cli_framework.output import csv_cell
 from rmq.cli_framework.tables import cells, table_lines
@@ -231,3 +232,16 @@ def test_the_rows_of_some_moments_decide_on_columns_and_widths(capsys, monkeypat
     assert lines[2].rstrip().endswith("…  null")
     tabulate([], "dead")
     assert capsys.readouterr().out == ""
+
+
+def test_a_table_on_stderr_leaves_stdout_to_other_threads(capsys):
+    """A worker prints its table while handlers run."""
+    thread = threading.Thread(target=print, args=["of a handler"])
+
+    with text.on_stderr():
+        thread.start()
+        thread.join()
+        output.table([tables.Column("TOPIC")], [["orders"]])
+        output.line({"n": 1})
+
+    assert capsys.readouterr() == ("of a handler\n", 'TOPIC\norders\n{"n":1}\n')
