@@ -218,9 +218,9 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
     write(tmp_path, FORKING.format(url=server.url, topic=name, handler=handler))
     topic = client.topic(name)
     bodies = ["fork-raise", "fork-return", *map(str, range(30))]
-    topic.send_many([rmq.Outgoing(body) for body in bodies])
 
     program = start("shop").ready()
+    topic.send_many([rmq.Outgoing(body) for body in bodies])  # no other thread logs any more
     wait_for(lambda: settled(topic) == len(bodies), lambda: program.out + program.err)
     program.ask(signal.SIGTERM)
 
@@ -231,6 +231,39 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
     assert program.out.count("ended 1\n") == 2
     assert program.err.count("a process that it forked came back from it") == 2
     assert "RuntimeError: in the child" in program.err
+
+
+LOCKED_IN_FORKS = """
+import logging
+from rmq.worker.running import invoker_bases
+invoker_bases.FORK_LOG_S = 0.2
+parent, lock = os.getpid(), threading.Lock()
+lock.acquire()
+
+class Locked(logging.Handler):
+    def emit(self, record):
+        if os.getpid() != parent:
+            lock.acquire()
+
+logging.getLogger("rmq").addHandler(Locked())
+"""
+
+
+def test_a_process_that_a_handler_forks_ends_although_a_lock_of_its_log_stays_locked(
+    tmp_path, server, name, client, start
+):
+    text = FORKING.format(url=server.url, topic=name, handler=PLAIN)
+    write(tmp_path, text.replace("import os, rmq", "import os, threading, rmq") + LOCKED_IN_FORKS)
+    topic = client.topic(name)
+
+    program = start("shop")
+    topic.send("fork-return")
+    program.wait_for("ended 1\n")
+    program.wait_for("in _end_fork")
+    wait_for(lambda: settled(topic) == 1, lambda: program.out + program.err)
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
 
 
 # --- several processes ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import sys
@@ -30,6 +31,9 @@ from rmq.worker.settling.disposition import (
 )
 
 log = logging.getLogger("rmq")
+
+FORK_LOG_S = 5.0  # longest log call of a process that a handler forked
+STDERR = 2  # file descriptor; sys.stderr may have none
 
 PlainCall = Callable[[], object]
 AsyncCall = Callable[[], Awaitable[object]]
@@ -74,7 +78,12 @@ class _InvokerBase:
         raise NotImplementedError
 
     def _end_fork(self) -> None:
-        """End a process that the handler has forked. It would continue as a copy of this worker."""
+        """End a process that the handler has forked. It would continue as a copy of this worker.
+
+        A thread that logged during the fork may have left a lock of a log stream locked forever in
+        this process. So the process also ends if the log call does not return.
+        """
+        faulthandler.dump_traceback_later(FORK_LOG_S, exit=True, file=STDERR)
         log.error(
             "handler %s: a process that it forked came back from it, and is ended; end it by "
             "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
