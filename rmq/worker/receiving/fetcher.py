@@ -309,13 +309,17 @@ class Fetcher:
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
         """Check slots in one command.
 
-        If Redis refuses a topic, check the slots of the other topics again.
+        If all their masters are away, the slots are visited: an error here would delay the visits
+        of all other slots. If Redis refuses a topic, check the slots of the other topics again.
         """
         slots = [feed.context.slots[index] for feed, index in places]
+        are_away = False
         try:
             reply = self._transport.run(_next_ready(slots))
-        except (Unavailable, OutcomeUnknown):
-            raise
+        except (Unavailable, OutcomeUnknown) as error:
+            if not is_master_away(error):
+                raise
+            reply, are_away = [0] * len(places), True
         except RMQError:
             feeds = dict.fromkeys(feed for feed, _ in places)
             if len(feeds) == 1:
@@ -329,7 +333,8 @@ class Fetcher:
             # -2: the topic was deleted or created again; the next receive raises the error.
             at = NEVER if wait_us == -1 else now + max(0, wait_us) / 1_000_000
             feed.state.ready_at[index] = at
-            feed.error_state.clear()
+            if not are_away:
+                feed.error_state.clear()
 
     # --- wake-ups and hand-overs -----------------------------------------------------------------
 

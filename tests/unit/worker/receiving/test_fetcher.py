@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import rmq
+from rmq.errors import Unavailable
+from rmq.kernel.core.keys import SlotKeys
 from rmq.worker.receiving.feed import NEVER, TopicFeed
-from rmq.worker.receiving.fetcher import DueFeeds
+from rmq.worker.receiving.fetcher import DueFeeds, Fetcher
 
 
 class FakeFeed:
@@ -91,3 +95,39 @@ def test_a_feed_that_has_something_to_hand_back_is_due_though_no_slot_has_work(h
         assert feed.due_at() == 0.0
         feed.topic.is_full = True
         assert feed.due_at() == NEVER
+
+
+class Unreachable:
+    """A transport whose calls fail."""
+
+    def __init__(self, repeat_for: float | None) -> None:
+        self._repeat_for = repeat_for
+
+    def run(self, flow: Any) -> Any:
+        flow.close()
+        error = Unavailable("away")
+        error._repeat_for = self._repeat_for
+        raise error
+
+
+def check(repeat_for: float | None) -> list[float]:
+    """Check the second slot of two, and return when each has work."""
+    state = SimpleNamespace(ready_at=[NEVER, NEVER])
+    context = SimpleNamespace(slots=[SlotKeys("rmq", "orders", slot) for slot in range(2)])
+    feed: Any = SimpleNamespace(state=state, context=context)
+    fetcher = Fetcher.__new__(Fetcher)
+    fetcher._transport = cast(Any, Unreachable(repeat_for))
+    fetcher._check_slots([(feed, 1)])
+    return state.ready_at
+
+
+def test_slots_that_cannot_be_checked_as_their_masters_are_away_are_visited() -> None:
+    before = time.monotonic()
+    first, second = check(repeat_for=1.0)
+    assert first == NEVER
+    assert before <= second <= time.monotonic(), "an error would delay the slots of other masters"
+
+
+def test_a_check_raises_if_redis_as_a_whole_is_away() -> None:
+    with pytest.raises(Unavailable):
+        check(repeat_for=None)
