@@ -43,7 +43,7 @@ HUNT = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-ROUNDS = 6  # of other seeds, until it is caught
+ROUNDS = 16  # of other seeds, until it is caught: a nack of a wrong receipt needs 6000 steps
 
 
 @pytest.mark.slow
