@@ -272,13 +272,12 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             running: Whether to request the cancellation of the current delivery.
 
         Returns:
-            "cancelled": The message waited, and is deleted.
-            "requested": The message is in flight. It ends as cancelled, unless its consumer acks
-            it.
-            "already_requested": An earlier call has requested the same.
-            "old_delivery": The receipt does not belong to the current delivery.
-            "in_flight" (without `running`), "in_query" (a query has it), "dead" or "gone": The
-            message was not changed.
+            The status. "cancelled" means that the message waited, and is deleted. "requested" means
+            that the message is in flight, and ends as cancelled unless its consumer acks it.
+            "already_requested" means that an earlier call has requested the same. "old_delivery"
+            means that the receipt does not belong to the current delivery. With "in_flight"
+            (without `running`), "in_query" (a query has it), "dead" and "gone" the message was not
+            changed.
         """
         return await self._run(change.cancel(self._context, id, running))
 

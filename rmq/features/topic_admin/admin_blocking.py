@@ -140,11 +140,10 @@ class TopicAdmin(AdminPart):
 
         Guarantee:
             No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
-                message
-            sent after the resize is not delivered before an earlier message that is due. This does
-            not hold for messages with your own id or a dedup key: such messages, merge keys and
-            claims stay in the slots of the topic's first slot count. Delayed messages are not
-            waited for.
+            message that is sent after the resize is not delivered before an earlier message that is
+            due. This does not hold for messages with your own id or a dedup key. Such messages,
+            merge keys and claims stay in the slots of the topic's first slot count. Delayed
+            messages are not waited for.
 
         Raises:
             InvalidValue: The number does not fit, or the topic has a limit or is audited. The topic
