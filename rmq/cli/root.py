@@ -124,7 +124,7 @@ def _server_rows(file: str | None) -> list[_Row]:
 
 
 def _variable_rows() -> list[_Row]:
-    """Return the settings that only the environment has."""
+    """Return the settings that can be set only by an environment variable."""
     rows = []
     for known in VARIABLES:
         text = variable(known.name)

@@ -377,7 +377,10 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for `keep_ms`, or delete them if that is 0. Make stages in `whole` durable."""
+    """Keep stages for `keep_ms`, or delete them if that is 0.
+
+    With `whole` the stages are complete: check their lengths, and wait until they are durable.
+    """
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
         for stage in staged

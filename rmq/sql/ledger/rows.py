@@ -269,7 +269,10 @@ def forget(connection: sa.Connection, row: Row) -> None:
 
 
 def renew(connection: sa.Connection, rows: Sequence[Row], hold_ms: int) -> None:
-    """Extend the claims of one consumer and topic that their runs still have."""
+    """Extend the claims of one consumer in one topic.
+
+    A claim that another run has taken over is not extended.
+    """
     # Every owner has one key, so a wrong pair matches no row: two lists match the same rows as
     # pairs would, and MariaDB uses the index only for lists.
     connection.execute(

@@ -168,7 +168,7 @@ def _is_async(engine: object) -> bool:
 
 
 def _settled_itself(delivery: DeliveryData) -> bool:
-    """Return whether the handler has settled its delivery, possibly without an ack."""
+    """Return whether the handler itself has settled its delivery, by an ack or in another way."""
     if not delivery.is_settled or delivery.lost:
         return False
     log.warning(
