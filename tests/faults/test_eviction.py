@@ -11,7 +11,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic import context, opening
 from rmq.kernel.transport.lua import script_loader
 from tests.property.driver import Driver
@@ -198,10 +198,13 @@ def after_eviction(server: Server, name: str) -> Losses:
         for topic in topics:
             topic.send_many([rmq.Outgoing(BODY) for _ in range(COUNT)])
         keys = [key for each in names for key in parts(each)]
+        settings = {each: raw.dump(topic_key("rmq", each)) for each in names}
         evict(raw, keys, len(keys) // 2)
         # Redis chooses by the second in which it used a key last, so it may have taken both parts
-        # of each topic that it touched. Of these two it has taken one.
+        # of each topic that it touched. Of these two it has taken one, and not their settings.
         alive = [each for each in names if raw.exists(*parts(each)) == len(parts(each))]
+        for each in alive[:2]:
+            raw.restore(topic_key("rmq", each), 0, settings[each], replace=True)
         raw.delete(parts(alive[0])[2], parts(alive[1])[1])
         for each, topic in zip(names, topics, strict=True):
             missing = {key.decode() for key in parts(each) if not raw.exists(key)}

@@ -131,8 +131,9 @@ def test_without_the_key_a_message_is_a_dead_letter_and_comes_back_with_it(
 def test_keys_are_rotated_while_messages_are_sent_and_received(server: Server, name: str) -> None:
     """Ten keys, each new one given to the consumer before the producer, old ones taken away."""
     ours, theirs = {"k0": A}, {"k0": A}
-    stop = threading.Event()
-    count, got = [0], []
+    stop, all_sent = threading.Event(), threading.Event()
+    count = [0]
+    got: list[int] = []
 
     def send() -> None:
         with rmq.Client(server.url) as client:
@@ -140,12 +141,13 @@ def test_keys_are_rotated_while_messages_are_sent_and_received(server: Server, n
             while not stop.is_set():
                 topic.send_many([rmq.Outgoing(count[0] + n) for n in range(20)])
                 count[0] += 20
+        all_sent.set()
 
     def receive() -> None:
         with rmq.Client(server.url) as client:
             topic = client.topic(name, codec=rmq.Encrypted(lambda: dict(theirs)))
             with topic.consumer() as consumer:
-                while not stop.is_set() or len(got) < count[0]:
+                while not all_sent.is_set() or len(got) < count[0]:
                     batch = consumer.receive(50, wait=0.2)
                     got.extend(d.body for d in batch)
                     consumer.ack(batch)
