@@ -393,6 +393,19 @@ def test_what_cannot_be_sent_is_refused_by_then(api: Any, name: str, other: str)
 
 
 @both_clients
+def test_one_follow_up_may_not_be_larger_than_all_of_an_ack(api: Any, name: str) -> None:
+    topic = api.topic(name, max_body=8 * 1024 * 1024)
+    for number in range(2):
+        topic.send(number)
+    with topic.consumer() as consumer:
+        first, second = consumer.receive(2)
+        first.then(name, "small")  # from now on the target is open, and encoded without a flow
+        for options in ({}, {"headers": {"by": "then"}}):
+            with pytest.raises(InvalidValue, match="of 4194304 bytes"):
+                second.then(name, "x" * 5_000_000, **options)
+
+
+@both_clients
 def test_at_most_once_there_is_no_ack_that_could_send(api: Any, name: str, other: str) -> None:
     topic = api.topic(name)
     topic.send("first")

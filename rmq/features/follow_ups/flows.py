@@ -10,7 +10,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import moment
 from rmq.kernel.follow_ups import scripts
 from rmq.kernel.follow_ups.flows import send_target
-from rmq.kernel.follow_ups.scripts import PendingTarget
+from rmq.kernel.follow_ups.scripts import PendingTarget, topic_and_index
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -61,9 +61,9 @@ def pending(context: TopicContext) -> Flow[list[PendingFollowUp]]:
     """Return the pending follow-ups of a topic, oldest first."""
     rows = []
     for keys, each in (yield from _all_targets(context)):
-        name, _, index = each.target.rpartition(":")
+        name, index = topic_and_index(each.target)
         since, next_try = moment(each.first_number // 1000), moment(each.from_ms)
-        rows.append(PendingFollowUp(keys.index, name, int(index), each.entries, since, next_try))
+        rows.append(PendingFollowUp(keys.index, name, index, each.entries, since, next_try))
     return sorted(rows, key=lambda row: row.since)
 
 
@@ -79,7 +79,7 @@ def send(context: TopicContext) -> Flow[int]:
 def drop(context: TopicContext, target: str, dry_run: bool) -> Flow[int]:
     """Delete the pending follow-ups for one target topic. Return how many there were."""
     found = yield from _all_targets(context)
-    found = [(keys, each) for keys, each in found if each.target.rpartition(":")[0] == target]
+    found = [(keys, each) for keys, each in found if topic_and_index(each.target)[0] == target]
     if not dry_run:
         for keys, each in found:
             yield scripts.pending_settle(keys, each.target, ALL, b"", 0)

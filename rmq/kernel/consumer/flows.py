@@ -441,13 +441,11 @@ class ConsumerFlows:
         """Settle deliveries for good. As all verbs, return those whose lease was lost."""
         return self._settle("ack", deliveries, self._build_ack)
 
-    def then(
-        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
-    ) -> Flow[list[MessageId]]:
-        """Let the ack of a delivery store messages. Return their ids."""
+    def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
+        """Let the ack of a delivery store a message. Return its id."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # it must be open, and of this topic
-        return self.follow_ups.add(delivery, messages)
+        return self.follow_ups.add(delivery, topic, out)
 
     def nack(
         self,

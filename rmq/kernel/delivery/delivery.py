@@ -214,16 +214,21 @@ class AsyncDelivery(DeliveryData):
 
     async def _ack_then(self, then: Iterable[FollowUp]) -> None:
         inner, earlier = self._inner, self._inner.follow_ups
-        verbs, run = self._settle_with
         pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
         try:
             for topic, out in pairs:
-                if verbs.then_now(inner, topic, out) is None:
-                    await run(verbs.then(inner, [(topic, out)]))
+                await self._add_follow_up(topic, out)
             await self.ack()
         except BaseException:
             inner.follow_ups = earlier  # the caller may repeat the call
             raise
+
+    async def _add_follow_up(self, topic: Any, out: Outgoing) -> MessageId:
+        verbs, run = self._settle_with
+        id: MessageId | None = verbs.then_now(self._inner, topic, out)
+        if id is None:
+            id = await run(verbs.then(self._inner, topic, out))
+        return id
 
     async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
@@ -244,16 +249,12 @@ class AsyncDelivery(DeliveryData):
                 would have more than 1000 follow-ups, or more than 4 MiB of them.
             Reject: The message is the 1000th follow-up in a row.
         """
-        verbs, run = self._settle_with
         try:
             out = Outgoing(body, **options)
         except TypeError:
             refuse_unknown(options)
             raise
-        id: MessageId | None = verbs.then_now(self._inner, topic, out)
-        if id is None:
-            (id,) = await run(verbs.then(self._inner, [(topic, out)]))
-        return id
+        return await self._add_follow_up(topic, out)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

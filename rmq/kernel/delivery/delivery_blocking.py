@@ -45,16 +45,21 @@ class Delivery(DeliveryData):
 
     def _ack_then(self, then: Iterable[FollowUp]) -> None:
         inner, earlier = self._inner, self._inner.follow_ups
-        verbs, run = self._settle_with
         pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
         try:
             for topic, out in pairs:
-                if verbs.then_now(inner, topic, out) is None:
-                    run(verbs.then(inner, [(topic, out)]))
+                self._add_follow_up(topic, out)
             self.ack()
         except BaseException:
             inner.follow_ups = earlier  # the caller may repeat the call
             raise
+
+    def _add_follow_up(self, topic: Any, out: Outgoing) -> MessageId:
+        verbs, run = self._settle_with
+        id: MessageId | None = verbs.then_now(self._inner, topic, out)
+        if id is None:
+            id = run(verbs.then(self._inner, topic, out))
+        return id
 
     def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
@@ -75,16 +80,12 @@ class Delivery(DeliveryData):
                 would have more than 1000 follow-ups, or more than 4 MiB of them.
             Reject: The message is the 1000th follow-up in a row.
         """
-        verbs, run = self._settle_with
         try:
             out = Outgoing(body, **options)
         except TypeError:
             refuse_unknown(options)
             raise
-        id: MessageId | None = verbs.then_now(self._inner, topic, out)
-        if id is None:
-            (id,) = run(verbs.then(self._inner, [(topic, out)]))
-        return id
+        return self._add_follow_up(topic, out)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

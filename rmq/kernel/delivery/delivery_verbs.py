@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,11 +57,9 @@ class DeliveryVerbs:
             return None
         return self.flows.follow_ups.add_now(delivery, topic, out)
 
-    def then(
-        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
-    ) -> Flow[list[MessageId]]:
-        """Let the ack of the delivery store messages. Return their ids."""
-        return self.flows.then(delivery, messages)
+    def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
+        """Let the ack of the delivery store a message. Return its id."""
+        return self.flows.then(delivery, topic, out)
 
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -39,7 +39,14 @@ from rmq.kernel.follow_ups.encode import (
     encode_plain,
     target_of,
 )
-from rmq.kernel.follow_ups.scripts import AckThenReply, Entry, Refused, SettleReply, slot_name
+from rmq.kernel.follow_ups.scripts import (
+    AckThenReply,
+    Entry,
+    Refused,
+    SettleReply,
+    slot_name,
+    topic_and_index,
+)
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -113,10 +120,8 @@ class FollowUps:
         self._context = context
         self.stored: deque[StoredFollowUps] = deque()
 
-    def add(
-        self, delivery: InnerDelivery, messages: Iterable[tuple[Any, Outgoing]]
-    ) -> Flow[list[MessageId]]:
-        """Let the ack of a delivery store further messages. Return the ids of these messages.
+    def add(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
+        """Let the ack of a delivery store a message. Return the id of the message.
 
         Raises:
             ConfigurationError: The delivery has a claim.
@@ -127,13 +132,7 @@ class FollowUps:
                 "acked without the handler, and its follow-ups would be lost. Use send with a "
                 "dedup_key, or no guard"
             )
-        added = []
-        for topic, out in messages:
-            added.append((yield from encode(self._context, delivery, topic, out)))
-        follow_ups = [*delivery.follow_ups, *added]
-        check_size(follow_ups)
-        delivery.follow_ups = follow_ups
-        return [each.id for each in added]
+        return _add(delivery, (yield from encode(self._context, delivery, topic, out)))
 
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Let the ack of a delivery store a message without options.
@@ -143,13 +142,7 @@ class FollowUps:
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
         follow_up = encode_plain(self._context, delivery, topic, out)
-        if follow_up is None:
-            return None
-        follow_ups = [*delivery.follow_ups, follow_up]
-        if len(follow_ups) > 1:
-            check_size(follow_ups)
-        delivery.follow_ups = follow_ups
-        return follow_up.id
+        return None if follow_up is None else _add(delivery, follow_up)
 
     def send(self) -> Flow[None]:
         """Send the follow-ups that acks have stored."""
@@ -159,6 +152,13 @@ class FollowUps:
             except IndexError:
                 return  # another thread sends them
             yield from send_stored(self._context, stored)
+
+
+def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
+    follow_ups = [*delivery.follow_ups, follow_up]
+    check_size(follow_ups)
+    delivery.follow_ups = follow_ups
+    return follow_up.id
 
 
 def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
@@ -293,12 +293,12 @@ def _attempt(
     context: TopicContext, keys: SlotKeys, target: str, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
     """Store pending follow-ups in their topic, or return why they are not stored."""
-    name, _, index = target.rpartition(":")
+    name, index = topic_and_index(target)
     other, _ = target_of(context, name)
     for is_last in (False, True):
         try:
             yield from opening.ensure_open(other, create=False, fails_fast=True)
-            return (yield from _store_fitting(other, int(index), keys, entries))
+            return (yield from _store_fitting(other, index, keys, entries))
         except TopicNotFound:
             break
         except TopicVanished:
@@ -357,7 +357,7 @@ def _dead_letter(
     context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
 ) -> Refused:
     """Return the dead letter for a follow-up that its topic refuses permanently."""
-    name = target.rpartition(":")[0]
+    name, _ = topic_and_index(target)
     fields = record.read(entry.head + bytes(4) + entry.rest)
     head, envelope = record.envelope(
         fields.codec, fields.priority, due_ms=None if fields.priority else 0

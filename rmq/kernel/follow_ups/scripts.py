@@ -68,6 +68,12 @@ def slot_name(topic: str, index: int) -> str:
     return f"{topic}:{index}"
 
 
+def topic_and_index(name: str) -> tuple[str, int]:
+    """Return the topic and the index of a slot from its name, as `slot_name` returns it."""
+    topic, _, index = name.rpartition(":")
+    return topic, int(index)
+
+
 def ack_then(
     context: TopicContext,
     keys: SlotKeys,
