@@ -113,8 +113,8 @@ if let_next_out and let_next_out() then
   wake_sleepers(now, ARGV[4], ARGV[5])
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
-local window, first_byte = tonumber(dedup_ms), string.byte(id, 1)
-if window > 0 and first_byte >= KEPT and first_byte < DERIVED then
+local window = tonumber(dedup_ms)
+if window > 0 and stays_settled(id) then
   remember_settled(window, tonumber(settled_turn), now, { id })
 end
 remember(ARGV[2], now, 'cancelled')

@@ -30,6 +30,13 @@ local function kept_ids(ids)
   return kept
 end
 
+-- Return whether the id of a cancelled message stays settled. Its sender made the id to send it
+-- again. A dedup key may be used again instead.
+local function stays_settled(id)
+  local first_byte = string.byte(id, 1)
+  return first_byte >= KEPT and first_byte < DERIVED
+end
+
 -- Return the number of the turn. `last_turn`: the field of the slot, or nil.
 --- @inline
 local function turn_of(window, now, last_turn)

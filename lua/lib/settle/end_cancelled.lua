@@ -6,20 +6,6 @@
 --- @include "lib/settle/cancel_requests"
 --- @include "lib/send/dedup_window"
 
--- Return the ids that stay settled if they are sent again. The dedup key of a cancelled message may
--- be used again.
---- @inline
-local function ids_to_remember(ids)
-  local kept = {}
-  for i = 1, #ids do
-    local first_byte = string.byte(ids[i], 1)
-    if first_byte >= KEPT and first_byte < DERIVED then
-      kept[#kept + 1] = ids[i]
-    end
-  end
-  return kept
-end
-
 -- Delete cancelled messages that are in flight, with everything that belongs to them. The first
 -- write frees memory.
 local function delete_cancelled(ids, now)
@@ -42,8 +28,12 @@ local function delete_cancelled(ids, now)
   drop_for_good(audited, tonumber(chunk or 1), ids, now)
   forget_requests(ids, cancelling)
   redis.call('HINCRBY', slot, 'cancelled', #ids)
-  local window, kept = tonumber(dedup_ms), nil
-  kept = ids_to_remember(ids)
+  local window, kept = tonumber(dedup_ms), {}
+  for i = 1, #ids do
+    if stays_settled(ids[i]) then
+      kept[#kept + 1] = ids[i]
+    end
+  end
   if window > 0 and #kept > 0 then
     remember_settled(window, tonumber(last_turn), now, kept)
   end
