@@ -19,7 +19,7 @@ _CACHED = (
     (script_loader, "load"),
     (script_loader, "_body"),
     (script_loader, "_paths"),
-    (error_places, "_places_of"),
+    (error_places, "_source_of"),
 )
 # By the change of the sources: functions in place of `_CACHED`. Composing takes up to 0.2 s.
 _changed: dict[tuple[str, ...], list[Any]] = {}

@@ -183,7 +183,7 @@ EXCEPTIONS = {
     "a ring of samples, the oldest of which is overwritten": """
         kernel/core/history.py:Ring kernel/core/history.py:rings_for""",
     "the place of a statement in the text of a script": """
-        kernel/transport/lua/error_places.py kernel/transport/lua/error_places.py:_places_of
+        kernel/transport/lua/error_places.py
         kernel/transport/lua/error_places.py:place kernel/transport/lua/error_places.py:places
         kernel/transport/lua/error_places.py:with_places""",
     "a client of Pub/Sub": "kernel/transport/cluster/transports.py:_new_subscriber",

@@ -388,7 +388,6 @@ def reject(
 
     The result has a letter for each: `d` dead, `c` cancelled, `0` lost.
 
-
     `reason` is "r" (rejected) or "u" (undecodable).
     """
 
@@ -411,7 +410,6 @@ def release(
     """Give deliveries back without a failure.
 
     The result has a letter for each: `1` released, `c` cancelled, `0` lost.
-
 
     `places` are the priority or due time of each message.
     """

@@ -334,9 +334,8 @@ def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = F
     except TopicVanished as error:
         if not error.is_stamp:
             raise
-        yield from _ensure_open(
-            context, create, fails_fast
-        )  # the topic was resized between two steps
+        # The topic was resized between two steps.
+        yield from _ensure_open(context, create, fails_fast)
 
 
 def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[None]:

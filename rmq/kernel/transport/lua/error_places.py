@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.inlining import PLACES
@@ -37,9 +40,8 @@ def with_places(text: str, name: str) -> str:
     sha = _SHA.search(text)
     if sha and sha[1] != script.sha:
         return text
-    lines = _places_of(name, script.text)
-    if lines:
-        text = with_long_names(text, _long_names(name, script.sha))
+    lines, names = _source_of(name, script.text)
+    text = with_long_names(text, names)
 
     def place(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -48,9 +50,16 @@ def with_places(text: str, name: str) -> str:
     return _LINE.sub(place, text)
 
 
+class _Source(NamedTuple):
+    """The sources of a text that Redis has."""
+
+    places: Sequence[str] = ()  # of each line
+    names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
+
+
 @functools.cache
-def _places_of(name: str, text: str) -> list[str]:
-    """Return the source place of each line of a composed script.
+def _source_of(name: str, text: str) -> _Source:
+    """Return the source of a composed script.
 
     The result is empty if the sources have changed since Redis got the text.
     """
@@ -58,15 +67,11 @@ def _places_of(name: str, text: str) -> list[str]:
     try:
         marked = script_loader.full_text(name, marks.mark)
     except (OSError, ValueError):
-        return []
-    return marks.places(marked) if shortened(_PLACE.sub("", marked)) == text else []
-
-
-@functools.cache
-def _long_names(name: str, sha: str) -> dict[str, str]:
-    """Return the names of the sources by the names in the text that has this SHA-1."""
-    short = short_names(script_loader.full_text(name))
-    return {short: long for long, short in short.items()}
+        return _Source()
+    full = _PLACE.sub("", marked)
+    if shortened(full) != text:
+        return _Source()
+    return _Source(marks.places(marked), {short: long for long, short in short_names(full).items()})
 
 
 class _Marks:

@@ -15,7 +15,7 @@ from tests.lua.lua_names import tokens
 from tests.sources import with_line
 
 SCRIPT = script_loader.load("extend")
-PLACES = error_places._places_of("extend", SCRIPT.text)
+PLACES = error_places._source_of("extend", SCRIPT.text).places
 LINE, PLACE = next((n, place) for n, place in enumerate(PLACES, 1) if place)
 FORMS = {
     "redis-6.2, lua": f"Error running script (call to f_{SCRIPT.sha}): @user_script:{{}}: "
@@ -122,7 +122,7 @@ def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     for name in script_loader.names():
         with case(name):
             text = script_loader.full_text(name).splitlines()
-            found = error_places._places_of(name, script_loader.load(name).text)
+            found = error_places._source_of(name, script_loader.load(name).text).places
             assert len(found) == len(text)
             values = dict(
                 ChainMap(
