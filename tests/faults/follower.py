@@ -18,7 +18,7 @@ from rmq.kernel.follow_ups import scripts
 from rmq.kernel.transport.flow.steps import pipeline
 from rmq.kernel.transport.single.blocking import Transport
 
-TOPICS, MESSAGES, LEASE_S = 5, 60, 1
+TOPICS, MESSAGES, LEASE_S = 5, 120, 1  # enough for every death, in batches of 7
 _run = Transport.run
 
 
@@ -53,6 +53,8 @@ def main(url: str, stem: str, how: str, command: str, nth: str) -> None:
     Transport.run = lambda self, flow: _run(self, dying(flow))  # type: ignore[method-assign]
     with rmq.Client(url) as client:
         chain = topics(client, stem)
+        for topic in chain:
+            topic.open()  # else `pending` would look into no slot
         consumers = [topic.consumer() for topic in chain]
         while not is_done(client, chain):
             for n, consumer in enumerate(consumers):
