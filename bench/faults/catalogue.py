@@ -113,4 +113,7 @@ ROWS = (
     Row("F36", "shared calls are lost, refused, delayed, cancelled or interrupted, while Redis "
         "dies or its replica becomes the master",
         "each of 96 callers gets the right result for its own message, in order"),
+    Row("F37", "processes that send follow-ups die between any two steps, while Redis fails over, "
+        "topics are resized or paused, and `rmq server` is killed",
+        "each follow-up of an acked message is sent once, through a chain of five topics"),
 )  # fmt: skip

@@ -1,25 +1,67 @@
 """A process that handles messages of a chain of topics, and kills itself between two commands.
 
-`python -m tests.faults.follower <url> <stem> <how> <command> <nth>`: before the nth command of that
-name, counted from 0; -1: it lives until the chain is empty. How the next message is sent: `then`,
-or in two steps, `send_first` or `ack_first`.
+`python -m tests.faults.follower <task>`: the task is JSON, a `Task`. Each handled message is a line
+in the log: the position of its topic, its body and its id.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import rmq
-from rmq.kernel.follow_ups import scripts
+from rmq.kernel.follow_ups import flows, scripts
 from rmq.kernel.transport.flow.steps import pipeline
+from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.single.blocking import Transport
+from tests.property.mutants import Change, loader
 
-TOPICS, MESSAGES, LEASE_S = 5, 120, 1  # enough for every death, in batches of 7
-_run = Transport.run
+TOPICS, LEASE_S = 5, 2
+KINDS = ("consumer", "worker", "async-worker")
+# Broken variants, which a storm must find.
+BROKEN: dict[str, list[Change]] = {
+    "number-not-compared": [("pending_send", "if number <= highest then", "if false then")],
+    "removed-first": [],
+}
+_run, _attempt = Transport.run, flows._attempt
+
+
+@dataclass
+class Task:
+    """The work of a process.
+
+    Attributes:
+        url: Redis.
+        stem: with which the names of the topics begin.
+        kind: of KINDS.
+        how: how the next message is sent: `then`, or in two steps, `send_first` or `ack_first`.
+        command: the script before which it dies; empty: it lives.
+        nth: the call of this script before which it dies, from 0.
+        log: file of the handled messages.
+        ends: whether it ends when the chain is empty.
+        broken: a name of BROKEN, or empty.
+    """
+
+    url: str
+    stem: str
+    kind: str = "consumer"
+    how: str = "then"
+    command: str = ""
+    nth: int = 0
+    log: str = os.devnull
+    ends: bool = False
+    broken: str = ""
+
+    def text(self) -> str:
+        """The task as the word of a command."""
+        return json.dumps(asdict(self))
 
 
 def name_of(step: Any) -> str:
@@ -28,55 +70,115 @@ def name_of(step: Any) -> str:
     return "" if script is None else str(script.name)
 
 
+def names(stem: str) -> list[str]:
+    """The names of the topics of the chain."""
+    return [f"{stem}-{n}" for n in range(TOPICS)]
+
+
 def topics(client: rmq.Client, stem: str) -> list[rmq.Topic]:
-    """The topics of the chain; the last has several slots."""
+    """Declare the topics of the chain, with 1, 2, 3, 1 and 2 slots.
+
+    They do not remember settled ids: only the numbers of the entries tell what was stored.
+    """
     return [
-        client.topic(f"{stem}-{n}", slots=1 + n % 3, retry="immediate", lease=LEASE_S)
-        for n in range(TOPICS)
+        client.topic(
+            name, slots=1 + n % 3, retry="immediate", lease=LEASE_S, max_retries=16, dedup_window=0
+        )
+        for n, name in enumerate(names(stem))
     ]
 
 
-def main(url: str, stem: str, how: str, command: str, nth: str) -> None:
+def main(text: str) -> int:
+    task = Task(**json.loads(text))
+    if task.command:
+        _die_before(task.command, task.nth)
+    if BROKEN.get(task.broken):
+        script_loader.load = loader(BROKEN[task.broken])  # type: ignore[assignment]
+    if task.broken == "removed-first":
+        flows._attempt = _remove_first
+    log = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def follow(n: int, d: rmq.Delivery, target: rmq.Topic | None) -> None:
+        os.write(log, f"{n} {d.body} {d.id}\n".encode())
+        if target is not None:
+            d.then(target, d.body)
+
+    with rmq.Client(task.url, retry_for=30) as client:
+        chain = [client.topic(name) for name in names(task.stem)]  # slots as they are now
+        for topic in chain:
+            topic.open()  # else `pending` would look into no slot
+        if task.kind == "consumer":
+            return _pull(client, chain, task, follow)
+        for n, topic in enumerate(chain):
+            target = chain[n + 1] if n + 1 < TOPICS else None
+            _handle(n, topic, target, follow, is_async=task.kind == "async-worker")
+        return rmq.Worker(client, heartbeat="thread", grace=1).run()
+
+
+def _die_before(command: str, nth: int) -> None:
     seen = itertools.count()
 
     def dying(flow: Any) -> Any:
-        value = None
+        value: Any = None
+        error: BaseException | None = None
         while True:
             try:
-                step = flow.send(value)
+                step = flow.send(value) if error is None else flow.throw(error)
             except StopIteration as end:
                 return end.value
-            if name_of(step) == command and next(seen) == int(nth):
+            if name_of(step) == command and next(seen) == nth:
                 os.kill(os.getpid(), signal.SIGKILL)
-            value = yield step
+            value = error = None
+            try:
+                value = yield step
+            except BaseException as caught:
+                error = caught
 
     Transport.run = lambda self, flow: _run(self, dying(flow))  # type: ignore[method-assign]
-    with rmq.Client(url) as client:
-        chain = topics(client, stem)
-        for topic in chain:
-            topic.open()  # else `pending` would look into no slot
-        consumers = [topic.consumer() for topic in chain]
-        while not is_done(client, chain):
-            for n, consumer in enumerate(consumers):
-                batch = consumer.receive(7, wait=0)
-                for d in batch:
-                    follow(d, chain[n + 1] if n + 1 < TOPICS else None, how)
-                if how == "then":
-                    consumer.ack(batch)
-            time.sleep(0.02)
 
 
-def follow(d: rmq.Delivery, target: rmq.Topic | None, how: str) -> None:
-    if how == "then":
+def _remove_first(context: Any, keys: Any, target: str, entries: Any) -> Any:
+    yield flows._settle(keys, target, entries[-1].number, b"")
+    return (yield from _attempt(context, keys, target, entries))
+
+
+def _handle(
+    n: int, topic: rmq.Topic, target: rmq.Topic | None, follow: Callable[..., None], is_async: bool
+) -> None:
+    def plain(body: int, d: rmq.Delivery) -> None:
+        follow(n, d, target)
+
+    async def awaited(body: int, d: rmq.AsyncDelivery) -> None:
+        follow(n, d, None)  # type: ignore[arg-type]
         if target is not None:
-            d.then(target, d.body)
-        return
-    if how == "ack_first":
-        d.ack()
-    if target is not None:
-        target.send(d.body)
-    if how == "send_first":
-        d.ack()
+            await d.then(target.name, body)
+
+    topic.handler(concurrency=4)(awaited if is_async else plain)
+
+
+def _pull(
+    client: rmq.Client, chain: list[rmq.Topic], task: Task, follow: Callable[..., None]
+) -> int:
+    consumers = [topic.consumer() for topic in chain]
+    while not (task.ends and is_done(client, chain)):
+        for n, consumer in enumerate(consumers):
+            target = chain[n + 1] if n + 1 < TOPICS else None
+            batch = consumer.receive(7, wait=0)
+            with suppress(rmq.LeaseLost):
+                for d in batch:
+                    if task.how == "then":
+                        follow(n, d, target)
+                        continue
+                    if task.how == "ack_first":
+                        d.ack()
+                    if target is not None:
+                        target.send(d.body)
+                    if task.how == "send_first":
+                        d.ack()
+                if task.how == "then":
+                    consumer.ack(batch)
+        time.sleep(0.02)
+    return 0
 
 
 def is_done(client: rmq.Client, chain: list[rmq.Topic]) -> bool:

@@ -1,61 +1,69 @@
-"""Chains of follow-ups over five topics, whose processes are killed between every two commands."""
+"""Chains of follow-ups over five topics, whose processes are killed between every two commands.
+
+`RMQ_TEST_SEED` plays a seed again; many: `python -m tests.faults.seeds --storm follow-ups`.
+"""
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import random
+from pathlib import Path
 
 import pytest
 
-import rmq
-from tests.faults.follower import MESSAGES, TOPICS, topics
-from tests.forkserver import Forked
-from tests.patience import PATIENCE_S
-from tests.servers import Server
+from tests.faults.follow_ups_storm import PLACES, Found, Storm, opened, played
+from tests.faults.storm import END_S, seeded
 
-STEPS = ("ack_then", "pending_send", "pending_settle")
-# Before each command, early and late.
-DEATHS = [(step, nth) for step in STEPS for nth in (0, 5)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(END_S)]
 
 
-def storm(client: rmq.Client, server: Server, name: str, how: str, deaths: list) -> list[int]:
-    """Let processes die, and the last empty the chain; how many messages each topic accepted."""
-    chain = topics(client, name)
-    for topic in chain:
-        topic.open()
-    chain[0].send_many([rmq.Outgoing(n) for n in range(MESSAGES)])
-    for command, nth in [*deaths, ("none", -1)]:
-        process = Forked(
-            "tests.faults.follower", server.url, name, how, command, str(nth),
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
-        _, errors = process.communicate(timeout=4 * PATIENCE_S)
-        expected = 0 if command == "none" else -signal.SIGKILL  # 0: the chain is empty
-        assert process.returncode == expected, (command, nth, process.returncode, errors)
-    counts = [client.admin.stats(topic.name) for topic in chain]
-    assert [stats["dead"] for stats in counts] == [0] * TOPICS
-    return [stats["accepted"] for stats in counts]
-
-
-@pytest.mark.slow
-def test_each_follow_up_of_a_chain_is_stored_once_whoever_is_killed_between_two_steps(
-    client: rmq.Client, server: Server, name: str
+@pytest.mark.fault("F37")
+@pytest.mark.parametrize("place", PLACES)
+def test_each_follow_up_of_a_chain_is_sent_once_whatever_dies(
+    place: str, name: str, tmp_path: Path
 ) -> None:
-    assert storm(client, server, name, "then", DEATHS) == [MESSAGES] * TOPICS
+    seed, rng = seeded()
+    print(f"RMQ_TEST_SEED={seed}")
+
+    found = played(place, tmp_path, name, rng)
+
+    print(f"FIG follow-ups, {found.figures}")
+    assert not found.dropped
 
 
-@pytest.mark.slow
+def broken(tmp_path: Path, name: str, command: str, **options: str) -> Found:
+    """Play a storm in which processes die before a command, and nothing else fails."""
+    deaths = [(command, nth) for nth in (0, 2, 5)]
+    with opened("one") as place:
+        return Storm(
+            place, tmp_path, name, random.Random(1), deaths=deaths, others=False, **options
+        ).run()
+
+
+@pytest.mark.fault("F37", control=True)
 @pytest.mark.parametrize(
-    ("how", "command", "is_caught"),
-    [
-        ("send_first", "ack", lambda accepted: max(accepted) > MESSAGES),
-        ("ack_first", "send", lambda accepted: min(accepted) < MESSAGES),
-    ],
+    ("options", "command"),
+    [({"how": "send_first"}, "ack"), ({"broken": "number-not-compared"}, "pending_settle")],
+    ids=lambda value: str(value),
 )
-def test_two_steps_lose_or_double_messages(
-    client: rmq.Client, server: Server, name: str, how: str, command: str, is_caught: object
+def test_variants_that_send_twice_are_found(
+    name: str, tmp_path: Path, options: dict[str, str], command: str
 ) -> None:
-    """Negative controls: the storm finds what `then` avoids."""
-    accepted = storm(client, server, name, how, [(command, 0), (command, 5)])
+    found = broken(tmp_path, name, command, **options)
 
-    assert is_caught(accepted), accepted  # type: ignore[operator]
+    assert not found.is_well, found
+    assert max(one["accepted"] for one in found.stats) > found.sent, found
+
+
+@pytest.mark.fault("F37", control=True)
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [({"how": "ack_first"}, "send"), ({"broken": "removed-first"}, "pending_send")],
+    ids=lambda value: str(value),
+)
+def test_variants_that_lose_messages_are_found(
+    name: str, tmp_path: Path, options: dict[str, str], command: str
+) -> None:
+    found = broken(tmp_path, name, command, **options)
+
+    assert not found.is_well, found
+    assert found.lost, found
