@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from rmq.kernel.delivery.claim import ClaimStatus
     from rmq.kernel.delivery.delivery import AsyncDelivery
     from rmq.kernel.delivery.delivery_blocking import Delivery
-    from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+    from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then
     from rmq.kernel.handlers.dependencies import Depends
     from rmq.kernel.handlers.idempotency import Claims, idempotent
     from rmq.kernel.topic.audit_trail import AuditLine
@@ -178,7 +178,7 @@ _MODULES = {
     "rmq.kernel.delivery.claim": "ClaimStatus",
     "rmq.kernel.delivery.delivery": "AsyncDelivery",
     "rmq.kernel.delivery.delivery_blocking": "Delivery",
-    "rmq.kernel.delivery.dispositions": "Reject Retry Snooze",
+    "rmq.kernel.delivery.dispositions": "Reject Retry Snooze Then",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
     "rmq.features.spark.stage_flows": "PublishResult StageContent",
@@ -225,7 +225,8 @@ __all__ = [
     "Rate", "Receipt", "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample",
     "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError",
     "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",
-    "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Topic", "TopicNotEmpty",
-    "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable",
-    "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules", "idempotent",
+    "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic",
+    "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished",
+    "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted",
+    "acl_rules", "idempotent",
 ]  # fmt: skip

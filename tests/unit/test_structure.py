@@ -34,8 +34,8 @@ FILES = sorted(
 # A file for the limits of bodies, and a longer name of a script: 7 lines.
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
 # Cancelling running messages: 350 lines and 2 files.
-# Follow-ups: 850 lines and 9 files.
-LIMITS = {"lines": 47_753, "files": 424, "private": 75}
+# Follow-ups: 850 lines and 9 files. Handlers return them, and their size is summed once: 68.
+LIMITS = {"lines": 47_821, "files": 424, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -19,10 +19,8 @@ from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, Receipt, refuse_unknown
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.dispositions import DISPOSITIONS
+from rmq.kernel.delivery.dispositions import DISPOSITIONS, FollowUp, with_topics
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
-
-FollowUp = Outgoing | tuple[Any, Outgoing]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -214,9 +212,8 @@ class AsyncDelivery(DeliveryData):
 
     async def _ack_then(self, then: Iterable[FollowUp]) -> None:
         inner, earlier = self._inner, self._inner.follow_ups
-        pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
         try:
-            for topic, out in pairs:
+            for topic, out in with_topics(then, self.topic):
                 await self._add_follow_up(topic, out)
             await self.ack()
         except BaseException:

@@ -11,8 +11,8 @@ from rmq.errors import StorageError
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, refuse_unknown
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.delivery import DeliveryData, FollowUp, raise_if_claim_lost, raise_if_lost
-from rmq.kernel.delivery.dispositions import DISPOSITIONS
+from rmq.kernel.delivery.delivery import DeliveryData, raise_if_claim_lost, raise_if_lost
+from rmq.kernel.delivery.dispositions import DISPOSITIONS, FollowUp, with_topics
 
 
 class Delivery(DeliveryData):
@@ -45,9 +45,8 @@ class Delivery(DeliveryData):
 
     def _ack_then(self, then: Iterable[FollowUp]) -> None:
         inner, earlier = self._inner, self._inner.follow_ups
-        pairs = [each if isinstance(each, tuple) else (self.topic, each) for each in then]
         try:
-            for topic, out in pairs:
+            for topic, out in with_topics(then, self.topic):
                 self._add_follow_up(topic, out)
             self.ack()
         except BaseException:

@@ -1,9 +1,68 @@
-"""Exceptions by which a handler, or the block of a delivery, settles the delivery."""
+"""Exceptions and return values by which a handler, or a `with` block, settles its delivery."""
 
 from __future__ import annotations
 
-from rmq.errors import Cancelled
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq.errors import Cancelled, InvalidType
+from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
+
+FollowUp = Outgoing | tuple[Any, Outgoing]  # for the same topic, or with the topic
+
+
+def _is_follow_up(value: object) -> bool:
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return isinstance(value[1] if is_pair else value, Outgoing)  # type: ignore[index]
+
+
+def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, Outgoing]]:
+    """Return follow-ups with their topics, of which `topic` is the default.
+
+    Raises:
+        InvalidType: A value is no follow-up.
+    """
+    pairs = []
+    for each in follow_ups:
+        if not _is_follow_up(each):
+            raise InvalidType(
+                f"then: {type(each).__name__}; give rmq.Outgoing(body, ...), or a pair of a topic "
+                "and an rmq.Outgoing"
+            )
+        pairs.append(each if isinstance(each, tuple) else (topic, each))
+    return pairs
+
+
+@dataclass(slots=True, init=False)
+class Then:
+    """Return it from a handler to send messages in the same step as the ack.
+
+    The messages are sent exactly once if the ack succeeds, and never if it does not, as by
+    `Delivery.then`. A handler of batches cannot return it.
+
+    Args:
+        result: The handler's own return value; None if it has none.
+        follow_ups: The messages: rmq.Outgoing for the topic of the delivery, or pairs of a topic
+            and an rmq.Outgoing.
+
+    Raises:
+        InvalidType: A follow-up is something else, or the first argument is a follow-up.
+    """
+
+    result: Any
+    follow_ups: tuple[FollowUp, ...]
+
+    def __init__(self, result: Any, *follow_ups: FollowUp) -> None:
+        if _is_follow_up(result):
+            raise InvalidType(
+                "Then: its first argument is the result of the handler, not a message to send; "
+                "give rmq.Then(None, ...) if the handler has no result"
+            )
+        with_topics(follow_ups, "")  # check them at the line that made them
+        self.result = result
+        self.follow_ups = follow_ups
 
 
 class Snooze(Exception):

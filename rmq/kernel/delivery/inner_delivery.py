@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -65,7 +65,8 @@ class InnerDelivery:
         unconfirmed: Verb that was sent but whose reply was not read, or "".
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
-        follow_ups: Messages that its ack stores (`rmq.kernel.follow_ups.encode`).
+        follow_ups: Messages that its ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
+            or empty.
         cancellation: Event of its cancellation, or None if the event was not needed yet.
     """
 
@@ -79,7 +80,7 @@ class InnerDelivery:
     unconfirmed: str = ""
     settling_calls: int = 0
     claim: Claim | None = None
-    follow_ups: Sequence[Any] = ()
+    follow_ups: Any = ()
     cancellation: Cancellation | None = None
 
     @property

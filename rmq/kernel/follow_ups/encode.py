@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -90,8 +90,6 @@ def encode(
     name = getattr(topic, "name", topic)
     if not isinstance(name, str):
         raise InvalidType(f"topic: {type(topic).__name__}; give the name of a topic, or a topic")
-    if not isinstance(out, Outgoing):
-        raise InvalidType(f"then: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     if out.merge_key is not None or out.time_range is not None:
         raise InvalidValue(
             "merge_key: a follow-up does not merge with other messages; leave it out, or send the "
@@ -172,15 +170,31 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Enc
     return EncodedFollowUp(target.name, slot, id, head, envelope + message.body)
 
 
-def check_size(follow_ups: Sequence[EncodedFollowUp]) -> None:
-    """Refuse more follow-ups than one ack may have.
+class FollowUpList(list[EncodedFollowUp]):
+    """The follow-ups of a delivery.
 
-    Raises:
-        InvalidValue: There are too many, or they are too large.
+    Attributes:
+        size: Number of bytes that they take in a call.
     """
-    size = sum(follow_up.size for follow_up in follow_ups)
-    if len(follow_ups) > BATCH_MAX or size > CALL_BYTES:
-        raise InvalidValue(
-            f"then: {len(follow_ups)} follow-ups of {size} bytes for one delivery; an ack takes at "
-            f"most {BATCH_MAX} follow-ups of {CALL_BYTES} bytes in all"
-        )
+
+    __slots__ = ("size",)
+
+    def __init__(self, follow_ups: Iterable[EncodedFollowUp] = (), size: int = 0) -> None:
+        super().__init__(follow_ups)
+        self.size = size
+
+    def plus(self, follow_up: EncodedFollowUp) -> FollowUpList:
+        """Return a list with one more follow-up. This list stays as it is.
+
+        Raises:
+            InvalidValue: One ack cannot have so many follow-ups, or so many bytes of them.
+        """
+        count, size = len(self) + 1, self.size + follow_up.size
+        if count > BATCH_MAX or size > CALL_BYTES:
+            raise InvalidValue(
+                f"then: {count} follow-ups of {size} bytes for one delivery; an ack takes at most "
+                f"{BATCH_MAX} follow-ups of {CALL_BYTES} bytes in all"
+            )
+        more = FollowUpList(self, size)
+        more.append(follow_up)
+        return more

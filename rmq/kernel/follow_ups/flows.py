@@ -34,7 +34,7 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.follow_ups import scripts
 from rmq.kernel.follow_ups.encode import (
     EncodedFollowUp,
-    check_size,
+    FollowUpList,
     encode,
     encode_plain,
     target_of,
@@ -155,9 +155,8 @@ class FollowUps:
 
 
 def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
-    follow_ups = [*delivery.follow_ups, follow_up]
-    check_size(follow_ups)
-    delivery.follow_ups = follow_ups
+    earlier = delivery.follow_ups or FollowUpList()
+    delivery.follow_ups = earlier.plus(follow_up)
     return follow_up.id
 
 

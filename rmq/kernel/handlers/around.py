@@ -102,7 +102,7 @@ class WrappedCall:
 
     def _run_one(self, run: WrappedRun, delivery: DeliveryData) -> None:
         arguments = self._arguments(run, delivery)
-        call: _Call = partial(self._function, *arguments)
+        call: _Call = partial(self._function, inner_of(delivery), *arguments)
         if self._scope is not None:
             call = partial(self._scope.call, call, delivery)
         if self._middleware:
@@ -112,7 +112,7 @@ class WrappedCall:
             call()
 
     def _run_list(self, deliveries: list[DeliveryData]) -> None:
-        call: _Call = partial(self._function, deliveries)
+        call: _Call = partial(self._function, None, deliveries)
         if self._scope is not None:
             self._scope.call(call, None)
         else:
@@ -144,7 +144,9 @@ class WrappedCall:
         run.check_awaited()
 
     async def _run_one_async(self, run: WrappedRun, delivery: DeliveryData) -> None:
-        call: _CallAsync = partial(self._function, *self._arguments(run, delivery))
+        call: _CallAsync = partial(
+            self._function, inner_of(delivery), *self._arguments(run, delivery)
+        )
         if self._scope is not None:
             call = partial(self._scope.call_async, call, delivery)
         if self._middleware:
@@ -154,7 +156,7 @@ class WrappedCall:
             await call()
 
     async def _run_list_async(self, deliveries: list[DeliveryData]) -> None:
-        call: _CallAsync = partial(self._function, deliveries)
+        call: _CallAsync = partial(self._function, None, deliveries)
         if self._scope is not None:
             await self._scope.call_async(call, None)
         else:

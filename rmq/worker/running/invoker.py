@@ -10,8 +10,10 @@ import time
 from functools import partial
 from typing import Any
 
-from rmq.errors import DecodeError
+from rmq.errors import DecodeError, InvalidType
 from rmq.kernel.core.interceptor import call_hooks_async
+from rmq.kernel.delivery.delivery import settle_with_of
+from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
@@ -58,7 +60,9 @@ class AsyncInvoker(AsyncInvokerBase):
         run: WrappedRun | None = None
         try:
             if self.wrapped is None:
-                call: AsyncCall = partial(self._call, *self.handler.arguments(delivery, shown))
+                call: AsyncCall = partial(
+                    self._call, delivery, *self.handler.arguments(delivery, shown)
+                )
             else:
                 run = WrappedRun()
                 call = partial(self.wrapped.run_async, run, shown)
@@ -76,6 +80,21 @@ class AsyncInvoker(AsyncInvokerBase):
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             await call_hooks_async(self.hooks.after_handle, shown, outcome)
         return disposition
+
+    async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
+        """Check the value that the handler returned. Add its follow-ups to the delivery."""
+        self.dispositions.check_returned(returned)
+        if not isinstance(returned, Then):
+            return
+        if delivery is None:
+            raise InvalidType(
+                f"handler {self.handler.name}: a handler of batches returned an rmq.Then, which "
+                "names no delivery; call d.then(topic, body) of each delivery"
+            )
+        verbs, run = settle_with_of(self.show(delivery))
+        for topic, out in with_topics(returned.follow_ups, delivery.origin.keys.topic):
+            if verbs.then_now(delivery, topic, out) is None:
+                await run(verbs.then(delivery, topic, out))
 
     async def _done_before(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
@@ -99,7 +118,9 @@ class AsyncInvoker(AsyncInvokerBase):
         started = time.monotonic()
         ready, results = self.dispositions.split_by_fit(batch)
         if ready:
-            function = self._call if self.wrapped is None else self.wrapped.run_batch_async
+            function = (
+                partial(self._call, None) if self.wrapped is None else self.wrapped.run_batch_async
+            )
             call = partial(function, [shown[delivery] for delivery in ready])
             raised = await self._raised_by(call, ready)
             results += self.dispositions.of_batch(ready, raised)

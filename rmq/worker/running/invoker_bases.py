@@ -73,8 +73,8 @@ class _InvokerBase:
         hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
         self._is_shown = bool(hooked or handler.takes != "b")  # otherwise the delivery is not used
 
-    def _call(self, *arguments: Any, **filled: Any) -> Any:
-        """Call the handler, and await it if it is async."""
+    def _call(self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any) -> Any:
+        """Call the handler, and await it if it is async. `delivery` is None for a batch."""
         raise NotImplementedError
 
     def _end_fork(self) -> None:
@@ -112,14 +112,17 @@ class _InvokerBase:
 class PlainInvokerBase(_InvokerBase):
     """Calls a plain handler in the calling thread."""
 
-    def _call(self, *arguments: Any, **filled: Any) -> None:
+    def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
+        raise NotImplementedError
+
+    def _call(self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any) -> None:
         try:
             returned = self.handler.function(*arguments, **filled)
         finally:
             if os.getpid() != self._pid:
                 self._end_fork()
         if returned is not None:
-            self.dispositions.check_returned(returned)
+            self._use_returned(delivery, returned)
 
     def _raised_by(
         self, call: PlainCall, deliveries: Sequence[InnerDelivery] = ()
@@ -145,14 +148,19 @@ class AsyncInvokerBase(_InvokerBase):
         super().__init__(*arguments, **named)
         self._tasks: dict[InnerDelivery, asyncio.Task[Any]] = {}  # of running handlers
 
-    async def _call(self, *arguments: Any, **filled: Any) -> None:
+    async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
+        raise NotImplementedError
+
+    async def _call(
+        self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any
+    ) -> None:
         try:
             returned = await self.handler.function(*arguments, **filled)
         finally:
             if os.getpid() != self._pid:
                 self._end_fork()
         if returned is not None:
-            self.dispositions.check_returned(returned)
+            await self._use_returned(delivery, returned)
 
     async def _raised_by(
         self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()

@@ -19,7 +19,7 @@ from rmq.kernel.core.retry import Policy, draw_wait_ms
 from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.kernel.delivery.delivery import DeliveryData
-from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
@@ -272,7 +272,14 @@ class HandlerDispositions:
 
         The work of that object has not been done, so the message must not be acked.
         """
+        if isinstance(returned, Then):
+            returned = returned.result
         for value in returned[:CHECKED_MAX] if isinstance(returned, list | tuple) else (returned,):
+            if isinstance(value, Then):
+                raise InvalidType(
+                    f"handler {self._handler.name}: it returned an rmq.Then inside of another "
+                    "value, so its messages would not be sent; return one rmq.Then"
+                )
             if isinstance(value, UNDONE):
                 with contextlib.suppress(AttributeError):  # it will never be awaited
                     value.close()  # type: ignore[union-attr]
