@@ -60,7 +60,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--retry", "levels:1s,1m:0.5", "--dedup-window", "off", "--max-length", "300",
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
-        "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s",
+        "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s", "--max-depth", "50",
         "--groups", "concurrency=5, share.gold=4",
     ]  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "retry": "levels:1s,1m:0.5", "dedup_window": 0.0, "max_length": 300, "overflow": "block",
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
-        "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s",
+        "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s", "max_depth": 50,
         "groups": "concurrency=5,share.gold=4",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]

@@ -18,7 +18,7 @@ from rmq.errors import (
     TopicNotFound,
 )
 from rmq.kernel.consumer import state
-from rmq.kernel.follow_ups import encode, flows
+from rmq.kernel.follow_ups import flows
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.working import work
@@ -431,11 +431,8 @@ def test_a_handler_with_a_guard_cannot_use_then(api: Any, name: str, other: str)
     assert bodies(api, other) == []
 
 
-def test_a_chain_without_an_end_becomes_a_dead_letter(
-    api: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "DEPTH_MAX", 5)
-    topic = api.topic(name)
+def test_a_chain_without_an_end_becomes_a_dead_letter(api: Any, name: str) -> None:
+    topic = api.topic(name, max_depth=5)
 
     @topic.handler
     def again(body: int, d: rmq.Delivery) -> None:
@@ -447,6 +444,27 @@ def test_a_chain_without_an_end_becomes_a_dead_letter(
     (letter,) = api.admin.peek(name, queue="dead")
     assert letter.body == 5
     assert "follow-up number 5 in a row" in letter.failure.error
+
+
+def test_the_limit_of_a_chain_is_a_setting_that_can_be_changed_and_removed(
+    api: Any, name: str, other: str
+) -> None:
+    topic = api.topic(name)
+    topic.open()
+    api.admin.topic_set(name, max_depth=1)
+    topic.open()
+    topic.send("first")
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive()
+        d.ack(then=[rmq.Outgoing("second")])
+        (d,) = consumer.receive()
+        with pytest.raises(rmq.Reject, match="the max_depth of topic"):
+            d.then(other, "third")
+        api.admin.topic_set(name, max_depth=0)
+        topic.open()
+        d.ack(then=[(other, rmq.Outgoing("third"))])
+
+    assert bodies(api, other) == ["third"]
 
 
 # --- resizes, batches, other slots --------------------------------------------------------------

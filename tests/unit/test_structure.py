@@ -35,7 +35,8 @@ FILES = sorted(
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
 # Cancelling running messages: 350 lines and 2 files.
 # Follow-ups: 850 lines and 9 files. Handlers return them, and their size is summed once: 68.
-LIMITS = {"lines": 47_821, "files": 424, "private": 75}
+# The setting `max_depth`: 19 lines.
+LIMITS = {"lines": 47_840, "files": 424, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -85,6 +85,7 @@ class Settings(Request):
     limit: str | UnsetType | None = UNSET
     slo: str | UnsetType | None = UNSET
     groups: str | UnsetType | None = UNSET
+    max_depth: int | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were sent, as keyword arguments of `Client.topic`."""

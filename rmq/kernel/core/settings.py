@@ -45,6 +45,7 @@ LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 # Messages per call in a topic with groups: as much work for Redis as 1000 messages without groups.
 GROUPED_MAX = 250
+DEPTH_DEFAULT, DEPTH_CEILING = 1000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class TopicSettings(TypedDict, total=False):
     limit: Limit | Limits | Sequence[Limit] | str | None
     slo: str | None
     groups: Groups | str | None
+    max_depth: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,8 @@ class Settings:
             is missed.
         groups: How messages with a group are delivered. If it is None, the group of a message is
             only a label.
+        max_depth: Largest number of follow-ups in a row that may lead to a follow-up of a message
+            of this topic, or 0 for no limit. A message that would exceed it becomes a dead letter.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
         sends_paused: Pause of all sends, or None if they are not paused.
         layout: Effects of `Admin.topic_resize` on the slots, or None if the topic was never
@@ -253,6 +257,7 @@ class Settings:
     limit: Limits = field(default_factory=Limits)
     slo: str = slos.OFF
     groups: Groups | None = None
+    max_depth: int = DEPTH_DEFAULT
     paused: Pause | None = None
     sends_paused: Pause | None = None
     layout: Layout | None = None
@@ -400,8 +405,14 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "limit": ("limit", parse_limits),
     "slo": ("slo", slos.check),
     "groups": ("groups", parse_groups),
+    "max_depth": (
+        "max_depth",
+        lambda v: 0 if v is None else check_int(v, "max_depth", 0, DEPTH_CEILING),
+    ),
 }
 PUBLIC = tuple(_CHECKS)
+# Settings that topics of an older version do not have, and their text.
+_LATER = {"slo": slos.OFF, "groups": NO_GROUPS, "max_depth": str(DEPTH_DEFAULT)}
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 
 # Settings that `topic_set` cannot change, and why.
@@ -472,8 +483,7 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
 def _read_settings(stored: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     for name in NAMES:
-        # Topics of an older version have neither `slo` nor `groups`.
-        text = stored.get(name, "off") if name in ("slo", "groups") else stored[name]
+        text = stored.get(name, _LATER[name]) if name in _LATER else stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
         elif name == "durability":
@@ -482,7 +492,7 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
             values[name] = delivery_limits.from_redis(text)
         elif name in ("groups", "slo", "overflow", "on_expire"):
             values[name] = _CHECKS[name][1](text)
-        elif name in ("slots", "max_retries", "max_length", "max_body"):
+        elif name in ("slots", "max_retries", "max_length", "max_body", "max_depth"):
             values[name] = _CHECKS[name][1](int(text))
         else:
             values[name] = check_int(int(text), name, 0, EXACT_MOST)

@@ -77,7 +77,7 @@ class Delivery(DeliveryData):
             ConfigurationError: The consumer has the mode "at_most_once".
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
                 would have more than 1000 follow-ups, or more than 4 MiB of them.
-            Reject: The message is the 1000th follow-up in a row.
+            Reject: The message is follow-up number `max_depth` in a row, a setting of its topic.
         """
         try:
             out = Outgoing(body, **options)

@@ -27,7 +27,6 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Await, Flow
 
 DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
-DEPTH_MAX = 1000
 
 
 class EncodedFollowUp(NamedTuple):
@@ -96,10 +95,11 @@ def encode(
             "message in the handler"
         )
     depth = _depth_of(delivery) + 1
-    if depth > DEPTH_MAX:
+    if _is_too_deep(context, depth):
         raise Reject(
-            f"then: this message is follow-up number {depth - 1} in a row, and the limit is "
-            f"{DEPTH_MAX}; a handler may send to its own topic without an end"
+            f"then: this message is follow-up number {depth - 1} in a row, and the max_depth of "
+            f"topic {context.name!r} is {context.settings.max_depth}; a handler may send to its "
+            "own topic without an end"
         )
     target, is_declared = target_of(context, name)
     if time.monotonic() >= target.current_until:
@@ -132,7 +132,7 @@ def encode_plain(
     if found is None or context.hooks.chain or not producer.is_plain(out):
         return None
     target, depth = found[0], _depth_of(delivery) + 1
-    if depth > DEPTH_MAX or time.monotonic() >= target.current_until:
+    if _is_too_deep(context, depth) or time.monotonic() >= target.current_until:
         return None
     settings = target.settings
     if settings.expires_ms or type(target.codec) is Offloaded:
@@ -155,6 +155,10 @@ def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
     if target.name == origin.topic and origin.index < target.settings.slots:
         return origin.index  # the ack can store it at once
     return next(target.spread)
+
+
+def _is_too_deep(context: TopicContext, depth: int) -> bool:
+    return 0 < context.settings.max_depth < depth
 
 
 def _depth_of(delivery: InnerDelivery) -> int:

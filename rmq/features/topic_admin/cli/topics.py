@@ -44,7 +44,7 @@ topic.add_command(apply)
 
 def _setting_text(name: str, value: Any) -> str:
     value = setting_value(name, value)
-    if name == "max_length" and not value:
+    if name in ("max_length", "max_depth") and not value:
         return "off"
     return text.number(value) if isinstance(value, int) else str(value)
 
@@ -123,6 +123,11 @@ _settings = with_options(
         type=GROUPS,
         help="Messages of a group go in order, or N at a time: order or concurrency=N, with commas "
         "also on_dead=hold and share.NAME=WEIGHT.  [off]",
+    ),
+    click.option(
+        "--max-depth",
+        type=int,
+        help="Maximum number of follow-ups in a row, or 0 for no limit.  [1000]",
     ),
 )
 
