@@ -215,7 +215,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """The bodies of a slice. They count how many of them the last reader has read."""
+    """A list of bodies that counts how many bodies were read in the last iteration."""
 
     left: Iterator[Any] = iter(())
 

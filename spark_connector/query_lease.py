@@ -320,7 +320,7 @@ class QueryLease:
                     return
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Return whether a task has read messages of a slot after a number."""
+        """Return whether a task has read messages of a slot after the number `since`."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 

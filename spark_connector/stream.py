@@ -221,7 +221,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read which messages the query holds after `known`.
+        """Read which messages after the offset `known` the query holds.
 
         The first call reads all topics, later calls read new topics.
         """

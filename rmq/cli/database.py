@@ -57,7 +57,7 @@ def address(given: str | None) -> sa.URL:
 
 @contextmanager
 def opened(given: str | None) -> Iterator[sa.Engine]:
-    """Open an engine for the time of a command."""
+    """Yield an engine for the database of --database or the environment, for one command."""
     url = address(given)
     from rmq.sql.database import opened as opened_engine
 

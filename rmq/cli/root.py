@@ -46,7 +46,7 @@ HIDDEN = "***"
 
 
 class _Variable(NamedTuple):
-    """A variable that has no place in the file, and the program that reads it."""
+    """An environment variable without an entry in the file, and the program that reads it."""
 
     name: str
     reader: str
@@ -68,7 +68,7 @@ VARIABLES = (
 
 
 class _Row(NamedTuple):
-    """A setting, as it is shown."""
+    """A row of `rmq config show`: a setting, its value, and the source of the value."""
 
     setting: str
     value: Any

@@ -312,7 +312,7 @@ def _described(error: BaseException) -> str:
 
 
 def _is_said_in_full(error: rmq.RMQError) -> bool:
-    """Return whether the text of an error is complete, as for a wrong argument or option."""
+    """Return whether the text of an error needs no page with further explanation."""
     return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
 
 
@@ -380,7 +380,7 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
 
 
 class LazyCommands(click.Group):
-    """The part of a group that finds its commands in a table."""
+    """A group of commands that imports each command when it is needed."""
 
     entries: ClassVar[dict[str, CommandEntry]] = {}
 

@@ -74,7 +74,7 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return names of the objects that the command's group manages."""
+    """Return the schedules for `rmq schedule`, and the topics for `rmq topic` (not `create`)."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)
@@ -114,7 +114,7 @@ _TYPES = {
 
 
 def complete_names(params: Iterable[click.Parameter]) -> None:
-    """Set the type of parameters whose names tell which objects they name."""
+    """Let the shell complete parameters whose names are known, such as `topic` or `id`."""
     for param in params:
         if param.type is click.STRING and param.name in _TYPES:
             param.type = _TYPES[param.name]

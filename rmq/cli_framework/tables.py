@@ -56,7 +56,7 @@ def coloured() -> bool:
 
 
 def styled(text: str, style: str) -> str:
-    """Colour a text, or make it bold, if its file shows that."""
+    """Return a text in a colour or in bold, if the output can show it."""
     if not style or not coloured():
         return text
     bold = style == "bold"

@@ -156,7 +156,7 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 
 @sa.event.listens_for(sa.Engine, "savepoint")
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
-    """Record that SQLite has a savepoint without a BEGIN. The driver cannot tell later."""
+    """Record that a savepoint on SQLite has begun without a transaction, which the driver hides."""
     if connection.dialect.name != "sqlite":
         return
     raw: Any = connection.connection.driver_connection

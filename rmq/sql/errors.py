@@ -122,11 +122,11 @@ _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """The store of a middleware is unreachable. The delivery comes back without losing a retry."""
+    """Postpones a delivery, at no cost of a retry, because the store of a guard is unreachable."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a store is away, or two transactions conflicted. Use it as `is_away`."""
+    """Return whether a store is unreachable or two transactions conflicted."""
     return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
 
 

@@ -194,7 +194,7 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count letters that are gone as done if the other topic has recorded them."""
+        """Count a letter as moved if it is gone here and the other topic has recorded it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return

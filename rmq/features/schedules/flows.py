@@ -226,7 +226,7 @@ def delete(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def encoded(context: TopicContext, number: int) -> TopicContext:
-    """Return a context that sends an encoded body, without interceptors."""
+    """Return a copy of a topic's context that sends bodies which are already encoded."""
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
     # Not shared with the topic's other sends, which have another codec and interceptors.

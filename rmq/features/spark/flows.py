@@ -49,7 +49,7 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """The cache of a query's owner about its slots.
+    """What the owner of a query remembers about the topic's slots.
 
     Args:
         subscription: Subscription to the wake-ups of the topic.
@@ -194,7 +194,7 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query. Return for each slot how many messages of a batch it holds.
+        """Renew the lease of a query. Return by slot how many messages of a batch are still held.
 
         The ownership is stored in the first slot. Only the owner continues to the other slots.
 
@@ -224,7 +224,7 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take messages after `after`. Return the newest number of each slot.
+        """Take further messages for the query. Return the newest number of each slot's log.
 
         If the query has already taken messages after `after`, their numbers are returned, and no
         more messages are taken. The caller may have used them as a batch, and a batch must keep its
@@ -300,7 +300,7 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Read from the slots with unknown state when they have messages.
+        """Read from Redis when slots have messages, if that is not known.
 
         A slot without messages records that the query waits, and sends a wake-up when a message
         arrives.
@@ -382,7 +382,7 @@ class QueryFlows:
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[Settlement]:
-        """Settle messages up to these numbers.
+        """Settle the messages of a batch, up to the numbers in `upto`.
 
         Args:
             upto: By slot, the last number of the batch.
@@ -421,7 +421,7 @@ class QueryFlows:
         return Settlement(total, missing)
 
     def again(self, upto: Offsets) -> Flow[None]:
-        """Give the messages of a batch new numbers."""
+        """Give the messages of a batch new numbers, so that they are taken again."""
         self.known.forget()
         yield from self.open()
         slots = self.context.slots
@@ -430,7 +430,7 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back the messages after these numbers that no reader has received.
+        """Give back the messages after the numbers in `after` that no reader has received.
 
         Return how many.
         """

@@ -129,7 +129,7 @@ class AsyncQuery(QueryBase):
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take up to `most` messages after `after`. Return the newest number of each slot.
+        """Take further messages, in a new batch. Return the newest number of each slot.
 
         A repeated call has the same result: if messages after `after` were already taken, their
         numbers are returned, and no more messages are taken. If the lease has expired and other
@@ -235,7 +235,7 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
-        """Give back the messages taken after these numbers. Return how many.
+        """Give back messages that were taken but not yet read. Return how many.
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already

@@ -157,7 +157,7 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Report to the query how many bytes were read. Its driver shows the total."""
+        """Add the number of bytes that were read to the query's total, which its driver shows."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)

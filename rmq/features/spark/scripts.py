@@ -82,12 +82,12 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
 
 
 def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
-    """Return the first arguments of commands that only the owner of a query may run."""
+    """Return the arguments that name the caller, for commands that only a query's owner may run."""
     return clock.now_us, lease.run, lease.owner
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return for how many ms another owner has the query, and the name of this owner."""
+    """Return the ms that are left to another owner of the query, and the name of this owner."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 

@@ -76,7 +76,7 @@ class StageContent(NamedTuple):
 
 
 class PublishResult(NamedTuple):
-    """The results of staged messages in one call.
+    """Results of the staged messages that one call has published.
 
     Attributes:
         stored: Number of messages added.
@@ -328,7 +328,7 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages with equal record heads. Their ids count up from the message `first`."""
+        """Add messages whose records begin with equal bytes. Their ids follow the id `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:

@@ -18,7 +18,7 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store up to three readings of a topic's counts, oldest first, in each of `rings`.
+    """Store readings of a topic's counts in its history, at the resolutions of `rings`.
 
     A ring is a history of fixed length with one reading for each step of time. If several readings
     fall into the same step, only the last is stored. Return False if the topic is gone.

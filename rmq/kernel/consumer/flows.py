@@ -125,7 +125,7 @@ class ConsumerFlows:
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries, at most `limit`, of the messages that `take` receives from the slots."""
+        """Receive messages by the function `take`, and return up to `limit` deliveries."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -301,7 +301,7 @@ class ConsumerFlows:
     # --- settling --------------------------------------------------------------------------------
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the new state of each delivery by its letter. Return those whose lease was lost."""
+        """Set the state of each delivery by its letter in the reply. Return the lost deliveries."""
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -442,7 +442,7 @@ class ConsumerFlows:
         return self._settle("ack", deliveries, self._build_ack)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Let the ack of a delivery store a message. Return its id."""
+        """Add a message that the ack of a delivery will store, a follow-up. Return its id."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # it must be open, and of this topic
         return self.follow_ups.add(delivery, topic, out)

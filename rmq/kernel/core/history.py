@@ -36,7 +36,7 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """A ring of samples that keeps the last sample of each of its `places` steps."""
+    """A resolution of the history: one sample for each step, for the newest `places` steps."""
 
     step_ms: int
     places: int
@@ -168,14 +168,14 @@ def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
 
 
 def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
-    """Return the fields of a ring for the steps between two times, as far back as it goes."""
+    """Return the names of a ring's fields for the steps between two times."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
     return [ring.field(step * ring.step_ms) for step in steps]
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings whose samples are needed for points with this step."""
+    """Return the rings to read for a chart with this step: one that fits, and all coarser."""
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 

@@ -99,7 +99,7 @@ class Layout:
         return 1 + ceil(rest * after) - ceil(rest * before)
 
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
-        """Return how many messages may wait in a slot: its `dealt`, plus a part of the free places.
+        """Return how many messages may wait in a slot of a resized topic with a `max_length`.
 
         The result is rounded up, so that a slot without messages has room for one message. 0 means
         no limit.

@@ -311,7 +311,7 @@ def marks(headers: dict[str, str]) -> dict[str, str]:
 
 
 def is_bare(first: int) -> bool:
-    """Return whether a record with this first byte is BARE bytes and an uncompressed body."""
+    """Return whether a record is minimal: BARE bytes, and then a body without compression."""
     return not first & 31 and first >> 5 != Compressed.number
 
 

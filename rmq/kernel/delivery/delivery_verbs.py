@@ -52,7 +52,7 @@ class DeliveryVerbs:
         return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Do the same as `then` for a plain message, without a flow; None if that is impossible."""
+        """Do the same as `then` at once, without a flow. Return None if the message has options."""
         if self.flows.at_most_once:
             return None
         return self.flows.follow_ups.add_now(delivery, topic, out)

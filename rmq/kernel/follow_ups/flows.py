@@ -121,7 +121,7 @@ class FollowUps:
         self.stored: deque[StoredFollowUps] = deque()
 
     def add(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Let the ack of a delivery store a message. Return the id of the message.
+        """Add a message that the ack of a delivery will store. Return the id of the message.
 
         Raises:
             ConfigurationError: The delivery has a claim.
@@ -135,7 +135,7 @@ class FollowUps:
         return _add(delivery, (yield from encode(self._context, delivery, topic, out)))
 
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Let the ack of a delivery store a message without options.
+        """Add a message without options that the ack of a delivery will store.
 
         Return None if that needs a flow.
         """

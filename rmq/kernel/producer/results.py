@@ -106,7 +106,7 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return a copy of the rows in which these indexes have other results."""
+        """Return a copy of the results in which the messages at `indexes` have other results."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result

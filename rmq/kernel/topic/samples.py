@@ -16,7 +16,7 @@ READ = "history"  # name in errors
 def stored(
     context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[Figures]]:
-    """Return the samples of these rings since a time.
+    """Return the stored samples of a topic since a time, at the resolutions of `rings`.
 
     They are unordered, some may be duplicates.
     """
@@ -40,7 +40,7 @@ def stored(
 def before(
     context: TopicContext, now_ms: int, *windows_ms: int
 ) -> Flow[tuple[Figures | None, ...]]:
-    """Return for each age the sample that `history.so_old` chooses, or None without a sample.
+    """Return for each age the newest sample that is at least so old, or the oldest sample.
 
     Args:
         context: The topic, which must be open.

@@ -54,13 +54,13 @@ def relist(context: TopicContext) -> Flow[None]:
 
 
 def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
-    """Remove entries of earlier generations, or of a topic that is being deleted."""
+    """Remove entries from the list of topics with schedules."""
     if entries:
         members = [entry.pack() for entry in entries]
         yield RawCommand(REMOVE, "SREM", scheduled_key(prefix), *members)
 
 
 def remove_topic(context: TopicContext) -> Flow[None]:
-    """Remove a topic from the list that is being deleted, so that it gets no more schedules."""
+    """Remove a topic that is being deleted from the list of topics with schedules."""
     listed = yield from read(context.prefix)
     yield from remove(context.prefix, [each for each in listed if each.topic == context.name])

@@ -144,7 +144,7 @@ class Dispatcher:
         return [outcomes[index] for index in range(len(stubs))]
 
     def context(self, topic: str, codec: int) -> TopicContext:
-        """Open a topic for bodies that are encoded already.
+        """Return the context of a topic for stubs, whose bodies are already encoded.
 
         A topic that does not exist is created with its former settings, if a dispatcher of this
         client has seen them. Otherwise it is created with the settings that the program declared on
@@ -190,7 +190,7 @@ class Dispatcher:
         raise AssertionError("the second attempt returns or raises")
 
     def _forget(self, topic: str) -> None:
-        """Let the next `context` create the topic again, with its former settings."""
+        """Forget a topic that is gone from Redis, so that the next send creates it again."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",

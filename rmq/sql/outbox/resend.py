@@ -167,7 +167,7 @@ class Resender:
                 stop.wait(ROUND_INTERVAL_S)
 
     def _open_topics(self) -> None:
-        """Open all topics once.
+        """Open all topics of the outbox once, to remember their settings.
 
         If Redis loses a topic later, it can be created with the same settings.
         """

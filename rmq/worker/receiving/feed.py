@@ -96,7 +96,7 @@ class TopicFeed:
             self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
-        """Mark all slots as not checked yet, so that they are checked before they are visited.
+        """Let the fetcher check all slots for messages before it visits them.
 
         The topic must be open.
         """
@@ -172,7 +172,7 @@ class TopicFeed:
         return len(deliveries)
 
     def _noted(self, flow: Flow[T]) -> Flow[T]:
-        """Run a flow in the fetcher's thread. Each step shows the watchdog that the thread runs."""
+        """Run a flow in the fetcher's thread, and report each step to the watchdog."""
         try:
             step = next(flow)
             while True:

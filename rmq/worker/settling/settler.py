@@ -68,7 +68,7 @@ class SettlerThread:
         self._thread.start()
 
     def put_aside(self, settle: Callable[[], None]) -> None:
-        """Run a function in a second thread, because it waits for a master node of a cluster."""
+        """Run a function in a second thread, because it may wait for a master node of a cluster."""
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
@@ -76,7 +76,7 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when all functions given to the second thread so far have ended."""
+        """Call a function after all functions that were given to the second thread so far."""
         if self._aside is None:
             call()
         else:

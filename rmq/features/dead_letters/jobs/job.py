@@ -118,7 +118,7 @@ class Job(NamedTuple):
         return None if self.ended_ms is None else moment(self.ended_ms)
 
     def has_trashed(self, goes_ms: float) -> bool:
-        """Return whether the job put a letter into the trash that is deleted at `goes_ms`.
+        """Return whether this job put a letter into the trash, given the letter's deletion time.
 
         Only times are compared, so another purge at the same time with the same `keep` also
         matches.

@@ -273,7 +273,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Redrive or purge a batch, possibly again. Return one character for each message."""
+        """Redrive or purge a batch, maybe again. Return one character for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -299,7 +299,7 @@ class _Runner:
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
-        """Move a batch to another topic. A repeated batch has the same token."""
+        """Move a batch to another topic. Its token makes sure that a repetition changes nothing."""
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()

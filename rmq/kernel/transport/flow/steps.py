@@ -67,7 +67,7 @@ class Command(Generic[T]):
         return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
-        """Return the call to send after an attempt that got no reply."""
+        """Return the call in the form for a second attempt, after the first got no reply."""
         if not self.marks_repeats:
             return self
         return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
@@ -77,7 +77,7 @@ class Command(Generic[T]):
 
 
 def is_master_away(value: object) -> bool:
-    """Return whether a value is the error of a command that failed fast (see `Command`)."""
+    """Return whether a command failed at once because its master is away (see `Command`)."""
     return isinstance(value, StorageError) and value._repeat_for is not None
 
 

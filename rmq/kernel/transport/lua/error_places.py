@@ -51,7 +51,7 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """The sources of a text that Redis has."""
+    """Source places and local names of a text that was sent to Redis."""
 
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
@@ -75,7 +75,7 @@ def _source_of(name: str, text: str) -> _Source:
 
 
 class _Marks:
-    """Ends each line of the sources with a different character."""
+    """Marks each source line with a character, to find the line again in the composed text."""
 
     def __init__(self) -> None:
         self._places: list[str] = []  # by the index of the character

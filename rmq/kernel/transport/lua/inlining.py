@@ -122,7 +122,7 @@ def inlined(text: str) -> str:
 
 @functools.cache
 def outside_of(indent: str) -> re.Pattern[str]:
-    """Return the pattern of a line with less indentation."""
+    """Return a pattern that finds the next line with less indentation."""
     return re.compile(rf"^(?!{indent}).", re.MULTILINE)
 
 
@@ -156,14 +156,14 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 
 
 def _without_inner_functions(text: str) -> str:
-    """Return the lines of a function up to the word `function`, without inner functions."""
+    """Remove inner functions from the lines of a function."""
     return _INNER_FUNCTION.sub(
         lambda match: match[1] + match[2] + "\n" * match.group().count("\n"), text
     )
 
 
 def _without_calls(text: str, function: _Function) -> str:
-    """Return the text in which a function is visible, with its calls replaced by its lines."""
+    """Replace the calls of an inline function by its lines."""
     called = f"{function.name}("
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:

@@ -105,7 +105,7 @@ class Script:
 
 @functools.cache
 def plain(name: str) -> Script:
-    """Return a plain command that reads, so that it can be part of a pipeline of script calls.
+    """Return a plain command as a `Script`, so that it can be part of a pipeline of script calls.
 
     It has no SHA-1, because there is no script to load.
     """
