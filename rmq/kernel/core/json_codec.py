@@ -40,6 +40,7 @@ class StdlibJson:
     """Writes and reads JSON with the standard library.
 
     Attributes:
+        write_at_once: Function that writes a body of which `is_written_alike` is true.
         read_at_once: Function that reads JSON. It may refuse JSON that `decode` accepts.
     """
 
@@ -48,7 +49,7 @@ class StdlibJson:
         self.write_unchecked = _writer(to_builtins)
         self._write = _writer(self.plain)
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
-        self.read_at_once = self.decode
+        self.write_at_once, self.read_at_once = self.encode, self.decode
 
     def plain(self, value: Any) -> Any:
         """Return the JSON form of a value. Raises TypeError or ValueError if there is none."""
@@ -72,7 +73,7 @@ class MsgspecJson:
     """
 
     def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
-        self._write = msgspec.json.Encoder().encode
+        self.write_at_once = msgspec.json.Encoder().encode
         self.read_at_once = msgspec.json.Decoder().decode
         # Before msgspec 0.21 its own errors are not ValueErrors.
         self._left_to_stdlib = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
@@ -84,7 +85,7 @@ class MsgspecJson:
 
     def _write_unchecked(self, value: Any) -> bytes:
         return (
-            self._write(value)
+            self.write_at_once(value)
             if is_written_alike(value)
             else (self._stdlib.write_unchecked(value).encode())
         )
@@ -95,7 +96,7 @@ class MsgspecJson:
             # An object becomes a map of its fields.
             value = body if type(body) in _KNOWN else self.plain(body)
             if is_written_alike(value):
-                data: bytes = self._write(value)
+                data: bytes = self.write_at_once(value)
                 return data
         except self._left_to_stdlib:
             pass  # a surrogate or a cycle: raise the standard library's error on every machine
@@ -174,6 +175,11 @@ class JsonCodec:
 
     def encode(self, body: Any) -> bytes:
         """Return the JSON of a body. An EncodeError names a part that has no JSON form."""
+        try:
+            if is_written_alike(body):
+                return self._json.write_at_once(body)
+        except Exception:
+            pass  # `encode` has the same errors with every JSON library
         try:
             return self._json.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
