@@ -42,7 +42,7 @@ def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
         # A new connection would be asked. More threads would share a call.
         taken = [pool._pool_of(part).take() for _ in range(FEW)]
         for one in taken:
-            pool._pool_of(part).give(one)
+            pool._pool_of(part).read(one, 0)
         senders = [
             threading.Thread(target=lambda n=n: results.put(topic.send(n))) for n in range(FEW)
         ]

@@ -44,14 +44,14 @@ def fill(driver: Driver, count: int) -> None:
     if driver.loop is None:
         taken = [transport._current_pool().take() for _ in range(count)]
         for one in taken:
-            transport._current_pool().give(one)
+            transport._current_pool().read(one, 0)
     else:
 
         async def burst() -> None:
             here = transport._current_pool()
             taken = [await here.take() for _ in range(count)]
             for one in taken:
-                here.give(one)
+                await here.read(one, 0)
 
         driver.loop.run_until_complete(burst())
     assert len(idle(driver)) == count

@@ -82,7 +82,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
             for number in range(20):
                 tasks.append(asyncio.create_task(call(number)))
                 await asyncio.sleep(0)
-            client._transport._current_pool().give(held)
+            await client._transport._current_pool().read(held, 0)
             await asyncio.gather(*tasks)
 
     asyncio.run(race())
@@ -108,11 +108,11 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     assert "nothing was done" in str(told.value)
 
     if driver.loop is None:
-        transport._current_pool().give(held)
+        transport._current_pool().read(held, 0)
     else:
 
         async def give() -> None:
-            transport._current_pool().give(held)
+            await transport._current_pool().read(held, 0)
 
         driver.loop.run_until_complete(give())
     assert driver.do(driver.client.ping()) > 0
@@ -134,7 +134,7 @@ def test_cancelled_calls_lose_no_connection(ours: Server, name: str) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 taken = [await here.take() for _ in range(2)]
             for one in taken:
-                here.give(one)
+                await here.read(one, 0)
             return len(here._free)
 
     assert asyncio.run(storm()) == 2

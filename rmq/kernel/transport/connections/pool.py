@@ -206,7 +206,7 @@ class Pool(_PoolState):
         return self._generation == process.generation
 
     def take(self) -> PooledConnection:
-        """Return a connection. After the reply, `give` it back or `discard` it.
+        """Return a connection. `read` gives it back; otherwise `discard` it.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -232,14 +232,6 @@ class Pool(_PoolState):
         else:
             return pooled
         raise failure
-
-    def give(self, pooled: PooledConnection) -> None:
-        """Give back a connection after all its replies were read."""
-        pooled.used_at = time.monotonic()
-        pooled.epoch = self.epoch
-        self._idle.append(pooled)
-        if self._waiting:
-            self._serve()
 
     def send(self, packed: bytes) -> PooledConnection:
         """Send commands. Return the connection, which `read` needs."""
@@ -275,7 +267,10 @@ class Pool(_PoolState):
             if wrong_server:
                 self.discard(pooled, with_idle=True)
             else:
-                self.give(pooled)
+                pooled.used_at, pooled.epoch = time.monotonic(), self.epoch
+                self._idle.append(pooled)
+                if self._waiting:
+                    self._serve()
             return replies
         self.discard(pooled, with_idle)
         raise failure
@@ -367,7 +362,7 @@ class AsyncPool(_PoolState):
         return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Return a connection. After the reply, `give` it back or `discard` it.
+        """Return a connection. `read` gives it back; otherwise `discard` it.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -388,14 +383,6 @@ class AsyncPool(_PoolState):
         else:
             return pooled
         raise failure
-
-    def give(self, pooled: PooledConnection) -> None:
-        """Give back a connection after all its replies were read."""
-        pooled.used_at = time.monotonic()
-        pooled.epoch = self.epoch
-        self._idle.append(pooled)
-        if self._waiting:
-            self._serve()
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands. Return the connection, which `read` needs."""
@@ -465,7 +452,10 @@ class AsyncPool(_PoolState):
             if wrong_server:
                 await self.discard(pooled, with_idle=True)
             else:
-                self.give(pooled)
+                pooled.used_at, pooled.epoch = time.monotonic(), self.epoch
+                self._idle.append(pooled)
+                if self._waiting:
+                    self._serve()
             return replies
         await self.discard(pooled, with_idle)
         raise failure
