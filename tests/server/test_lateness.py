@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import rmq
 from rmq.features.topic_admin.service import Sampler
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import Survey
-from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer import scripts, state
 from rmq.kernel.core import metrics
 from rmq.kernel.topic import stats
 from rmq.server.metrics import ServerMetrics
@@ -39,7 +40,7 @@ def counted(client: rmq.Client) -> metrics.Counts:
 def in_buckets(*lates_ms: int) -> metrics.Counts:
     found = [0] * metrics.BUCKETS
     for late_ms in lates_ms:
-        found[metrics.bucket_of(late_ms)] += 1
+        found[bisect_right(metrics.BOUNDS_MS, late_ms)] += 1
     return tuple(found)
 
 
@@ -116,7 +117,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
     look = Look(client, prefix)
     client.topic(TOPIC).open()
     look()
-    monkeypatch.setattr(metrics.LatenessCounter, "count", lambda *args, **named: None)
+    monkeypatch.setattr(state.LatenessCounter, "count", lambda *args, **named: None)
     take_late(client, clock, [20] * 3)
     clock.advance(20)
     look()
@@ -193,7 +194,7 @@ def test_a_consumer_that_waits_reports_while_it_waits_and_one_that_is_closed_at_
         assert sum(counted(client)) == 0, "not with every message"
     assert sum(counted(client)) == 1
 
-    monkeypatch.setattr(metrics, "REPORT_S", 0.05)
+    monkeypatch.setattr(state, "REPORT_S", 0.05)
     with topic.consumer() as consumer:
         topic.send(2)
         consumer.receive()[0].ack()
@@ -218,7 +219,7 @@ def test_messages_that_are_handed_over_and_those_at_most_once_count(
 def test_a_worker_reports_while_it_runs_and_when_it_stops(
     client: rmq.Client, every_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "REPORT_S", every_s)
+    monkeypatch.setattr(state, "REPORT_S", every_s)
     topic, seen = client.topic(TOPIC), []
     topic.handler()(lambda body: seen.append(body))
     with rmq.Worker(client, heartbeat="thread"):
@@ -235,7 +236,7 @@ def test_a_worker_reports_while_it_runs_and_when_it_stops(
 def test_a_report_that_is_refused_hinders_nothing_and_is_made_later(
     client: rmq.Client, either: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "REPORT_S", 0.0)
+    monkeypatch.setattr(state, "REPORT_S", 0.0)
     topic, build = either.topic(TOPIC), scripts.lateness_report
     with topic.consumer() as consumer, monkeypatch.context() as refusing:
         refusing.setattr(scripts, "lateness_report", lambda *args: build(*args[:2], ["none"]))

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, PrepareCall, SlotBatch
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.metrics import LatenessCounter
+from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, Counts
 from rmq.kernel.core.permits import Permits
+from rmq.kernel.core.record import TIMED
 from rmq.kernel.delivery.inner_delivery import SharedLeases
 from rmq.kernel.follow_ups.flows import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep
 from rmq.kernel.topic import tidy
@@ -33,7 +35,14 @@ from rmq.kernel.transport.flow.steps import (
     next_looks,
 )
 
+log = logging.getLogger("rmq")
+
 VISIT_S = 0.2  # time between two visits of a slot whose master is away
+REPORT_S = 5.0  # time from counting a delivery to reporting it, at the consumer's next call
+PER_BATCH = 8  # messages counted per batch, evenly spaced; each represents its neighbours
+NEVER = float("inf")
+# The first 6 bytes of an id are the epoch ms at which it was made, with the marks of `ids`.
+_KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
 
 class AwaySlots:
@@ -90,9 +99,6 @@ class AwaySlots:
             raise error
 
 
-log = logging.getLogger("rmq")
-
-
 def sweep(state: ReceiveState) -> Flow[None]:
     """Send pending follow-ups that nobody sends.
 
@@ -105,6 +111,81 @@ def sweep(state: ReceiveState) -> Flow[None]:
             return
         state.rare_sweep_at = now + REST_S
     state.next_sweep = yield from try_sweep(state.context, state.next_sweep)
+
+
+class LatenessCounter:
+    """Counts the lateness of a consumer's deliveries until they are reported.
+
+    Attributes:
+        report_at: Time of the next report by the monotonic clock, or infinity if none is due.
+    """
+
+    __slots__ = ("_counts", "report_at")
+
+    def __init__(self) -> None:
+        self._counts = [0] * BUCKETS
+        self.report_at = NEVER
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return self.report_at == NEVER
+
+    def count(
+        self,
+        ids: Sequence[bytes],
+        records: Sequence[bytes],
+        lefts: bytes,
+        max_retries: int,
+        test_us: bytes = b"",
+    ) -> None:
+        """Count the messages of a batch that are first attempts and have a due time.
+
+        Args:
+            ids: Message ids.
+            records: Message records, with empty bytes for a message that is gone.
+            lefts: Number of retries left of each message, one byte each. Empty if all deliveries
+                are first attempts.
+            max_retries: Retries left of a first attempt.
+            test_us: A test's time in epoch microseconds, or empty bytes for this machine's clock.
+                With a test's time, only timed messages count, because other messages have the time
+                of the real clock.
+        """
+        now_ms = int(test_us) // 1000 if test_us else time.time_ns() // 1_000_000
+        counts, bucket, size = self._counts, -1, len(ids)
+        step = size // PER_BATCH or 1
+        looked_at = range(step // 2, size, step)
+        for at in looked_at:
+            entry = records[at]
+            if not entry or (lefts and lefts[at] != max_retries):
+                continue
+            if entry[0] & TIMED:
+                due_ms = int.from_bytes(entry[8:14], "big")
+            else:
+                due_ms = int.from_bytes(ids[at][:6], "big")
+                if due_ms >= _KEPT_MS:
+                    if due_ms >= _DERIVED_MS:
+                        continue
+                    due_ms -= _KEPT_MS
+                if test_us:
+                    continue
+            bucket = bisect_right(BOUNDS_MS, now_ms - due_ms)
+            counts[bucket] += step
+        if bucket >= 0:
+            counts[bucket] += size - step * len(looked_at)  # the last bucket gets the remainder
+            if self.report_at == NEVER:
+                self.report_at = time.monotonic() + REPORT_S
+
+    def reset(self) -> Counts:
+        """Return the counts and reset them."""
+        counts, self._counts = tuple(self._counts), [0] * BUCKETS
+        self.report_at = NEVER
+        return counts
+
+    def put_back(self, counts: Counts) -> None:
+        """Add counts that could not be reported, for the next report."""
+        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+        self.report_at = time.monotonic() + REPORT_S
 
 
 def report(state: ReceiveState) -> Flow[None]:
@@ -130,9 +211,6 @@ def report(state: ReceiveState) -> Flow[None]:
 
 END_S = 5.0  # longest wait of `close` for a receive that it has interrupted
 RECHECK_S = 0.01  # time between two checks of another thread or task
-
-
-NEVER = float("inf")
 
 
 class ReceiveState:

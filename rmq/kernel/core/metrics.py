@@ -10,29 +10,15 @@ later: when the handler began.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
-
-from rmq.kernel.core.record import TIMED
 
 BUCKETS = 24
 # Upper bounds of all buckets except the last: powers of 2 from 1 ms to 70 minutes.
 BOUNDS_MS = tuple(1 << power for power in range(BUCKETS - 1))
-REPORT_S = 5.0  # time from counting a delivery to reporting it, at the consumer's next call
-PER_BATCH = 8  # messages counted per batch, evenly spaced; each represents its neighbours
-
-NEVER = float("inf")
-# The first 6 bytes of an id are the epoch ms at which it was made, with the marks of `ids`.
-_KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
 Counts = tuple[int, ...]  # by bucket; empty if unknown
 NONE: Counts = (0,) * BUCKETS
-
-
-def bucket_of(late_ms: int) -> int:
-    """Return the bucket of a lateness. A lateness below 0 counts as 0."""
-    return min(late_ms.bit_length(), BUCKETS - 1) if late_ms > 0 else 0
 
 
 def total(counts: Iterable[Counts]) -> Counts:
@@ -83,81 +69,6 @@ def read(stored: bytes) -> Counts:
 
 def _filled(counts: Counts) -> Counts:
     return counts + NONE[len(counts) :]
-
-
-class LatenessCounter:
-    """Counts the lateness of a consumer's deliveries until they are reported.
-
-    Attributes:
-        report_at: Time of the next report by the monotonic clock, or infinity if none is due.
-    """
-
-    __slots__ = ("_counts", "report_at")
-
-    def __init__(self) -> None:
-        self._counts = [0] * BUCKETS
-        self.report_at = NEVER
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
-        return self.report_at == NEVER
-
-    def count(
-        self,
-        ids: Sequence[bytes],
-        records: Sequence[bytes],
-        lefts: bytes,
-        max_retries: int,
-        test_us: bytes = b"",
-    ) -> None:
-        """Count the messages of a batch that are first attempts and have a due time.
-
-        Args:
-            ids: Message ids.
-            records: Message records, with empty bytes for a message that is gone.
-            lefts: Number of retries left of each message, one byte each. Empty if all deliveries
-                are first attempts.
-            max_retries: Retries left of a first attempt.
-            test_us: A test's time in epoch microseconds, or empty bytes for this machine's clock.
-                With a test's time, only timed messages count, because other messages have the time
-                of the real clock.
-        """
-        now_ms = int(test_us) // 1000 if test_us else time.time_ns() // 1_000_000
-        counts, bucket, size = self._counts, -1, len(ids)
-        step = size // PER_BATCH or 1
-        looked_at = range(step // 2, size, step)
-        for at in looked_at:
-            entry = records[at]
-            if not entry or (lefts and lefts[at] != max_retries):
-                continue
-            if entry[0] & TIMED:
-                due_ms = int.from_bytes(entry[8:14], "big")
-            else:
-                due_ms = int.from_bytes(ids[at][:6], "big")
-                if due_ms >= _KEPT_MS:
-                    if due_ms >= _DERIVED_MS:
-                        continue
-                    due_ms -= _KEPT_MS
-                if test_us:
-                    continue
-            bucket = bucket_of(now_ms - due_ms)
-            counts[bucket] += step
-        if bucket >= 0:
-            counts[bucket] += size - step * len(looked_at)  # the last bucket gets the remainder
-            if self.report_at == NEVER:
-                self.report_at = time.monotonic() + REPORT_S
-
-    def reset(self) -> Counts:
-        """Return the counts and reset them."""
-        counts, self._counts = tuple(self._counts), [0] * BUCKETS
-        self.report_at = NEVER
-        return counts
-
-    def put_back(self, counts: Counts) -> None:
-        """Add counts that could not be reported, for the next report."""
-        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
-        self.report_at = time.monotonic() + REPORT_S
 
 
 Kind = Literal["counter", "histogram", "gauge"]

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from rmq.kernel.consumer import state
+from rmq.kernel.consumer.state import LatenessCounter
 from rmq.kernel.core import ids, metrics
-from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, NONE, LatenessCounter
+from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, NONE
 
 NOW_MS = 1_790_000_000_000
 RETRIES = 3
@@ -16,7 +18,7 @@ RETRIES = 3
 @pytest.fixture(autouse=True)
 def machine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of this machine shows NOW_MS."""
-    monkeypatch.setattr(metrics.time, "time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr(state.time, "time_ns", lambda: NOW_MS * 1_000_000)
 
 
 def timed(late_ms: int) -> bytes:
@@ -34,6 +36,11 @@ def made(ms: int, mark: int = 0) -> bytes:
     return (mark << 56 | ms << 16 | 7).to_bytes(8, "big") + bytes(8)
 
 
+def bucket_of(late_ms: int) -> int:
+    """The bucket in which a counter counts a lateness."""
+    return counted(late_ms).index(1)
+
+
 def at_rank(lates_ms: list[int], share: float) -> int:
     """The percentile of all values, by their order."""
     return sorted(lates_ms)[max(0, -int(-share * len(lates_ms) // 1) - 1)]
@@ -41,15 +48,15 @@ def at_rank(lates_ms: list[int], share: float) -> int:
 
 @pytest.mark.parametrize("late_ms", [0, 1, 2, 3, 4, 1000, 3_600_000, *BOUNDS_MS])
 def test_a_lateness_is_in_the_bucket_between_its_bounds(late_ms: int) -> None:
-    bucket = metrics.bucket_of(late_ms)
+    bucket = bucket_of(late_ms)
 
     assert bucket == 0 or BOUNDS_MS[bucket - 1] <= late_ms
     assert bucket == BUCKETS - 1 or late_ms < BOUNDS_MS[bucket]
 
 
 def test_a_lateness_below_zero_counts_as_none_and_one_of_days_as_the_last() -> None:
-    assert metrics.bucket_of(-5) == 0
-    assert metrics.bucket_of(7 * 86_400_000) == BUCKETS - 1
+    assert bucket_of(-5) == 0
+    assert bucket_of(7 * 86_400_000) == BUCKETS - 1
     assert BOUNDS_MS[-1] >= 3_600_000
 
 
@@ -62,7 +69,7 @@ def test_a_percentile_lies_in_the_bucket_of_the_true_one(seed: int, share: float
     found_s = metrics.percentile_s(counted(*lates_ms), share)
 
     true_ms = at_rank(lates_ms, share)
-    bucket = metrics.bucket_of(true_ms)
+    bucket = bucket_of(true_ms)
     assert found_s is not None
     low, high = (0, *BOUNDS_MS)[bucket], (*BOUNDS_MS, BOUNDS_MS[-1])[bucket]
     assert low <= found_s * 1000 <= high
@@ -105,7 +112,7 @@ def test_a_message_without_a_due_time_counts_from_when_its_id_was_made() -> None
 
     counter.count([made(NOW_MS - 700), made(NOW_MS - 700, 0x40)], [plain] * 2, b"", RETRIES)
 
-    assert metrics.bucket_of(700) == 10
+    assert bucket_of(700) == 10
     assert counter.reset() == counted(700, 700)
 
 
@@ -137,8 +144,8 @@ def test_of_a_large_batch_some_stand_for_all(size: int) -> None:
         found_s = metrics.percentile_s(counts, share)
         assert found_s is not None
         near = max(1 / 8, 1 / size)  # of the ranks
-        low = metrics.bucket_of(at_rank(lates_ms, max(0.001, share - near)))
-        high = metrics.bucket_of(at_rank(lates_ms, min(1.0, share + near)))
+        low = bucket_of(at_rank(lates_ms, max(0.001, share - near)))
+        high = bucket_of(at_rank(lates_ms, min(1.0, share + near)))
         assert (0, *BOUNDS_MS)[low] <= found_s * 1000 <= BOUNDS_MS[high]
 
 
