@@ -188,7 +188,7 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 
 
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
-    """Return the hand-overs for valid credits.
+    """Return the hand-overs for valid credits. Store the last number in `heard`.
 
     All other payloads are ignored, because they are malformed, or because a repeated call has
     already returned their messages. After a long pause of this process, the leases of hand-overs in
@@ -199,6 +199,9 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     payloads, subscription.payloads = subscription.payloads, []
     batches: list[SlotBatch] = []
     for payload in payloads:
+        if payload.isdigit():
+            subscription.heard = int(payload)
+            continue
         handed = scripts.read_hand_over(payload, state.context.slots)
         if handed is not None and credits.end(state, handed.slot, handed.number):
             credits.used_at = time.monotonic()
@@ -230,9 +233,9 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
         credits.remove(state, keys.index, unused)
     batches: list[SlotBatch] = []
     hears = listeners and subscription.own_channel == channel and not subscription.is_deaf
-    until, subscription.awaited = time.monotonic() + COLLECT_S, number
+    until = time.monotonic() + COLLECT_S
     try:
-        while hears and credits.standing and not subscription.is_answered():
+        while hears and credits.standing and subscription.heard < number:
             left_s = until - time.monotonic()
             if subscription.connection is None or left_s <= 0:
                 subscription.is_deaf = True
@@ -242,8 +245,6 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     except BaseException:
         state.undelivered += batches
         raise
-    finally:
-        subscription.awaited = 0
     batches += read_hand_overs(state)
     for keys in slots:
         state.unconfirmed_offers += _again(state, keys)

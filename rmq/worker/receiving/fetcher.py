@@ -357,7 +357,7 @@ class Fetcher:
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
             if channel in self._by_own_channel:
-                self._by_own_channel[channel].subscription.note_message(payload)
+                self._by_own_channel[channel].subscription.payloads.append(payload)
                 continue
             feed = self._by_channel.get(channel)
             if feed is not None and payload.startswith(SIGNAL):

@@ -231,16 +231,16 @@ class Subscription:
             several slots.
         own_channel: Name of the own channel, which ends with random characters and is new for each
             connection. Empty if there is no own channel.
-        payloads: Hand-overs that arrived on the own channel and were not read yet.
-        heard: The last number that arrived on the own channel.
-        awaited: Number after which no more hand-overs arrive, or 0 if none is awaited.
+        payloads: Messages that arrived on the own channel and were not read yet: hand-overs, and
+            the numbers that scripts publish.
+        heard: The last number that was read.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
         wait: Function that reads from a connection which several subscriptions use. None if this
             subscription reads from `connection` itself.
     """
 
     __slots__ = (
-        "awaited", "channel", "connection", "heard", "is_deaf", "is_sharded", "own_channel",
+        "channel", "connection", "heard", "is_deaf", "is_sharded", "own_channel",
         "payloads", "slot_channel", "takes_batches", "wait",
     )  # fmt: skip
 
@@ -253,16 +253,8 @@ class Subscription:
         self.own_channel = b""
         self.payloads: list[bytes] = []
         self.heard = 0
-        self.awaited = 0
         self.is_deaf = False
         self.wait: Callable[[float], object] | None = None
-
-    def note_message(self, payload: bytes) -> None:
-        """Store a message that arrived on the own channel: a number, or a hand-over."""
-        if payload.isdigit():
-            self.heard = int(payload)
-        else:
-            self.payloads.append(payload)
 
     @property
     def is_heard(self) -> bool:
@@ -286,10 +278,6 @@ class Subscription:
     def forget_messages(self, own_channel: bytes = b"") -> None:
         """Reset the state for another connection. `own_channel` may be empty."""
         self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
-
-    def is_answered(self) -> bool:
-        """Return whether the awaited number has arrived."""
-        return 0 < self.awaited <= self.heard
 
 
 class AwaitSignal:

@@ -264,7 +264,7 @@ class SubscribedConnection:
         if reply[0] not in (b"message", b"smessage"):
             return
         if reply[1] == subscription.own_channel:
-            subscription.note_message(reply[2])
+            subscription.payloads.append(reply[2])
             return
         with contextlib.suppress(ValueError):
             signals.add(int(reply[2]))
@@ -383,8 +383,8 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a wake-up, a hand-over or the awaited number arrives, or until time `until`."""
-    while not (signals or subscription.payloads or subscription.is_answered()):
+    """Read until a wake-up or a message on the own channel arrives, or until time `until`."""
+    while not (signals or subscription.payloads):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
             if left_s > 0:
