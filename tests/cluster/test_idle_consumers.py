@@ -14,7 +14,7 @@ import rmq
 from rmq.kernel.consumer import scripts
 from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow.steps import LOOKS, POLL_S
-from rmq.kernel.transport.single.subscription import Listener
+from rmq.kernel.transport.single.blocking import Listener
 from tests.clusters import Cluster
 from tests.conftest import Server
 
@@ -95,7 +95,7 @@ def test_without_a_subscription_it_looks_at_all_of_them(
     """The control of the test above: signals that nobody hears are not trusted."""
     unheard = property(lambda self: False)
     monkeypatch.setattr("rmq.kernel.transport.flow.steps.Subscription.is_heard", unheard)
-    monkeypatch.setattr("rmq.kernel.transport.single.subscription.Listener.is_heard", unheard)
+    monkeypatch.setattr("rmq.kernel.transport.single.blocking.Listener.is_heard", unheard)
 
     idle(cluster.url, name, looks, SLOTS)
 
@@ -115,7 +115,7 @@ def lost_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wake-up signal is heard; the subscription stands all the same."""
     monkeypatch.setattr(
         "rmq.kernel.transport.single.subscription.SubscribedConnection.note_reply",
-        lambda self, reply, signals, subscription: self.note_life(),
+        lambda self, reply, signals, subscription: None,
     )
     wait = Listener.wait
     monkeypatch.setattr(Listener, "wait", lambda self, seconds: wait(self, seconds)[:0])

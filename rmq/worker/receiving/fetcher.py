@@ -28,8 +28,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.follow_ups.flows import SWEEP_MOST_S
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
-from rmq.kernel.transport.single.blocking import Transport
-from rmq.kernel.transport.single.subscription import Listener
+from rmq.kernel.transport.single.blocking import Listener, Transport
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
 

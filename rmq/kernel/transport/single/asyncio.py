@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any, TypeVar
 
 import redis
@@ -40,9 +41,14 @@ _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Reads from a connection. `ring` ends the current or the next wait of a read."""
+    """Reads from a connection. `wake` ends the current or the next wait of a read.
+
+    Attributes:
+        heard_at: Time of the last reply by the monotonic clock. At first: when this was made.
+    """
 
     def __init__(self, connection: Any) -> None:
+        self.heard_at = time.monotonic()
         self._connection = connection
         self._has_rung = False
         self._scope: asyncio.Timeout | None = None  # of the wait
@@ -54,7 +60,7 @@ class Doorbell:
         self._has_rung = True
 
     async def read(self, seconds: float) -> Any:
-        """Return one reply, None after `seconds`, or RUNG if `ring` was called."""
+        """Return one reply, None after `seconds`, or RUNG if `wake` was called."""
         if self._has_rung:
             seconds = _AT_ONCE_S
         try:
@@ -63,6 +69,7 @@ class Doorbell:
                 reply = await self._connection._parser.read_response()
                 if isinstance(reply, redis.ResponseError):
                     raise reply
+                self.heard_at = time.monotonic()
                 return reply
         except TimeoutError:
             has_rung, self._has_rung = self._has_rung, False

@@ -14,10 +14,12 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import redis
+from redis.exceptions import AskError
 from redis.retry import Retry
 
 from rmq.errors import RMQError
@@ -34,12 +36,18 @@ from rmq.kernel.transport.connections.operations import (
     Unsubscribe,
 )
 from rmq.kernel.transport.embedded.embedded import Embedded
+from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, kind_of, translate
 from rmq.kernel.transport.flow.coalescing import CoalescingThreads
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
 from rmq.kernel.transport.single.driver import HAND_BACK_S
 from rmq.kernel.transport.single.driver_blocking import Driver
 from rmq.kernel.transport.single.server_commands import ServerCommands
-from rmq.kernel.transport.single.subscription import RUNG, SubscribedConnection
+from rmq.kernel.transport.single.subscription import (
+    PRECISION_S,
+    RUNG,
+    SubscribedConnection,
+    SubscriptionRefused,
+)
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
@@ -50,9 +58,14 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Reads from connections. `ring` ends the current or the next wait of a read."""
+    """Reads from connections. `wake` ends the current or the next wait of a read.
+
+    Attributes:
+        heard_at: Time of the last reply by the monotonic clock. At first: when this was made.
+    """
 
     def __init__(self, connection: Any) -> None:
+        self.heard_at = time.monotonic()
         self._connections: dict[int, Any] = {}  # by file descriptor
         self._outside, self._inside = socket.socketpair()
         self._outside.setblocking(False)
@@ -74,19 +87,21 @@ class Doorbell:
             self._outside.send(b"!")
 
     def read(self, seconds: float) -> Any:
-        """Return one reply, None after `seconds`, or RUNG if `ring` was called."""
+        """Return one reply, None after `seconds`, or RUNG if `wake` was called."""
         for connection in self._connections.values():
             if connection.can_read(timeout=0):
-                return connection.read_response(disconnect_on_error=False)
-        if seconds <= 0:
-            return None
-        ready = [key.fd for key, _ in self._sockets.select(seconds)]
-        if not ready:
-            return None
-        if self._inside.fileno() in ready:
-            self._inside.recv(4096)
-            return RUNG
-        return self._connections[ready[0]].read_response(disconnect_on_error=False)
+                break
+        else:
+            ready = [key.fd for key, _ in self._sockets.select(seconds)] if seconds > 0 else []
+            if not ready:
+                return None
+            if self._inside.fileno() in ready:
+                self._inside.recv(4096)
+                return RUNG
+            connection = self._connections[ready[0]]
+        reply = connection.read_response(disconnect_on_error=False)
+        self.heard_at = time.monotonic()
+        return reply
 
     def close(self) -> None:
         """Close the socket pair of the doorbell. The connections stay open."""
@@ -230,3 +245,129 @@ class Transport(Driver):
 
     def _disconnect(self, connection: Any) -> None:
         connection.disconnect()
+
+
+Signal = tuple[bytes, bytes]  # channel, payload
+
+
+class Listener:
+    """Waits for messages on the channels of many topics, as a worker does.
+
+    One thread waits on its connection, and any thread can end the wait. If the ACL refuses a
+    channel, the worker polls the topic and tries to subscribe again after a minute. Channels for
+    hand-overs are added later, and end with the connection.
+
+    Args:
+        transport: Makes the connection.
+        channels: Channels to subscribe to.
+
+    Attributes:
+        added: Channels added to this connection, and confirmed by Redis.
+        has_missed: Whether signals may have been sent while the listener was not subscribed.
+    """
+
+    def __init__(self, transport: Transport, channels: Sequence[bytes]) -> None:
+        self._transport = transport
+        self._channels = channels
+        self._subscribed: SubscribedConnection | None = None
+        self._retry_at = 0.0  # when to subscribe again to channels that the ACL refused
+        self.added: set[bytes] = set()
+        self.has_missed = True
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether all channels of the listener are subscribed."""
+        return self._subscribed is not None and not self._subscribed.refused
+
+    def wake(self) -> None:
+        """End the current or the next wait of the thread that waits."""
+        subscribed = self._subscribed
+        if subscribed is not None:
+            subscribed.waiting.wake()
+
+    def add(self, channel: bytes) -> bool:
+        """Subscribe to another channel. Return whether the command was sent.
+
+        The channel is in `added` after Redis has confirmed it.
+        """
+        if self._subscribed is None:
+            return False
+        try:
+            return self._transport.add_channel(self._subscribed, channel)
+        except REDIS_ERRORS:
+            self.close_connection()
+            return False
+
+    def wait(self, seconds: float) -> list[Signal]:
+        """Wait for wake-ups and return them. Return an empty list after `seconds` or a `wake`.
+
+        If there is no connection, subscribe, set `has_missed` and return at once.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        until = time.monotonic() + seconds
+        if (
+            self._subscribed is not None
+            and self._subscribed.refused
+            and time.monotonic() > self._retry_at
+        ):
+            self.close_connection()
+        if self._subscribed is None:
+            self._subscribe()
+            return []
+        signals: list[Signal] = []
+        try:
+            self._read(self._subscribed, until, signals)
+        except redis.ResponseError as error:  # reply to an added channel
+            if isinstance(error, AskError) or kind_of(error) is Kind.AGAIN:
+                self.close_connection()  # another node serves the slot of a shard channel
+        except REDIS_ERRORS:
+            self.close_connection()
+        return signals
+
+    def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
+        """Read until a wake-up arrives, then read all further wake-ups that have arrived."""
+        if not self._transport.is_current(subscribed):
+            raise redis.ConnectionError("other connections of this client have died")
+        while True:
+            left_s = 0.0 if signals else max(0.0, until - time.monotonic() - PRECISION_S)
+            reply = subscribed.waiting.read(left_s)
+            if reply is RUNG:
+                return
+            if reply is None:
+                if not left_s:
+                    break
+                subscribed.note_silence()
+                if subscribed.is_to_ping():
+                    subscribed.connection.send_command("PING")
+                continue
+            if not isinstance(reply, list) or len(reply) != 3:
+                continue
+            if reply[0] in (b"message", b"smessage"):
+                signals.append((reply[1], reply[2]))
+            elif reply[0] in (b"subscribe", b"ssubscribe"):
+                self.added.add(reply[1])
+            elif reply[0] == b"sunsubscribe":
+                raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
+        if not signals:
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def _subscribe(self) -> None:
+        try:
+            subscribed = self._transport._subscribed(Subscribe((), self._channels))
+        except REDIS_ERRORS as error:
+            raise translate(error, "listen", [self._channels[0].decode()]) from error
+        for channel, refusal in subscribed.refused.items():
+            self._retry_at = SubscriptionRefused(channel, refusal).until  # this logs the refusal
+        self._subscribed, self.has_missed = subscribed, True
+
+    def close_connection(self) -> None:
+        """Close the connection. The next wait subscribes again."""
+        subscribed, self._subscribed = self._subscribed, None
+        self.added.clear()
+        if subscribed is not None:
+            for connection in (subscribed.connection, *subscribed.others.values()):
+                with contextlib.suppress(*REDIS_ERRORS):
+                    connection.disconnect()
+            subscribed.waiting.close()

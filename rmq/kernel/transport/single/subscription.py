@@ -1,10 +1,7 @@
 """Subscriptions to wake-up channels: wait for wake-ups, and detect dead connections.
 
-A worker has one listener, a connection that is subscribed to the channels of many topics. One
-thread waits on it, and any thread can end the wait. If the ACL refuses a channel, the worker polls
-the topic and tries to subscribe again after a minute. Channels for hand-overs are added later, and
-end with the connection. On a Redis Cluster, a consumer connects to the master that serves its shard
-channel, and reconnects after the slot has moved.
+A worker has one `Listener` for its topics (`blocking`). On a Redis Cluster, a consumer connects to
+the master that serves its shard channel, and reconnects after the slot has moved.
 """
 
 from __future__ import annotations
@@ -12,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from redis.exceptions import AskError
@@ -31,132 +28,6 @@ from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, forbids, ki
 from rmq.kernel.transport.flow.steps import POLL_S, Subscription
 from rmq.kernel.transport.hash_slots import Node, SlotTable, hash_slot
 from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadline, repeat
-
-if TYPE_CHECKING:
-    from rmq.kernel.transport.single.blocking import Transport
-
-
-Signal = tuple[bytes, bytes]  # channel, payload
-
-
-class Listener:
-    """Waits for messages on the channels of many topics.
-
-    Args:
-        transport: Makes the connection.
-        channels: Channels to subscribe to.
-
-    Attributes:
-        added: Channels added to this connection, and confirmed by Redis.
-        has_missed: Whether signals may have been sent while the listener was not subscribed.
-    """
-
-    def __init__(self, transport: Transport, channels: Sequence[bytes]) -> None:
-        self._transport = transport
-        self._channels = channels
-        self._subscribed: SubscribedConnection | None = None
-        self._retry_at = 0.0  # when to subscribe again to channels that the ACL refused
-        self.added: set[bytes] = set()
-        self.has_missed = True
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether all channels of the listener are subscribed."""
-        return self._subscribed is not None and not self._subscribed.refused
-
-    def wake(self) -> None:
-        """End the current or the next wait of the thread that waits."""
-        subscribed = self._subscribed
-        if subscribed is not None:
-            subscribed.waiting.wake()
-
-    def add(self, channel: bytes) -> bool:
-        """Subscribe to another channel. Return whether the command was sent.
-
-        The channel is in `added` after Redis has confirmed it.
-        """
-        if self._subscribed is None:
-            return False
-        try:
-            return self._transport.add_channel(self._subscribed, channel)
-        except REDIS_ERRORS:
-            self.close_connection()
-            return False
-
-    def wait(self, seconds: float) -> list[Signal]:
-        """Wait for wake-ups and return them. Return an empty list after `seconds` or a `wake`.
-
-        If there is no connection, subscribe, set `has_missed` and return at once.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
-        until = time.monotonic() + seconds
-        if (
-            self._subscribed is not None
-            and self._subscribed.refused
-            and time.monotonic() > self._retry_at
-        ):
-            self.close_connection()
-        if self._subscribed is None:
-            self._subscribe()
-            return []
-        signals: list[Signal] = []
-        try:
-            self._read(self._subscribed, until, signals)
-        except redis.ResponseError as error:  # reply to an added channel
-            if isinstance(error, AskError) or kind_of(error) is Kind.AGAIN:
-                self.close_connection()  # another node serves the slot of a shard channel
-        except REDIS_ERRORS:
-            self.close_connection()
-        return signals
-
-    def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
-        """Read until a wake-up arrives, then read all further wake-ups that have arrived."""
-        if not self._transport.is_current(subscribed):
-            raise redis.ConnectionError("other connections of this client have died")
-        while True:
-            left_s = 0.0 if signals else max(0.0, until - time.monotonic() - PRECISION_S)
-            reply = subscribed.waiting.read(left_s)
-            if reply is RUNG:
-                return
-            if reply is None:
-                if not left_s:
-                    break
-                subscribed.note_silence()
-                if subscribed.is_to_ping():
-                    subscribed.connection.send_command("PING")
-                continue
-            subscribed.note_life()
-            if not isinstance(reply, list) or len(reply) != 3:
-                continue
-            if reply[0] in (b"message", b"smessage"):
-                signals.append((reply[1], reply[2]))
-            elif reply[0] in (b"subscribe", b"ssubscribe"):
-                self.added.add(reply[1])
-            elif reply[0] == b"sunsubscribe":
-                raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
-        if not signals:
-            time.sleep(max(0.0, until - time.monotonic()))
-
-    def _subscribe(self) -> None:
-        try:
-            subscribed = self._transport._subscribed(Subscribe((), self._channels))
-        except REDIS_ERRORS as error:
-            raise translate(error, "listen", [self._channels[0].decode()]) from error
-        for channel, refusal in subscribed.refused.items():
-            self._retry_at = SubscriptionRefused(channel, refusal).until  # this logs the refusal
-        self._subscribed, self.has_missed = subscribed, True
-
-    def close_connection(self) -> None:
-        """Close the connection. The next wait subscribes again."""
-        subscribed, self._subscribed = self._subscribed, None
-        self.added.clear()
-        if subscribed is not None:
-            for connection in (subscribed.connection, *subscribed.others.values()):
-                with contextlib.suppress(*REDIS_ERRORS):
-                    connection.disconnect()
-            subscribed.waiting.close()
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
@@ -204,7 +75,8 @@ class SubscribedConnection:
         connection: A connection of redis-py.
         epoch: Epoch of the pool when the connection was made.
         refused: Channels that were left out, with the errors.
-        waiting: A Doorbell, which reads from the connection and can end a wait.
+        waiting: A Doorbell, which reads from the connection and can end a wait. Its `heard_at` is
+            the time of the last reply.
 
     Attributes:
         node: Node of a Cluster.
@@ -215,7 +87,7 @@ class SubscribedConnection:
     is_heard = True
 
     __slots__ = (
-        "_heard_at", "_pinged_at", "connection", "epoch", "node", "others", "refused", "shards",
+        "_pinged_at", "connection", "epoch", "node", "others", "refused", "shards",
         "waiting",
     )  # fmt: skip
 
@@ -233,30 +105,24 @@ class SubscribedConnection:
         self.others: dict[tuple[str, int], Any] = {}
         self.shards: dict[int, tuple[str, int]] = {}
         self.waiting = waiting
-        self._heard_at = time.monotonic()
-        self._pinged_at: float | None = None  # None: all PINGs were answered
+        self._pinged_at = 0.0  # a reply that was read after this time has answered the PING
 
     def is_to_ping(self) -> bool:
         """Return whether to send a PING after a long silence, and record that it is sent."""
-        now = time.monotonic()
-        if self._pinged_at is not None or now < self._heard_at + PING_S:
+        now, heard_at = time.monotonic(), self.waiting.heard_at
+        if self._pinged_at > heard_at or now < heard_at + PING_S:
             return False
         self._pinged_at = now
         return True
 
-    def note_life(self) -> None:
-        """Record that the connection works."""
-        self._heard_at, self._pinged_at = time.monotonic(), None
-
     def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
-        """Record that the connection works, and store the message in a reply.
+        """Store the message in a reply.
 
         Args:
             reply: The reply that was read.
             signals: Set to which the slot of a wake-up is added.
             subscription: Subscription that stores a message of its own channel.
         """
-        self.note_life()
         if not isinstance(reply, list) or len(reply) != 3:
             return
         if reply[0] == b"sunsubscribe":
@@ -275,7 +141,8 @@ class SubscribedConnection:
         Raises:
             redis.ConnectionError: A PING was not answered in time, so the connection is dead.
         """
-        if self._pinged_at is not None and time.monotonic() > self._pinged_at + PONG_S:
+        is_unanswered = self._pinged_at > self.waiting.heard_at
+        if is_unanswered and time.monotonic() > self._pinged_at + PONG_S:
             raise redis.ConnectionError(f"a subscription did not answer for {PONG_S:g} s")
 
 

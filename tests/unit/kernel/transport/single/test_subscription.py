@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from rmq.kernel.transport.flow.steps import Subscription
 from rmq.kernel.transport.single import subscription
 from rmq.kernel.transport.single.subscription import PING_S, SubscribedConnection
 from tests.unit.monotonic import Clock
@@ -18,7 +19,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_subscription_is_sent_one_ping_after_a_long_silence(clock: Clock) -> None:
-    subscribed = SubscribedConnection(None, 1)
+    doorbell = SimpleNamespace(heard_at=clock.now)
+    subscribed = SubscribedConnection(None, 1, waiting=doorbell)
     assert not subscribed.is_to_ping()
 
     clock.now += PING_S + 0.1
@@ -28,10 +30,11 @@ def test_a_subscription_is_sent_one_ping_after_a_long_silence(clock: Clock) -> N
 
 
 def test_any_reply_is_a_sign_of_life(clock: Clock) -> None:
-    subscribed = SubscribedConnection(None, 1)
+    doorbell = SimpleNamespace(heard_at=clock.now)
+    subscribed = SubscribedConnection(None, 1, waiting=doorbell)
     clock.now += PING_S + 0.1
     subscribed.is_to_ping()
-    subscribed.note_reply(b"PONG", set(), Subscription(b"wake"))
+    doorbell.heard_at = clock.now = clock.now + 0.1
 
     assert not subscribed.is_to_ping()
     clock.now += PING_S + 0.1
