@@ -295,10 +295,10 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
         taken = feed.transport.run(feed.flows.receive(2, 0))
         first, second = sorted(taken, key=lambda each: each.body)
 
-        feed._put(feed.first_queue, [first])
+        feed.first_queue.put([first], set)
         waited = list(began)
         later_s[0] = poison.ALONE_S
-        feed._put(feed.first_queue, [second])
+        feed.first_queue.put([second], set)
 
         wait_for(lambda: len(began) == 2)
         go.set()

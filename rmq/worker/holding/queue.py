@@ -21,7 +21,7 @@ from rmq.worker.holding.suspects import SuspectStarter
 from rmq.worker.running.event_loop import LoopHeartbeat
 from rmq.worker.running.executors import Executor, Work, WorkQueue
 from rmq.worker.running.invoker import TopicInvokers, invoker_class
-from rmq.worker.running.poison import PoisonSuspects
+from rmq.worker.running.poison import FROM_DELIVERY, PoisonSuspects
 from rmq.worker.running.work import HandlerWork
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.settler import Settler, SettlerThread
@@ -75,6 +75,7 @@ class HandlerQueue:
         self.all_hung_since = 0.0
         self._executor = executor
         self._heartbeat = heartbeat
+        self._is_stopping = is_stopping
         self.settler = Settler(
             handler, topic, invokers.disposition_of_overrun, detached_claims, settler_thread
         )
@@ -167,26 +168,57 @@ class HandlerQueue:
 
     # --- dispatch --------------------------------------------------------------------------------
 
-    def put(self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]) -> None:
-        """Give received deliveries to the executor, and start the suspects that may run now.
+    def put(
+        self,
+        deliveries: list[InnerDelivery],
+        with_expired_leases: Callable[[list[InnerDelivery]], set[InnerDelivery]],
+    ) -> None:
+        """Give received deliveries to the executor, or release them if the worker is stopping.
 
-        A suspect is a message that may have killed its process before.
+        Args:
+            deliveries: Received deliveries.
+            with_expired_leases: Function that returns the deliveries whose previous delivery ended
+                because its lease expired. These deliveries may have killed their process.
+        """
+        self.received += len(deliveries)
+        if self._is_stopping():
+            self.work.release(deliveries)
+            return
+        try:
+            retries = self.handler.context.settings.max_retries
+            first = min(FROM_DELIVERY, max(2, retries + 1))  # a first delivery is no suspect
+            suspect_below = retries - first + 2
+            old = [each for each in deliveries if each.score % 1000 < suspect_below]
+            suspects = with_expired_leases(old) if old else set()
+            if suspects or self.suspects.running or self._starter.last is not None:
+                deliveries = self._start_suspects(deliveries, suspects)
+            if self.handler.ordered:
+                self._start([deliveries] if deliveries else [])
+                return
+            works = self._partial.add(deliveries) if self.handler.batch else deliveries
+            if works:
+                self._executor.put(self.work_queue, works)
+        except Exception as error:
+            self.work.on_error(deliveries, error)
+            raise
+
+    def _start_suspects(
+        self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
+    ) -> list[InnerDelivery]:
+        """Start the suspects that may run now: messages that may have killed their process.
+
+        Return the other deliveries that can begin at once.
         """
         if self._starter.last is not None:
             self._starter.begin_last()  # it may have waited for a minute
         if self.suspects.running and self.suspects.must_wait():
             self._starter.put_off(deliveries)
-            return
+            return []
         if self.handler.ordered:
-            batch = self._starter.split_ordered(deliveries, suspects) if suspects else deliveries
-            if batch:
-                self._start([batch])
-            return
+            return self._starter.split_ordered(deliveries, suspects) if suspects else deliveries
         if suspects or self.suspects.running:
-            deliveries = self._starter.start(deliveries, suspects)
-        works = self._partial.add(deliveries) if self.handler.batch else deliveries
-        if works:
-            self._executor.put(self.work_queue, works)
+            return self._starter.start(deliveries, suspects)
+        return deliveries
 
     def linger_until(self) -> float:
         """Return when the wait for a full batch ends, or infinity if no delivery waits for one."""

@@ -24,7 +24,6 @@ from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
 from rmq.worker.running.invoker import AsyncInvoker, TopicInvokers
-from rmq.worker.running.poison import FROM_DELIVERY
 from rmq.worker.settling.disposition import Report
 
 log = logging.getLogger("rmq")
@@ -166,7 +165,7 @@ class TopicFeed:
                 claim_keys(deliveries, self.handlers, self.flows, self.transport, self.tracker)
             self.state.until = time.monotonic() + CREDIT_S
             if self._fills_one_queue:
-                self._put(self.first_queue, deliveries)
+                self.first_queue.put(deliveries, self._with_expired_leases)
             else:
                 self._dispatch(deliveries)
         return len(deliveries)
@@ -197,28 +196,12 @@ class TopicFeed:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
         for handler, mine in by_handler.items():
             if handler is not None:
-                self._put(self.queues[handler], mine)
+                self.queues[handler].put(mine, self._with_expired_leases)
                 continue
             self.first_queue.received += len(mine)
             for delivery in mine:
                 report = Report(delivery, self.invokers.unhandled.disposition(delivery))
                 self.first_queue.settler.put(report)
-
-    def _put(self, queue: HandlerQueue, deliveries: list[InnerDelivery]) -> None:
-        queue.received += len(deliveries)
-        if self.state.interrupted:  # the worker is stopping
-            queue.work.release(deliveries)
-            return
-        try:
-            retries = self.context.settings.max_retries
-            first = min(FROM_DELIVERY, max(2, retries + 1))  # a first delivery is no suspect
-            suspect_below = retries - first + 2
-            old = [each for each in deliveries if each.score % 1000 < suspect_below]
-            suspects = self._with_expired_leases(old) if old else set()
-            queue.put(deliveries, suspects)
-        except Exception as error:
-            queue.work.on_error(deliveries, error)
-            raise
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
         """Return the deliveries whose previous delivery ended because its lease expired.
