@@ -17,7 +17,8 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           An ack also settles a delivery whose cancellation was requested. The first write frees
           memory. A call that is sent twice gets the first answer again. In a
           slot in order, the last ack of a batch wakes the consumers that wait for the end of the
-          batch. In other slots, each ack wakes the consumers that wait for room.
+          batch. In other slots, each ack wakes the consumers that wait for room. In a slot that
+          keeps results, the error RESULTS tells the caller to call ack_then.
 ]]
 --- @keys slot prepare records failures settled0 settled1 audit dead bodies store
 --- @include "lib/split_call"
@@ -26,9 +27,9 @@ local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, last_call,
-  large, grouped, offloaded, cancelling = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
-    'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large',
-    'groups', 'offloaded', 'cancelling'))
+  large, grouped, offloaded, cancelling, outcomes = unpack(redis.call('HMGET', slot, 'created',
+    'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session,
+    'large', 'groups', 'offloaded', 'cancelling', 'outcomes'))
 --- @include "alone/ack"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -135,6 +136,9 @@ if earlier_answer then
 end
 if not created then
   fail('GONE', slot)
+end
+if outcomes then
+  fail('RESULTS', slot) -- the caller has to call ack_then, which stores results
 end
 local runs = whole_number(ARGV[5], 1, MOST, 'runs')
 local count = count_deliveries(runs)

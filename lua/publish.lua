@@ -24,6 +24,8 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/records/note_offloaded"
+--- @include "lib/results/keep_mark"
+--- @include "lib/results/note_marks"
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"

@@ -47,6 +47,7 @@ local last_call = fields[SESSION] -- number, time and answer; false in a new ses
 --- @include "lib/replay"
 --- @include "lib/records/large_bodies"
 --- @include "lib/records/note_offloaded"
+--- @include "lib/results/note_marks"
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"

@@ -5,7 +5,7 @@ The short form creates no function, and reads only what this kind of delivery ne
 fails, ack.lua continues with the long form, which does the same for every delivery.
 
 Reads: RUNS_FROM audited blocked call call_number cancelling created grouped large last_call
-  offloaded session settled
+  offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -17,7 +17,7 @@ repeat
   if not last_call or not created or #ARGV ~= RUNS_FROM + 3 then
     break -- a new session removes unused sessions; several deliveries share their work
   end
-  if blocked or audited or large or offloaded or cancelling then
+  if blocked or audited or large or offloaded or cancelling or outcomes then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]

@@ -5,7 +5,7 @@ plain message, that is one without a time. If a guard fails, ack_then.lua contin
 form, which does the same for all deliveries and follow-ups.
 
 Reads: EACH FIRST audited blocked call call_number cancelling created grouped large last_call
-  last_number offloaded place session settled
+  last_number offloaded outcomes place session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/follow_ups/claim"
@@ -16,14 +16,14 @@ Reads: EACH FIRST audited blocked call call_number cancelling created grouped la
 --- @include "lib/session"
 --- @include "lib/settle/count_failed"
 repeat
-  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 1 + EACH then
+  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 2 + EACH then
     break -- a new session, several deliveries, or several follow-ups
   end
-  if blocked or audited or large or offloaded or cancelling or grouped then
+  if blocked or audited or large or offloaded or cancelling or grouped or outcomes then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local id, receipt = ARGV[FIRST], ARGV[FIRST + 1]
-  local position, target, member, head, rest = unpack(ARGV, FIRST + 2)
+  local position, target, member, head, rest = unpack(ARGV, FIRST + 3)
   if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
   end

@@ -11,6 +11,7 @@ Reads: BEFORE call call_number fields first_member head last_call session
 --- @include "lib/scores/counters"
 --- @include "lib/member"
 --- @include "lib/records/record"
+--- @include "lib/results/keep_mark"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/scores/score_text"
 --- @include "lib/session"
@@ -38,6 +39,9 @@ repeat
   local is_coded = first_byte >= CODED and first_byte < CODED_END
   if is_coded and (first_byte > CODED or string.byte(rest, 1) == OFFLOADED) then
     break -- the body is offloaded, or may be: it is behind headers
+  end
+  if first_byte % CODEC_STEP >= HEADERS and string.find(rest, KEEP_HEADER, 1, true) then
+    break -- the message keeps its result
   end
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   if order >= RESTART or tonumber(fields[FRONT] or 0) <= -RESTART then

@@ -1,6 +1,7 @@
 --[[
 ack_then: settle deliveries for good, and store the messages that follow from them (follow-ups) in
-the same step. A follow-up for this slot is stored at once. A follow-up for another slot becomes a
+the same step, and how these messages have ended (lib/results/results). A follow-up for this slot is
+stored at once. A follow-up for another slot becomes a
 pending entry (lib/follow_ups/pending), which pending_send stores there. `dead` is only counted.
 `merge` is for messages that drop_lowest drops.
 
@@ -10,10 +11,11 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   place                name of this slot: `<topic>:<index>`
 ARGV[6]   count                n, the number of deliveries, 1 to 1000
-ARGV[7..] n members (13 bytes each), their n receipts. Then five arguments for each follow-up, at
-          most 1000: position of its delivery, `<topic>:<index>` of its target, its member, head,
-          and the rest of its record, as for send. Follow-ups have no merge key, and no large body
-          apart from their record
+ARGV[7..] n members (13 bytes each), their n receipts, and n results: '' or s succeeded, h handed
+          over before it is handled; and behind this letter, the details (lib/results/results), at
+          most 300 000 bytes. Then five arguments for each follow-up, at most 1000: position of its
+          delivery, `<topic>:<index>` of its target, its member, head, and the rest of its record,
+          as for send. Follow-ups have no merge key, and no large body apart from their record
 Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 settled, 0 the
           receipt is no longer valid. The number of the first pending entry; the next entries have
           the next numbers, in the order of the arguments; 0 if there are none. The claim of the
@@ -21,20 +23,22 @@ Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 
           caller sends the entries, which are the only entries of this target; o the caller reads
           and sends the entries, some are older; w another process sends them
 Cost      O((n + f) log L), f = follow-ups, L = leases, messages or pending entries of the slot
-Atomic    Follow-ups of a delivery are stored if its receipt is valid, else dropped. If sends to
+Atomic    Result and follow-ups of a delivery are stored if its receipt is valid, else dropped. A
+          result is stored only for a message with the mark (lib/results/keep_mark). If sends to
           this slot are paused, or it is full, or it has older pending entries for itself, its
           follow-ups become pending entries as well. Works while Redis is at maxmemory. A call that
           is sent twice gets the first answer again. In other respects like ack.
 ]]
---- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets
+--- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/split_call"
 local FIRST, EACH = 7, 5 -- first argument of the deliveries, and arguments of a follow-up
+local RESULT_MOST = 300000 -- bytes of a result
 local call, place = ARGV[2], ARGV[5]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, blocked, audited, settled, large, offloaded, last_number, cancelling, grouped,
-  last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited', 'settled', 'large',
-    'offloaded', 'follow_ups', 'cancelling', 'groups', session))
+  outcomes, last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited', 'settled',
+    'large', 'offloaded', 'follow_ups', 'cancelling', 'groups', 'outcomes', session))
 --- @include "alone/ack_then"
 --- @include "lib/audit"
 --- @include "lib/check"
@@ -48,6 +52,8 @@ local created, blocked, audited, settled, large, offloaded, last_number, cancell
 --- @include "lib/records/drop_records"
 --- @include "lib/records/record_bytes"
 --- @include "lib/replay"
+--- @include "lib/results/keep_mark"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/send/store_messages"
 --- @include "lib/settle/count_failed"
 --- @include "lib/send/dedup_window"
@@ -67,12 +73,12 @@ end
 local fields = read_store_fields('')
 check_place(place)
 local n = whole_number(ARGV[6], 1, MOST, 'count')
-local from = FIRST + 2 * n -- first argument of the follow-ups
+local from = FIRST + 3 * n -- first argument of the follow-ups
 local follow_ups = (#ARGV - from + 1) / EACH
 if follow_ups < 0 or follow_ups > MOST or follow_ups % 1 > 0 then
   fail('ARG', 'follow-ups')
 end
-local valid_ids, letters = verify_receipts(FIRST, n)
+local valid_ids, letters, positions = verify_receipts(FIRST, n)
 
 -- Stop the script if a follow-up cannot be stored, because later checks come after writes.
 local function check_follow_up(id, head)
@@ -148,7 +154,27 @@ local function add_pending(away)
   return table.concat(texts, ' ')
 end
 
+-- Wake sleeping consumers, or hand messages over to them.
+local function signal(is_unblocked, serves_sleepers, any_out)
+  if is_unblocked then
+    wake(ARGV[3], ARGV[4])
+  elseif serves_sleepers then
+    --- @include "lib/wake/hand_over"
+    serve_sleepers(ARGV[3], ARGV[4], now)
+  elseif any_out then
+    wake_sleepers(now, ARGV[3], ARGV[4])
+  end
+end
+
 local here, away = split_follow_ups()
+local results_given = {} -- of the valid deliveries
+for m = 1, outcomes and #valid_ids or 0 do
+  local text = ARGV[FIRST + 2 * n + positions[m] - 1]
+  if not string.find(text, '^[sh]') and text ~= '' or #text > RESULT_MOST then
+    fail('ARG', 'result')
+  end
+  results_given[m] = text ~= '' and text or 's'
+end
 local failed = count_failed()
 local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
 local kept = window > 0 and kept_ids(valid_ids)
@@ -162,6 +188,8 @@ redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
 redis.call('ZCARD', pending)
 redis.call('ZCARD', targets)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 if #valid_ids == 0 then
   return letters .. ' 0 0'
 end
@@ -182,6 +210,9 @@ if audited then
   local chunk = tonumber(redis.call('HGET', slot, 'chunk'))
   account_for('seen', read_numbers(valid_ids, chunk), now)
 end
+if outcomes then
+  note_outcomes(valid_ids, now, nil, results_given)
+end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed)
 if cancelling then
   --- @include "lib/settle/cancel_requests"
@@ -195,12 +226,5 @@ local is_unblocked = unblock(blocked, now)
 local answer = letters .. ' ' .. (#away > 0 and add_pending(away) or '0 0')
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
 remember(call, now, answer)
-if is_unblocked then
-  wake(ARGV[3], ARGV[4])
-elseif serves_sleepers then
-  --- @include "lib/wake/hand_over"
-  serve_sleepers(ARGV[3], ARGV[4], now)
-elseif any_out then
-  wake_sleepers(now, ARGV[3], ARGV[4])
-end
+signal(is_unblocked, serves_sleepers, any_out)
 return answer

@@ -24,8 +24,6 @@ local function parse_number(text)
   end
 end
 
-local NUMBER_HEADER = '\169rmq-audit' -- in msgpack
-
 -- Return producer and number that rmq.Audit put on a message, in the first header of its record.
 -- The headers are not unpacked.
 local function number_of(record)

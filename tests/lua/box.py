@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgpack
 import redis
 
 from rmq.kernel.consumer import scripts as consumer_scripts
@@ -66,13 +67,15 @@ def stored(
     key: bytes | None = None,
     collects: bool = False,
     codec: int = 0,
+    keep: int | None = None,
 ) -> bytes:
-    """The record that stands in Redis."""
+    """The record that stands in Redis. `keep`: how long its result is kept, in s."""
     flags = (
         core_record.TIMED * (due is not None)
         | core_record.EXPIRES * (expires is not None)
         | core_record.MERGES * (key is not None)
         | core_record.COLLECTS * collects
+        | core_record.HEADERS * (keep is not None)
     )
     made = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big") + number.to_bytes(4, "big")
     if due is not None:
@@ -81,6 +84,8 @@ def stored(
         made += expires.to_bytes(6, "big")
     if key is not None:
         made += core_record.length_prefixed(key)
+    if keep is not None:
+        made += core_record.length_prefixed(msgpack.packb({"rmq-keep": str(keep)}))
     return made + body
 
 
@@ -257,7 +262,10 @@ class Box:
 
         if isinstance(value, list):
             return [id_of(member) for member in value] if name.startswith("querylog:") else value
-        if name in ("store", "prepare", "dead", "records", "failures", "trash", "deaths"):
+        if name in (
+            "store", "prepare", "dead", "records", "failures", "trash", "deaths", "results",
+            "keeping",
+        ):  # fmt: skip
             return {id_of(member): of_member for member, of_member in value.items()}
         if name in ("settled0", "settled1"):
             return {id_of(member) for member in value}
@@ -314,11 +322,12 @@ class Box:
         due: int | None = None,
         expires: int | None = None,
         codec: int = 0,
+        keep: int | None = None,
     ) -> tuple[bytes, bytes]:
         """Head and rest of a record, as send takes them. Without a due time: priority 100."""
         if due is None and priority == 0:
             priority = 100
-        whole = stored(0, body, priority=priority, due=due, expires=expires, codec=codec)
+        whole = stored(0, body, priority=priority, due=due, expires=expires, codec=codec, keep=keep)
         return whole[:4], whole[8:]
 
     def send_command(
@@ -361,12 +370,13 @@ class Box:
         codec: int = 0,
         most: int = 256 * 1024,
         session: ReplaySession | None = None,
+        keep: int | None = None,
     ) -> Command[Any]:
         """A merge."""
         collects = mode == "collect"
         whole = stored(
             0, priority=priority, due=range_ms, expires=expires, key=key, collects=collects,
-            codec=codec, body=b"",
+            codec=codec, body=b"", keep=keep,
         )  # fmt: skip
         options = b"%b%b %d %d " % (whole[:4], mode.encode(), max_wait, most)
         given = [options, whole[8:], body]

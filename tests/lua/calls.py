@@ -22,11 +22,12 @@ from rmq.kernel.core import ids
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.follow_ups import scripts as follow_ups_scripts
 from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.results import scripts as results_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
 from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
-from tests.lua.following import TARGET, ack_then_command, entry, follow_up, own
+from tests.lua.following import TARGET, ack_then, ack_then_command, entry, follow_up, own
 from tests.lua.furnished import (
     CLAIM,
     FOLLOW_UP,
@@ -85,6 +86,12 @@ def settle_and_follow(f: Furnished, **options: Any) -> Command[Any]:
     return ack_then_command(box, [f.leased, f.failed], *follow_ups)
 
 
+def ack_without_results(f: Furnished) -> Command[Any]:
+    """Settle messages of a slot that keeps no results."""
+    f.box.redis.hdel(f.box.keys.slot, "outcomes")
+    return f.box.ack_command([f.leased, f.failed], f.box.session())
+
+
 def fail_queried(f: Furnished) -> Command[Any]:
     """Give back what a query holds and has handed out."""
     f.box.run(queries_scripts.query_read(f.box.keys, RUN, 0, 1, 1))
@@ -103,7 +110,7 @@ CALLS: dict[str, Call] = {
     "audit_report": _call(
         lambda f, b: producer_scripts.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])
     ),
-    "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.session())),
+    "ack": _call(lambda f, b: ack_without_results(f)),
     "ack_then": _call(lambda f, b: settle_and_follow(f)),
     "audit_open": _call(lambda f, b: audit_scripts.audit_open(b.keys, every_ms=1000)),
     "cancel": _call(lambda f, b: messages_scripts.cancel(b.handle, b.keys, b.session(), f.window)),
@@ -139,6 +146,10 @@ CALLS: dict[str, Call] = {
     "publish": _call(lambda f, b: queries_scripts.publish(b.handle, b.keys, b.session(), STAGE)),
     "purge": _call(lambda f, b: topic_scripts.purge(b.handle, b.keys, b.session(), "store")),
     "queries": _call(lambda f, b: consumer_scripts.queries(b.keys)),
+    "progress": _call(
+        lambda f, b: results_scripts.progress(b.keys, f.leased.id, f.leased.receipt, b"details")
+    ),
+    "result": _call(lambda f, b: results_scripts.result(b.keys, [f.waiting, f.dead])),
     "query_release": _call(
         lambda f, b: queries_scripts.query_release(b.handle, b.keys, QUERY, 0, 10)
     ),
@@ -334,7 +345,7 @@ def _next_turn(verb: str) -> Call:
 
     def call(f: Furnished) -> Command[Any]:
         f.box.clock.advance(60)
-        f.box.ack(*f.box.take(10))
+        ack_then(f.box, f.box.take(10))
         return CALLS[verb](f)
 
     return call
@@ -386,7 +397,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
     "lateness_report": {0: "now_us", 2: "deliveries", 4: "deliveries"},
-    "ack_then": {0: "now_us", 5: "count", 10: "delivery"},
+    "ack_then": {0: "now_us", 5: "count", 12: "delivery"},
     "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
     "audit_scan": {1: "limit"},
@@ -410,7 +421,9 @@ NUMBERS: dict[str, dict[int, str]] = {
     "queries": {0: "now_us", 1: "limit"},
     "query_rollback": {0: "now_us", 2: "limit"},
     "query_fail": {0: "now_us", 4: "number", 6: "wait_ms"},
+    "progress": {0: "now_us"},
     "query_inspect": {0: "now_us"},
+    "result": {0: "now_us"},
     "query_read": {0: "after", 1: "upto", 2: "limit", 3: "records"},
     "query_again": {0: "now_us", 3: "upto"},
     "query_release": {0: "now_us", 5: "after", 6: "limit"},

@@ -25,16 +25,20 @@ def own(box: Box) -> str:
     return slot_name(box.keys.topic, box.index)
 
 
-def ack_then(box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, session: Any = None) -> Any:
-    return box.run(ack_then_command(box, leases, *follow_ups, session=session))
+def ack_then(box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, **options: Any) -> Any:
+    return box.run(ack_then_command(box, leases, *follow_ups, **options))
 
 
 def ack_then_command(
-    box: Box, leases: Sequence[Lease], *follow_ups: FollowUp, session: Any = None
+    box: Box,
+    leases: Sequence[Lease],
+    *follow_ups: FollowUp,
+    session: Any = None,
+    results: Sequence[bytes] = (),
 ) -> Any:
     return scripts.ack_then(
         box.handle, box.keys, session or box.session(), [x.id for x in leases],
-        [x.receipt for x in leases], follow_ups, lambda reply: reply,
+        [x.receipt for x in leases], follow_ups, lambda reply: reply, results,
     )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ CLAIM, OWNER = b"default:order-7", b"0123456789abcdefghijklmnop:1"
 SCHEDULE, PAUSED, DEFINITION, TIMING = "report", "rest", b"definition", "60000|||0"
 JOB, PAUSED_JOB, NEW_JOB = "t.00000001", "t.00000002", "t.00000003"
 TRASHED = b"in the trash!"  # a member
+FINISHED = b"has finished!"  # a member
+KEEP_S = 3600  # how long results are kept
 TOKEN = b"8 random"  # of a redrive to another topic
 FOLLOW_UP, SENT_BY = 7, b"9000000000000"  # number of a pending entry, and the claim on its target
 
@@ -149,7 +151,7 @@ def _furnish(box: Box) -> Furnished:
         box.clock.advance(60)
     box.one(kept=True)
     assert box.ack(box.take_one()) == "1"  # the newest turn is this one
-    retry, failed, leased, lapsed, dead = box.send(5, kept=True, large=b"large")
+    retry, failed, leased, lapsed, dead = box.send(5, kept=True, large=b"large", keep=KEEP_S)
     taken = {lease.id: lease for lease in box.take(5)}
     assert box.nack(taken[retry], taken[failed]) == "rr"
     again = {lease.id: lease for lease in box.take(2)}
@@ -158,12 +160,12 @@ def _furnish(box: Box) -> Furnished:
     box.release(taken[lapsed])
     lapsing = box.take_one(lease_ms=1000)
     assert lapsing.id == lapsed
-    expired, _ = box.merge(key=b"gone", range_ms=500, expires=500)
-    due = box.one(due=600)
+    expired, _ = box.merge(key=b"gone", range_ms=500, expires=500, keep=KEEP_S)
+    due = box.one(due=600, keep=KEEP_S)
     box.clock.advance(2)
     later = box.one(due=60_000)
-    window, _ = box.merge(kept=True, key=b"open", range_ms=30_000)
-    waiting = box.one()
+    window, _ = box.merge(kept=True, key=b"open", range_ms=30_000, keep=KEEP_S)
+    waiting = box.one(keep=KEEP_S)
     box.run(producer_scripts.audit_report(box.keys, PRODUCER, 0, 3))
     box.run(consumer_scripts.claim(box.keys, [CLAIM], [OWNER], 600_000))
     staged = box.ids(2)
@@ -187,6 +189,8 @@ def _furnish(box: Box) -> Furnished:
     box.run(jobs_scripts.job_pause("rmq", PAUSED_JOB))
     box.redis.zadd(box.keys.trash, {TRASHED: now + 60_000})
     box.redis.hset(box.keys.deaths, TRASHED, now)
+    box.redis.hset(box.keys.results, FINISHED, b"s" + now.to_bytes(6, "big"))
+    box.redis.zadd(box.keys.keeping, {FINISHED: now + 1})
     box.redis.zadd(box.keys.arrivals, {TRASHED + TOKEN: now})
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     box.redis.zadd(box.keys.pending, {text_of(TARGET, FOLLOW_UP, follow_up(box)): 0})

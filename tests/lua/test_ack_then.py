@@ -7,7 +7,10 @@ import redis
 
 from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import results_channel
 from rmq.kernel.follow_ups.scripts import FollowUp
+from rmq.kernel.results.entry import encode_success
+from rmq.kernel.results.scripts import progress
 from tests.lua import group
 from tests.lua.box import GONE, Box, ordered, stored
 from tests.lua.crediting import break_script
@@ -229,3 +232,116 @@ def test_a_script_that_does_not_look_at_the_letters_sends_what_a_lost_lease_must
     ack_then(box, [lost, kept], follow_up(box, 1), follow_up(box, 2))
 
     assert len(box.state()["pending"]) == 2
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def test_the_result_of_a_message_with_the_mark_is_stored_and_told(box: Box) -> None:
+    plain, kept = box.one(priority=200), box.one(keep=60)
+    leases = box.take(2)
+    listener = box.redis.pubsub()
+    listener.subscribe(results_channel("rmq", box.handle.name, box.index))
+    listener.get_message(timeout=5)
+    before, session, result = box.state(), box.session(), encode_success("w", 1, 7, 2, b"value")
+
+    reply = box.twice(lambda: ack_then_command(box, leases, session=session, results=[b"", result]))
+
+    assert reply.letters == "11"
+    at = box.clock.now_ms - 250  # of the first run
+    changed = box.changed(before)
+    assert changed.pop(("results", kept)) == b"s" + at.to_bytes(6, "big") + result[1:]
+    assert changed == {
+        ("keeping", kept): at + 60_000,
+        ("prepare", plain): GONE,
+        ("prepare", kept): GONE,
+        ("records", plain): GONE,
+        ("records", kept): GONE,
+        ("slot", "settled"): "2",
+    }
+    told = listener.get_message(timeout=5)
+    assert told["data"] == b"done " + member_of(kept)
+    assert listener.get_message(timeout=0.05) is None
+    listener.close()
+
+
+@pytest.mark.parametrize(("given", "letter"), [(b"", b"s"), (b"s", b"s"), (b"h", b"h")])
+def test_a_result_says_succeeded_or_handed_over(box: Box, given: bytes, letter: bytes) -> None:
+    id = box.one(keep=60)
+
+    ack_then(box, [box.take_one()], results=[given])
+
+    assert box.state()["results"][id] == letter + box.clock.now_ms.to_bytes(6, "big")
+
+
+def test_a_lost_lease_stores_no_result(box: Box) -> None:
+    lost, kept = box.one(keep=60), box.one(keep=60)
+    leases = box.take(2)
+    ack_then(box, leases[:1], results=[b"sfirst"])
+    before = box.state()
+
+    assert ack_then(box, leases, results=[b"ssecond", b"sthird"]).letters == "01"
+
+    changed = box.changed(before)
+    assert ("results", lost) not in changed
+    assert changed[("results", kept)][7:] == b"third"
+
+
+def test_a_result_and_follow_ups_go_together(box: Box) -> None:
+    id = box.one(keep=60)
+    lease = box.take_one()
+    here = follow_up(box, target=own(box), keep=60)
+
+    assert ack_then(box, [lease], here, follow_up(box), results=[b"sdone"]).letters == "1"
+
+    state = box.state()
+    assert state["results"][id][7:] == b"done"
+    assert (len(state["store"]), len(state["pending"])) == (1, 1)
+
+
+def test_a_result_of_another_form_is_refused_before_a_write(box: Box) -> None:
+    box.one(keep=60)
+    lease = box.take_one()
+    before = box.state()
+
+    for bad in (b"d", b"x", b"s" + bytes(300_000)):
+        with pytest.raises(redis.ResponseError, match="RMQARG result"):
+            ack_then(box, [lease], results=[bad])
+    assert box.changed(before) == {}
+
+
+def test_results_past_their_time_are_removed_twice_as_many_as_are_added(box: Box) -> None:
+    ids = box.send(5, keep=1)
+    ack_then(box, box.take(5))
+    box.clock.advance(2)
+    box.one(keep=60)
+
+    ack_then(box, [box.take_one()])
+    state = box.state()
+    assert len(state["results"]) == len(state["keeping"]) == 4
+    assert set(state["results"]) > set(ids[2:])
+
+    box.send(2, keep=60)
+    ack_then(box, box.take(2))
+    assert set(box.state()["results"]).isdisjoint(ids)
+
+
+def test_progress_becomes_the_result(box: Box) -> None:
+    id = box.one(keep=60)
+    lease = box.take_one()
+    box.run(progress(box.keys, id, lease.receipt, b"half"))
+
+    ack_then(box, [lease], results=[b"swhole"])
+
+    assert box.state()["results"][id][7:] == b"whole"
+    assert list(box.state()["keeping"]) == [id]
+
+
+def test_results_are_stored_at_maxmemory(tight: Box) -> None:
+    id = tight.one(keep=60)
+    lease = tight.take_one()
+    tight.redis.config_set("maxmemory", 1)
+
+    assert ack_then(tight, [lease], results=[b"s" + bytes(9000)]).letters == "1"
+
+    assert len(tight.state()["results"][id]) == 9007

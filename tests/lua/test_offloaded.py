@@ -229,7 +229,8 @@ def offload(f: Furnished) -> dict[bytes, bytes]:
         if not record[0] & core_record.MERGES:
             references[member] = REFERENCE + member
             end = 12 if record[0] & core_record.COLLECTS else len(b"body")
-            first = record[0] & (core_record.TIMED | core_record.EXPIRES) | 3 << 5
+            flags = core_record.TIMED | core_record.EXPIRES | core_record.HEADERS
+            first = record[0] & flags | 3 << 5
             whole = bytes((first,)) + record[1:-end] + BODY + member
             box.redis.hset(box.keys.records, member, whole)
     box.redis.delete(box.keys.bodies)

@@ -21,7 +21,7 @@ PLACES = {
     "ack": "slot prepare records failures settled0 settled1 audit dead bodies store",
     "ack_then": (
         "slot store prepare records dead failures merge audit bodies settled0 settled1 pending "
-        "targets"
+        "targets results keeping"
     ),
     "audit_open": "slot audit",
     "cancel": "slot store prepare records dead failures merge settled0 settled1 audit bodies",
@@ -43,6 +43,7 @@ PLACES = {
     "pending_send": "slot store records settled0 settled1 failures merge audit bodies prepare",
     "pending_settle": "slot records dead failures audit bodies pending targets",
     "prepare": "slot store prepare records dead failures merge audit bodies leases rates",
+    "progress": "slot prepare records results keeping",
     "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
     "purge": "slot store records failures merge audit bodies",
     "queries": "slot queries leases",
@@ -73,6 +74,7 @@ PLACES = {
     "release": "slot store prepare failures records audit bodies settled0 settled1",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
+    "result": "slot store prepare records dead trash results keeping",
     "resize_scan": "slot store prepare records",
     "rollback_expired_leases": (
         "slot store prepare records dead failures audit bodies settled0 settled1"
@@ -94,7 +96,7 @@ PLACES = {
     "slot": "slot records rates settled0 settled1",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases rates trash deaths arrivals pending targets"
+        "leases rates trash deaths arrivals pending targets results keeping"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",

@@ -30,7 +30,7 @@ TERMS = {term: meaning for term, meaning, _ in ROWS}
 # and servers in general. A word with a meaning of RMQ's own belongs in docs/glossary.md instead.
 PLAIN_ENGLISH = {
     # programming
-    "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
+    "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "completion", "compressed", "content", "explain", "top", "rmq",
     "total", "seconds",

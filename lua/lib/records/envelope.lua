@@ -1,6 +1,8 @@
 -- Reading the envelope of a record: the parts without a fixed position. lib/records/record
 -- describes them.
 --- @include "lib/records/record_bytes"
+-- First header of an audited message (lib/audit), in msgpack.
+local NUMBER_HEADER = '\169rmq-audit'
 
 -- Return the position of the headers of a record, which begin with their size; nil if it has no
 -- headers.

@@ -7,6 +7,7 @@
 --- @include "lib/scores/score_ranges"
 --- @include "lib/scores/timed_score"
 --- @include "lib/records/record_bytes"
+--- @include "lib/results/keep_mark"
 --- @include "lib/slot_fields"
 local MERGED_MOST = 16777216 -- bytes of a merged body
 local OF_EACH = 3 -- arguments of each message: options, envelope, body
@@ -41,8 +42,8 @@ local function read_options(text)
   end
   local options = { head = head, codec = math.floor(first_byte / CODEC_STEP),
     expires = first_byte % (2 * EXPIRES) >= EXPIRES,
-    has_priority = priority > 0 and 1 or 0, mode = mode, max_wait = max_wait,
-    max_bytes = max_bytes }
+    has_headers = first_byte % CODEC_STEP >= HEADERS, has_priority = priority > 0 and 1 or 0,
+    mode = mode, max_wait = max_wait, max_bytes = max_bytes }
   return options, member
 end
 
@@ -267,7 +268,7 @@ local function window_at(plan, place, options, opened, score, now)
     return window, false
   end
   if window then -- it was opened by this call
-    if options.mode == 'first' and options.max_wait == 0 then
+    if options.mode == 'first' and options.max_wait == 0 and not plan.keep then
       return nil, false -- the message changes nothing of the window
     end
     local new = window
@@ -309,9 +310,32 @@ local function note_merged(plan, target, id, remembers)
   end
 end
 
--- Change a window for a message that merges into it. `rest`, `body`: of the merging message.
+-- Let the waiting message of a window keep its result, because a message that merges into it does.
+local function keep_result(window, keep)
+  local record = window.parts[1]
+  if keep_of(record) then
+    return
+  end
+  local marked = with_mark(record, window.body_at, keep)
+  window.parts[1], window.changed = marked, true
+  window.body_at = window.body_at + #marked - #record
+  window.size = window.size + #marked - #record
+end
+
+-- Note in a plan for how long a new message keeps its result, or nil. `rest`: its envelope.
 --- @inline
-local function change_window(window, options, rest, body, now)
+local function note_keep(plan, options, rest)
+  plan.keep = options.has_headers and keep_of(options.head .. 'any4' .. rest) or nil
+  plan.keeps = plan.keeps or plan.keep
+end
+
+-- Change a window for a message that merges into it. `rest`, `body`, `keep`: of the merging
+-- message.
+--- @inline
+local function change_window(window, options, rest, body, now, keep)
+  if keep then
+    keep_result(window, keep)
+  end
   if options.mode ~= 'first' then
     add_body(window, options, body)
   end
@@ -366,6 +390,7 @@ end
 -- - windows: by the place of their key. A number is the place of a new message whose window was not
 --   read
 -- - window: the last window that was read; earliest: when the first new message is due
+-- - keep: for how long the last message keeps its result, ms, or nil; keeps: true if a message does
 --
 -- `opened`, `scores`: from find_targets. `settled`: 1 for each settled id, or nil.
 --- @inline
@@ -385,6 +410,7 @@ local function plan_merges(messages, opened, scores, settled, fields, now)
     local is_repeated = i <= looked_up and (added and added[id] or settled and settled[i] == 1
       or redis.call('HEXISTS', records, id) == 1)
     if not is_repeated then
+      note_keep(plan, options, rest)
       local score = scores and scores[place]
       local window, is_full = window_at(plan, place, options, opened[place], score, now)
       if is_full then
@@ -403,7 +429,7 @@ local function plan_merges(messages, opened, scores, settled, fields, now)
         letter = 'm'
         local target = window and window.id or plan.records[2 * windows[place] - 1]
         note_merged(plan, target, id, remembers)
-        change_window(window, options, rest, body, now)
+        change_window(window, options, rest, body, now, plan.keep)
       end
     end
     letters[i] = letter
@@ -472,6 +498,9 @@ local function merge_messages(messages, fields, now, channel, index)
   local wakes = is_first_due(plan, fields, now)
 
   write_windows(plan)
+  if plan.keeps then
+    redis.call('HSET', slot, 'outcomes', 1)
+  end
   if drop_lowest then
     drop_lowest()
   end

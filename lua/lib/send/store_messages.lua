@@ -84,6 +84,7 @@ local function read_head(head, plan, large)
   end
   plan.expires = plan.expires or expires
   plan.coded = plan.coded or first_byte >= CODED and first_byte < CODED_END
+  plan.has_headers = plan.has_headers or flags >= HEADERS
   plan.at_once = plan.at_once or not timed
   if timed and not plan.score_of_time then
     --- @include "lib/scores/timed_score"
@@ -120,7 +121,8 @@ end
 -- - records: ids and records in turn
 -- - earliest: when the first timed message is due, or nil
 -- - at_once: whether some messages have no time
--- - expires, coded: whether a message expires, or may have an offloaded body
+-- - expires, coded, has_headers: whether a message expires, may have an offloaded body, or has
+--   headers
 --
 -- `enter`: nil, or a function that lets a message without a time into its group, and chooses its
 -- score.
@@ -133,7 +135,8 @@ local function plan_entries(batch, fields, duplicates, now, enter)
   -- All fields are named here: a table that grows later is slower.
   local plan = {
     count = 0, accepted = accepted, order = order, scores = scores, records = new_records,
-    earliest = nil, at_once = false, expires = false, coded = false, score_of_time = nil,
+    earliest = nil, at_once = false, expires = false, coded = false, has_headers = false,
+    score_of_time = nil,
   }
   for i = 1, batch.count do
     if not (duplicates and duplicates[i]) then
@@ -247,6 +250,10 @@ local function store_messages(batch, fields, now)
   if plan.coded then
     --- @include "lib/records/note_offloaded"
     note_offloaded(plan.records)
+  end
+  if plan.has_headers then
+    --- @include "lib/results/note_marks"
+    note_marks(plan.records)
   end
   if new_front ~= front then
     redis.call('HSET', slot, 'front', new_front)

@@ -54,6 +54,7 @@ local function write_records(batch, accepted)
   local head, members, count = batch.head, batch.members, #batch.members
   local bytes, stem = ready_bytes(accepted + 1, count), nil
   local may_be_offloaded = string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
+  local may_have_marks = string.byte(head, 1) % CODEC_STEP >= HEADERS
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local rests, before = batch.rests_of(at + 1, at + size)
@@ -70,6 +71,10 @@ local function write_records(batch, accepted)
     if may_be_offloaded then
       --- @include "lib/records/note_offloaded"
       may_be_offloaded = not note_offloaded(new_records)
+    end
+    if may_have_marks then
+      --- @include "lib/results/note_marks"
+      may_have_marks = not note_marks(new_records)
     end
   end
 end

@@ -11,6 +11,7 @@ the calls, in the same round trip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,12 +29,14 @@ from rmq.kernel.follow_ups.flows import StoredFollowUps
 from rmq.kernel.follow_ups.scripts import AckThenReply
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
+from rmq.kernel.transport.errors import KeepsResults
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand
 
 T = TypeVar("T")
 # Deliveries per call with an error for each, or per ack if Redis frees large bodies, which takes it
 # some ms.
 SLOW_MAX = 100
+RESULTS_BYTES = 1024 * 1024  # of the results of one call
 
 UNKNOWN = "?"  # letter of a delivery whose slot answered with an error
 
@@ -157,6 +160,7 @@ class Settling(Generic[T]):
     """
 
     __slots__ = (
+        "_builds",
         "_calls",
         "_context",
         "_extra",
@@ -189,10 +193,11 @@ class Settling(Generic[T]):
         self._size = len(leases.ids)
         self._positions = [positions for _, _, positions in parts]
         self._sessions = [context.sessions.take() for _ in parts]
-        self._calls = [
-            build(slots[slot], session, part, positions)
+        self._builds = [
+            partial(build, slots[slot], session, part, positions)
             for (slot, part, positions), session in zip(parts, self._sessions, strict=True)
         ]
+        self._calls = [build_call() for build_call in self._builds]
         self._read = read
         self._extra = extra
         self._is_repeat = False
@@ -219,10 +224,15 @@ class Settling(Generic[T]):
             if before or len(calls) > 1:
                 replies = yield Pipeline([*before, *calls])
             elif calls:
-                replies = [(yield calls[0])]
+                try:
+                    replies = [(yield calls[0])]
+                except KeepsResults as error:
+                    replies = [error]
             if extra is not None and before:
                 extra.note_replies(replies[: len(before)])
                 replies = replies[len(before) :]
+            if any(isinstance(reply, KeepsResults) for reply in replies):
+                replies = yield from self._keep_results(replies)
         except RMQError as error:
             if isinstance(error, OutcomeUnknown):
                 self._is_repeat = True
@@ -256,6 +266,20 @@ class Settling(Generic[T]):
         """The keys of the slots of its calls."""
         return {call.keys[0] for call in self._calls}
 
+    def _keep_results(self, replies: list[Any]) -> Flow[list[Any]]:
+        """Call `ack_then` for the slots that keep results. There, `ack` has done nothing."""
+        self._context.keeps_results = True
+        refused = [n for n, reply in enumerate(replies) if isinstance(reply, KeepsResults)]
+        for n in refused:
+            fails_fast = self._calls[n].fails_fast
+            self._calls[n] = self._builds[n]()
+            self._calls[n].fails_fast = fails_fast
+        for n, reply in zip(
+            refused, (yield Pipeline([self._calls[n] for n in refused])), strict=True
+        ):
+            replies[n] = reply
+        return replies
+
     def _keep(self, numbers: Sequence[int]) -> None:
         """Keep the replay sessions of calls without a reply, to repeat them.
 
@@ -264,6 +288,7 @@ class Settling(Generic[T]):
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
         self._context.sessions.give(*others)
         self._sessions = [self._sessions[n] for n in numbers]
+        self._builds = [self._builds[n] for n in numbers]
         self._calls = [self._calls[n] for n in numbers]
         self._positions = [self._positions[n] for n in numbers]
         self._extra, self._lost, self._is_repeat = None, [], True
@@ -310,6 +335,7 @@ def ack_then(
     follow_ups: Sequence[Sequence[EncodedFollowUp]],
     note_stored: Callable[[StoredFollowUps], object],
     extra: ExtraCommands | None = None,
+    results: Sequence[bytes] = (),
 ) -> Settling[str]:
     """Settle deliveries for good, and store their follow-ups (messages stored by an ack).
 
@@ -321,6 +347,7 @@ def ack_then(
         follow_ups: Follow-ups of each delivery.
         note_stored: Function that gets the reply of each call.
         extra: Commands that run before the calls.
+        results: Result of each delivery, as for `ack`.
     """
 
     def build(
@@ -333,26 +360,60 @@ def ack_then(
             note_stored(StoredFollowUps(keys, reply, given))
             return reply.letters
 
-        return follow_up_scripts.ack_then(context, keys, session, part.ids, part.scores, args, note)
+        in_part = [results[p] for p in positions] if results else ()
+        return follow_up_scripts.ack_then(
+            context, keys, session, part.ids, part.scores, args, note, in_part
+        )
 
-    is_small = len(leases.ids) <= SLOW_MAX
-    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
+    most = _most_acks(context, leases, results)
     for each in follow_ups:
         most = min(most, BATCH_MAX // max(1, len(each)))
         most = min(most, CALL_BYTES // max(1, sum(one.size for one in each)))
     return Settling(context, leases, build, _letters, extra, most=max(1, most))
 
 
-def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:
-    """Settle deliveries for good. The result has a letter for each: `1` settled, `0` lost."""
+def _most_acks(context: TopicContext, leases: Leases, results: Sequence[bytes]) -> int:
+    """Return how many deliveries one call settles."""
+    is_small = len(leases.ids) <= SLOW_MAX
+    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
+    return min(most, RESULTS_BYTES // max(map(len, results), default=0)) if any(results) else most
+
+
+def ack(
+    context: TopicContext,
+    leases: Leases,
+    extra: ExtraCommands | None = None,
+    results: Sequence[bytes] = (),
+) -> Settling[str]:
+    """Settle deliveries for good. The result has a letter for each: `1` settled, `0` lost.
+
+    Args:
+        context: The topic.
+        leases: Leases of the deliveries.
+        extra: Commands that run before the calls.
+        results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes for a message
+            that keeps no result, or succeeded without a value.
+    """
+    has_results = any(results)
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
+        if has_results or context.keeps_results:
+            in_part = [results[p] for p in positions] if has_results else ()
+            return follow_up_scripts.ack_then(
+                context,
+                keys,
+                session,
+                part.ids,
+                part.scores,
+                (),
+                lambda reply: reply.letters,
+                in_part,
+            )
         return scripts.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
 
-    is_small = len(leases.ids) <= SLOW_MAX
-    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
+    most = _most_acks(context, leases, results)
     return Settling(context, leases, build, _letters, extra, most=most)
 
 

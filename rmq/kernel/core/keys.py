@@ -32,6 +32,8 @@ TYPES = {
     "settled1": "set",
     "pending": "zset",
     "targets": "zset",
+    "results": "hash",
+    "keeping": "zset",
     "claim": "string",
     "query": "hash",
     "querylog": "list",
@@ -82,9 +84,10 @@ class SlotKeys:
 
     __slots__ = (
         "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
-        "index", "leases", "merge", "middle", "pending",
+        "index", "keeping", "leases", "merge", "middle", "pending",
         "prepare", "queries", "query_stem", "querylog_stem", "querymarks_stem", "rates", "records",
-        "settled0", "settled1", "slot", "stage_stem", "store", "targets", "topic", "trash",
+        "results", "settled0", "settled1", "slot", "stage_stem", "store", "targets", "topic",
+        "trash",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -110,6 +113,8 @@ class SlotKeys:
         self.settled1 = stem + b"settled1"
         self.pending = stem + b"pending"
         self.targets = stem + b"targets"
+        self.results = stem + b"results"
+        self.keeping = stem + b"keeping"
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"
@@ -244,6 +249,15 @@ def server_secret_key(prefix: str) -> bytes:
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel for a topic's wake-ups."""
     return f"{prefix}:{{{topic}}}:wake".encode()
+
+
+def results_channel(prefix: str, topic: str, index: int) -> bytes:
+    """Return the Pub/Sub channel for the results of a slot's messages.
+
+    Its name begins like the topic's channel for wake-ups, so the ACL rules for it are the same.
+    `lua/lib/results/results.lua` makes the same name.
+    """
+    return f"{prefix}:{{{topic}}}:wake:results:{index}".encode()
 
 
 # Keys without a topic: single keys, and keys with an id.

@@ -82,10 +82,22 @@ def ack_then(
     receipts: Sequence[float],
     follow_ups: Sequence[FollowUp],
     read: Callable[[AckThenReply], T],
+    results: Sequence[bytes] = (),
 ) -> Command[T]:
     """Settle deliveries of one slot for good, and store their follow-ups in the same step.
 
-    `read` turns the reply into the value of the command.
+    The same step stores the results of messages that keep them.
+
+    Args:
+        context: The topic.
+        keys: The slot.
+        session: Replay session of the call.
+        ids: Ids of the deliveries.
+        receipts: Receipts of the deliveries.
+        follow_ups: Follow-ups of the deliveries.
+        read: Function that turns the reply into the value of the command.
+        results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty for deliveries
+            that succeeded without a value.
     """
 
     def parse(reply: bytes) -> T:
@@ -98,10 +110,12 @@ def ack_then(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
             slot_name(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
+            *(results or [b""] * len(ids)),
             *(part for follow_up in follow_ups for part in follow_up),
         ],
         parse,

@@ -63,6 +63,7 @@ class TopicContext:
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
         self.had_pending = False  # whether this client has seen pending follow-ups of the topic
         self.had_large = False  # whether this client has received a large body from the topic
+        self.keeps_results = False  # whether Redis has said that a slot of the topic keeps results
         self._is_open = False
         # Only of an open topic:
         self.settings: Settings  # as Redis has them

@@ -315,6 +315,7 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
             keys.rates, keys.trash, keys.deaths, keys.arrivals, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),

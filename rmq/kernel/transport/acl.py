@@ -34,11 +34,11 @@ _CONSUMER = (
     "pending", "pending_send", "pending_settle", "nack", "reject",
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
-    "due_counts", "lateness_report",
+    "due_counts", "lateness_report", "result", "progress",
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
-    "query_inspect", "groups", "pending",
+    "query_inspect", "groups", "pending", "result",
 )  # fmt: skip
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
@@ -55,7 +55,8 @@ _OPERATOR = (
 SCRIPTS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_OPEN, *_SCHEDULES, "send", "merge", "stage_push", "stage_keep", "publish", "sink_begin",
-        "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "audit_report",
+        "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "result",
+        "audit_report",
         "topic_resize", "slot_delete",  # to count waiting messages, and divide max_length again
     )),
     "consumer": frozenset(_CONSUMER),
@@ -92,13 +93,14 @@ _OPERATING = (
     "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
     "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
     "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof", "hset", "hdel",
-    "hscan",
+    "hscan", "subscribe",
 )  # fmt: skip
 
 # The plain commands of each role, sent by transports and by RawCommand.
 COMMANDS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_CONNECTION, *_LARGE_BODIES, "sadd", "smismember", "exists", "hmget", "wait", "waitaof",
+        "subscribe",  # to results
     )),
     "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
     "worker": frozenset((

@@ -34,6 +34,11 @@ from rmq.errors import (
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.error_places import with_places
 
+
+class KeepsResults(ScriptFailed):
+    """The slot keeps results, so `ack` has done nothing. Its caller calls `ack_then` instead."""
+
+
 _USER = re.compile(r"\bUser (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '([^']+)' command")
 _LINE = re.compile(r"@user_script:\s*(\d+)")
@@ -283,6 +288,8 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
             "what is there now; a send or receive does so at its next call",
             is_stamp=True,
         )
+    if code == "RMQRESULTS":
+        return KeepsResults(f"{script}: {detail} keeps results; nothing was done")
     if code == "RMQRECORD":
         return ScriptFailed(
             f"{script}: {detail} lacks the record of a queued message, or holds one "

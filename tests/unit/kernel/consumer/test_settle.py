@@ -14,6 +14,7 @@ from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
+from rmq.kernel.transport.errors import KeepsResults
 from rmq.kernel.transport.flow.steps import Command, Pipeline
 
 
@@ -107,3 +108,68 @@ def test_new_deadlines_tell_lost_and_unknown_leases_apart() -> None:
     replies = ExtendReply(1_790_000_060, "10"), ScriptFailed("broken")
 
     assert answer(settling, *replies)[0] == [(1_790_000_060, False), None, (0, False), None]
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def names(step: Any) -> list[str]:
+    """The scripts of a step."""
+    commands = step.commands if isinstance(step, Pipeline) else [step]
+    return [command.script.name for command in commands]
+
+
+def test_a_slot_that_keeps_results_gets_ack_then_under_the_same_number() -> None:
+    topic = context(1)
+    flow = settle.ack(topic, leases(0)).try_run()
+    first = next(flow)
+    assert names(first) == ["ack"]
+
+    second = flow.throw(KeepsResults("nothing was done"))
+
+    assert names(second) == ["ack_then"]
+    assert second.commands[0].args[1] == first.args[1]
+    with pytest.raises(StopIteration) as stop:
+        flow.send(["1"])
+    assert stop.value.value == ("1", None)
+    assert topic.keeps_results
+    assert names(next(settle.ack(topic, leases(0)).try_run())) == ["ack_then"]
+
+
+def test_only_the_slots_that_keep_results_are_called_again() -> None:
+    topic, error = context(3), ScriptFailed("broken")
+    flow = settle.ack(topic, leases(0, 1, 2, 1)).try_run()
+    next(flow)
+
+    again = flow.send(["1", KeepsResults("nothing was done"), error])
+
+    assert names(again) == ["ack_then"]
+    with pytest.raises(StopIteration) as stop:
+        flow.send(["01"])
+    assert stop.value.value == ("10?1", error)
+
+
+def test_a_call_for_results_without_a_reply_is_repeated_as_it_was() -> None:
+    settling = settle.ack(context(1), leases(0))
+    flow = settling.try_run()
+    next(flow)
+    called = flow.throw(KeepsResults("nothing was done"))
+    with pytest.raises(OutcomeUnknown):
+        flow.throw(OutcomeUnknown("no reply"))
+
+    assert next(settling.try_run()) is called.commands[0]
+
+
+def test_results_go_with_their_deliveries_and_without_ack() -> None:
+    step = next(settle.ack(context(2), leases(0, 1, 0), results=[b"s1", b"", b"s3"]).try_run())
+
+    assert names(step) == ["ack_then", "ack_then"]
+    assert [command.args[-2:] for command in step.commands] == [[b"s1", b"s3"], ["5001.0", b""]]
+
+
+def test_a_call_has_at_most_1_mib_of_results() -> None:
+    given = [b"s" * 262_144] * 9
+
+    settling = settle.ack(context(1), leases(*[0] * 9), results=given)
+
+    assert [len(part) for part in settling._positions] == [4, 4, 1]

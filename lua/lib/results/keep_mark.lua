@@ -1,0 +1,70 @@
+-- The mark of a message that keeps its result: its first header, or the second after the number of
+-- an audited message, is `rmq-keep`. The value is how long the result is kept, in s. The Python
+-- twin is keeps_result in rmq/kernel/core/record.py.
+--- @include "lib/records/envelope"
+local KEEP_HEADER = '\168rmq-keep' -- in msgpack
+local KEEP_DIGITS = 9 -- of the value: 31 years
+local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack
+local FIXED_MAP, FIXED_MAP_MOST, LARGE_MAP = 128, 15, 222 -- the same for a map; a larger map
+
+-- Return where the headers of a record begin, where the first header is, and where the mark is if
+-- the record has one. Return nil if the record has no headers. `record`: a record, or false.
+--- @inline
+local function mark_place(record)
+  local at
+  if record then
+    at = headers_at(record)
+  end
+  if not at then
+    return nil
+  end
+  local first = at + (string.byte(record, at + 2) == LARGE_MAP and 5 or 3) -- behind both sizes
+  if string.sub(record, first, first + 9) ~= NUMBER_HEADER then
+    return at, first, first
+  end
+  return at, first, first + 11 + (string.byte(record, first + 10) or FIXED_STRING) - FIXED_STRING
+end
+
+-- Return for how long a message keeps its result, in ms; nil if it keeps none. `record`: a record,
+-- or false.
+local function keep_of(record)
+  local at, _, place = nil, nil, nil
+  at, _, place = mark_place(record)
+  if not at or string.sub(record, place, place + 8) ~= KEEP_HEADER then
+    return nil
+  end
+  local high, low = string.byte(record, at, at + 1)
+  local digits = (string.byte(record, place + 9) or FIXED_STRING) - FIXED_STRING
+  local last = place + 9 + digits
+  if digits > KEEP_DIGITS or last > math.min(at + 1 + high * 256 + low, #record) then
+    return nil
+  end
+  local text = string.sub(record, place + 10, last)
+  return string.find(text, '^%d+$') and tonumber(text) * 1000 or nil
+end
+
+-- Return a record with the mark of another message. If its headers have no room, it is returned
+-- unchanged. `body_at`: where the body begins.
+local function with_mark(record, body_at, keep)
+  local seconds = string.format('%d', keep / 1000)
+  local mark = KEEP_HEADER .. string.char(FIXED_STRING + #seconds) .. seconds
+  local at, first, place = nil, nil, nil
+  at, first, place = mark_place(record)
+  if not at then
+    return string.char(string.byte(record, 1) + HEADERS) .. string.sub(record, 2, body_at - 1)
+      .. struct.pack('>I2B', 1 + #mark, FIXED_MAP + 1) .. mark .. string.sub(record, body_at)
+  end
+  local count = first == at + 5 and struct.unpack('>I2', record, at + 3)
+    or string.byte(record, at + 2) - FIXED_MAP
+  local map = string.char(FIXED_MAP + count + 1)
+  if count >= FIXED_MAP_MOST then
+    map = struct.pack('>BI2', LARGE_MAP, count + 1)
+  end
+  local headers = map .. string.sub(record, first, place - 1) .. mark
+    .. string.sub(record, place, body_at - 1)
+  if #headers >= 65536 then
+    return record
+  end
+  return string.sub(record, 1, at - 1) .. struct.pack('>I2', #headers) .. headers
+    .. string.sub(record, body_at)
+end

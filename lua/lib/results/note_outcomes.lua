@@ -1,0 +1,48 @@
+-- Noting how messages have ended. lib/results/results describes what is stored.
+--- @needs slot records failures results keeping
+--- @include "lib/bounds"
+local OLD_MOST = 2000 -- entries past their time that one call removes
+
+-- Note that messages have ended, and remove old entries: more than are added. Call it while the
+-- records and failure entries exist, and after a write that frees memory.
+-- - letter: how they have ended; nil if `given` says it
+-- - given: nil, or by position a letter and what the consumer has given
+local function note_outcomes(ids, now, letter, given)
+  local outcomes, chunk = unpack(redis.call('HMGET', slot, 'outcomes', 'chunk'))
+  if not outcomes then
+    return
+  end
+  --- @include "lib/records/record_bytes"
+  --- @include "lib/results/keep_mark"
+  --- @include "lib/results/results"
+  local page, at, noted = math.min(tonumber(chunk or 1), MOST), write48(now), {}
+  for from = 1, #ids, page do
+    local marked, positions, ends = {}, {}, {} -- of the messages that keep their results
+    local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
+    for i = 1, #batch do
+      local keep, n = keep_of(batch[i]), #marked + 1
+      if keep then
+        marked[n], positions[n] = ids[from + i - 1], from + i - 1
+        ends[2 * n - 1], ends[2 * n] = now + keep, marked[n]
+      end
+    end
+    local details, entries = nil, {}
+    if #marked > 0 and not given then
+      details = redis.call('HMGET', failures, unpack(marked))
+    end
+    for n = 1, #marked do
+      local text = given and given[positions[n]] or letter .. (details[n] or '')
+      entries[2 * n - 1] = marked[n]
+      entries[2 * n] = string.sub(text, 1, 1) .. at .. string.sub(text, 2)
+      noted[#noted + 1] = marked[n]
+    end
+    if #marked > 0 then
+      redis.call('ZADD', keeping, unpack(ends))
+      redis.call('HSET', results, unpack(entries))
+    end
+  end
+  if #noted > 0 then
+    forget_results(now, math.min(2 * #noted, OLD_MOST))
+    publish_results('done', noted)
+  end
+end

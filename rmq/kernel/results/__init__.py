@@ -1,0 +1,1 @@
+"""Results: how messages have ended, as the scripts store and return it."""

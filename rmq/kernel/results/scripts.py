@@ -1,0 +1,77 @@
+"""Commands that read results, and report the progress of deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from rmq.kernel.core.ids import member_of, members_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import clock
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
+
+RESULT_MAX = 1000  # messages in one call of `result`
+_PLACES = {"s": "waiting", "p": "in_flight", "d": "dead", "g": "gone"}
+
+
+class ResultReply(NamedTuple):
+    """What the script `result` knows of a message.
+
+    Attributes:
+        place: "waiting", "in_flight", "dead" (also in the trash), or "gone".
+        keeps: Whether its record says that its result is kept. False if the record is gone.
+        entry: Its result, or the progress if it waits or is in flight (`entry.decode`). Empty if
+            there is none.
+        until_ms: End of keeping in epoch ms, or 0 if there is no result.
+    """
+
+    place: str
+    keeps: bool
+    entry: bytes
+    until_ms: int
+
+
+class ProgressReply(IntEnum):
+    """The reply to the script `progress`. Only STORED has changed something."""
+
+    LOST = 0  # the lease has expired, or the delivery is settled
+    STORED = 1
+    NOT_KEPT = 2  # the message keeps no result
+    CANCELLED = 3  # the cancellation of the delivery was requested
+
+
+def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
+    """Read the results of up to RESULT_MAX messages of one slot.
+
+    The list may be shorter than `ids`, because a reply has a limit of about 1 MiB. It has at least
+    one. Call again for the others.
+    """
+
+    def parse(reply: list[Any]) -> list[ResultReply]:
+        rows = zip(reply[::4], reply[1::4], reply[2::4], reply[3::4], strict=True)
+        return [
+            ResultReply(_PLACES[letter.decode()], keeps == 1, entry, until_ms)
+            for letter, keeps, entry, until_ms in rows
+        ]
+
+    return Command(
+        script_loader.load("result"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.trash, keys.results,
+            keys.keeping,
+        ),
+        [clock.now_us, *members_of(ids)],
+        parse,
+    )  # fmt: skip
+
+
+def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Command[ProgressReply]:
+    """Report the progress of a delivery. `details` are from `entry.encode_progress`."""
+    return Command(
+        script_loader.load("progress"),
+        (keys.slot, keys.prepare, keys.records, keys.results, keys.keeping),
+        [clock.now_us, member_of(id), repr(receipt), details],
+        ProgressReply,
+    )
