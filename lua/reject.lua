@@ -1,21 +1,25 @@
 --[[
-reject: send deliveries to the DeadQueue at once, even if retries are left. `store` is used in a
-slot with groups, to let the next messages out.
+reject: send deliveries to the DeadQueue at once, even if retries are left, and store the messages
+that follow from that (follow-ups) in the same step, as pending entries (lib/follow_ups/pending).
+`store` is used in a slot with groups, to let the next messages out.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
-ARGV[6..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
-          most 64 KiB)
+ARGV[6]   count                n, the number of deliveries, 1 to 1000
+ARGV[7..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
+          most 64 KiB). Then five arguments for each follow-up, as for ack_then, at most 1000
 Returns   a letter for each: d dead, c its cancellation was requested, so it is deleted; 0 the
-          receipt is no longer valid
+          receipt is no longer valid. Behind the letters the parts that ack_then returns about
+          pending entries, if there are any
 Cost      O(n log L), L = members of the slot; n is at most 1000
-Atomic    Like nack. In a slot in order, the last reject of a batch wakes the consumers that wait
-          for the end of the batch.
+Atomic    Like nack. Follow-ups of a delivery are stored if it becomes a dead letter, else dropped.
+          A follow-up for this slot becomes a pending entry as well. In a slot in order, the last
+          reject of a batch wakes the consumers that wait for the end of the batch.
 ]]
---- @keys slot prepare records dead failures audit bodies store settled0 settled1
+--- @keys slot prepare records dead failures audit bodies store settled0 settled1 pending targets
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
@@ -24,7 +28,8 @@ Atomic    Like nack. In a slot in order, the last reject of a batch wakes the co
 --- @include "lib/take/in_order"
 --- @include "lib/groups/given_back_functions"
 --- @include "lib/leases/verify_receipts"
-local now = clock(ARGV[1])
+local FIRST = 7 -- first argument of the deliveries
+local now, now_us = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
   return earlier_answer
@@ -38,8 +43,22 @@ local created, max_retries, dead_retention_ms, blocked, audited, grouped, cancel
 if not created then
   fail('GONE', slot)
 end
-local n = (#ARGV - 5) / 3
-local valid_ids, letters, positions, scores = verify_receipts(6, n)
+local n = whole_number(ARGV[6], 1, MOST, 'count')
+local valid_ids, letters, positions, scores = verify_receipts(FIRST, n)
+local from, add_follow_ups = FIRST + 3 * n, nil -- first argument of the follow-ups
+if #ARGV >= from then
+  --- @include "lib/follow_ups/given_follow_ups"
+  local given = given_follow_ups(from, n)
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
+  add_follow_ups = function(answer)
+    local of_dead = of_deliveries(given, answer, 'd')
+    local last_number = redis.call('HGET', slot, 'follow_ups')
+    return #of_dead > 0 and ' ' .. add_given(of_dead, last_number, now, now_us) or ''
+  end
+elseif #ARGV ~= from - 1 then
+  fail('ARG', 'errors')
+end
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
@@ -57,7 +76,7 @@ end
 if cancelling then
   --- @include "lib/settle/end_cancelled"
   local valid = { ids = valid_ids, receipts = receipts, more = { positions } }
-  letters = end_cancelled(letters, 5, valid, now)
+  letters = end_cancelled(letters, FIRST - 1, valid, now)
 end
 local let_next_out
 if grouped then
@@ -68,7 +87,7 @@ local delivery_counts, details = {}, {}
 for m = 1, #valid_ids do
   local left = math.floor(tonumber(receipts[m]) % 1000)
   delivery_counts[m] = math.max(1, tonumber(max_retries) - left + 1)
-  details[m] = string.sub(ARGV[5 + 2 * n + positions[m]], 1, DETAILS_BYTES)
+  details[m] = string.sub(ARGV[FIRST - 1 + 2 * n + positions[m]], 1, DETAILS_BYTES)
 end
 if #valid_ids > 0 then
   redis.call('ZREM', prepare, unpack(valid_ids))
@@ -84,5 +103,8 @@ elseif moved then
   wake_sleepers(now, ARGV[3], ARGV[4])
 end
 local answer = string.gsub(letters, '1', 'd')
+if add_follow_ups then
+  answer = answer .. add_follow_ups(answer)
+end
 remember(ARGV[2], now, answer)
 return answer

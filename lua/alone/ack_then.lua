@@ -4,11 +4,10 @@ The delivery is of the kind of the short form of ack, and the slot has no groups
 plain message, that is one without a time. If a guard fails, ack_then.lua continues with the long
 form, which does the same for all deliveries and follow-ups.
 
-Reads: EACH FIRST audited blocked call call_number cancelling created grouped large last_call
+Reads: FIRST audited blocked call call_number cancelling created grouped large last_call
   last_number offloaded outcomes place session settled
 ]]
 --- @include "lib/split_call"
---- @include "lib/follow_ups/claim"
 --- @include "lib/member"
 --- @include "lib/read_time"
 --- @include "lib/records/record"

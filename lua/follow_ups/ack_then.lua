@@ -31,7 +31,7 @@ Atomic    Result and follow-ups of a delivery are stored if its receipt is valid
 ]]
 --- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/split_call"
-local FIRST, EACH = 7, 5 -- first argument of the deliveries, and arguments of a follow-up
+local FIRST = 7 -- first argument of the deliveries
 local RESULT_MOST = 300000 -- bytes of a result
 local call, place = ARGV[2], ARGV[5]
 local session, call_number = split_call(call)
@@ -43,7 +43,7 @@ local created, blocked, audited, settled, large, offloaded, last_number, cancell
 --- @include "lib/audit"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/follow_ups/pending"
+--- @include "lib/follow_ups/given_follow_ups"
 --- @include "lib/groups/groups"
 --- @include "lib/groups/leave_groups"
 --- @include "lib/leases/verify_receipts"
@@ -74,43 +74,15 @@ local fields = read_store_fields('')
 check_place(place)
 local n = whole_number(ARGV[6], 1, MOST, 'count')
 local from = FIRST + 3 * n -- first argument of the follow-ups
-local follow_ups = (#ARGV - from + 1) / EACH
-if follow_ups < 0 or follow_ups > MOST or follow_ups % 1 > 0 then
-  fail('ARG', 'follow-ups')
-end
 local valid_ids, letters, positions = verify_receipts(FIRST, n)
-
--- Stop the script if a follow-up cannot be stored, because later checks come after writes.
-local function check_follow_up(id, head)
-  if #id ~= MEMBER then
-    fail('ARG', 'id')
-  end
-  if #head ~= HEAD then
-    fail('ARG', 'head')
-  end
-  local first_byte, priority = split_head(head)
-  local flags = first_byte % CODEC_STEP
-  local has_priority = priority >= PRIORITY_MIN and priority < PRIORITY_END
-  if flags % HEADERS >= MERGES then
-    fail('ARG', 'flags') -- it merges, or has a large body
-  end
-  if not has_priority and (priority > 0 or flags % 2 == 0) then
-    fail('ARG', 'priority')
-  end
-end
 
 -- Split the follow-ups of valid deliveries. Return two lists of the position of their first
 -- argument: of follow-ups for this slot, and of all others.
 local function split_follow_ups()
-  local here, away = {}, {}
-  for at = from, #ARGV, EACH do
-    local delivery = whole_number(ARGV[at], 1, n, 'delivery')
-    check_place(ARGV[at + 1])
-    check_follow_up(ARGV[at + 2], ARGV[at + 3])
-    if string.byte(letters, delivery) == 49 then -- 1
-      local list = ARGV[at + 1] == place and here or away
-      list[#list + 1] = at
-    end
+  local here, away, valid = {}, {}, of_deliveries(given_follow_ups(from, n), letters, '1')
+  for i = 1, #valid do
+    local list = ARGV[valid[i] + 1] == place and here or away
+    list[#list + 1] = valid[i]
   end
   return here, away
 end
@@ -127,31 +99,6 @@ local function store_here(here)
   local batch = { given = given, at = 0, count = count, large = false }
   local reply, serves_sleepers = store_messages(batch, fields, now)
   return reply[2] ~= 'F', serves_sleepers
-end
-
--- Store follow-ups as pending entries. Return the part of the reply about them.
-local function add_pending(away)
-  local first = math.max(tonumber(last_number or 0) + 1, now_us)
-  local claim_until = string.format('%.0f', now + CLAIM_MS)
-  local entries, names, texts = {}, {}, { number_text(first), claim_until }
-  for i = 1, #away do
-    local at = away[i]
-    local target, number = ARGV[at + 1], first + i - 1
-    entries[2 * i - 1], entries[2 * i] = 0, target .. ':' .. number_text(number) .. ':'
-      .. ARGV[at + 2] .. ARGV[at + 3] .. ARGV[at + 4]
-    if not names[target] then
-      names[target] = true
-      local score = redis.call('ZSCORE', targets, target)
-      local is_claimed = score and tonumber(score) > now
-      texts[#texts + 1] = target .. '=' .. (is_claimed and 'w' or score and 'o' or 'n')
-      if not is_claimed then
-        redis.call('ZADD', targets, claim_until, target)
-      end
-    end
-  end
-  redis.call('ZADD', pending, unpack(entries))
-  redis.call('HSET', slot, 'follow_ups', string.format('%.0f', first + #away - 1))
-  return table.concat(texts, ' ')
 end
 
 -- Wake sleeping consumers, or hand messages over to them.
@@ -223,7 +170,8 @@ if kept then
 end
 local any_out = let_next_out and let_next_out()
 local is_unblocked = unblock(blocked, now)
-local answer = letters .. ' ' .. (#away > 0 and add_pending(away) or '0 0')
+local added = #away > 0 and add_given(away, last_number, now, now_us)
+local answer = letters .. ' ' .. (added or '0 0')
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
 remember(call, now, answer)
 signal(is_unblocked, serves_sleepers, any_out)

@@ -143,8 +143,10 @@ class DrainedHandler:
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
+        assert isinstance(self.invoker, PlainInvoker)
         self.raised = runtime_exceeded(limit)
-        return self.invoker.dispositions.of_overrun(delivery, limit)
+        disposition = self.invoker.dispositions.of_overrun(delivery, limit)
+        return self.invoker.with_then(delivery, disposition)
 
     async def run_async(self, deliveries: list[InnerDelivery]) -> Dispositions:
         """Run an async function."""
@@ -257,7 +259,7 @@ class DrainedTopic:
         elif disposition.verb == "release":
             flow = flows.release(mine, disposition.wait_s or 0)
         else:
-            flow = flows.reject(mine, error or "rejected", disposition.kind)
+            flow = flows.reject(mine, error or "rejected", disposition.kind, disposition.then)
         return self._transport.run(flow)
 
 

@@ -472,10 +472,12 @@ class Box:
         session: ReplaySession,
         reason: str = "r",
         told: bytes = b"why",
-    ) -> Command[str]:
+        follow_ups: Sequence[Any] = (),
+        **options: Any,
+    ) -> Command[Any]:
         return consumer_scripts.reject(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
-            [told] * len(leases), reason,
+            [told] * len(leases), reason, follow_ups, **options,
         )  # fmt: skip
 
     def release_command(

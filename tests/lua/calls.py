@@ -192,7 +192,9 @@ CALLS: dict[str, Call] = {
             b.keys, b.session(), [(member_of(f.dead) + TOKEN, True)]
         )
     ),
-    "reject": _call(lambda f, b: b.reject_command([f.leased], b.session())),
+    "reject": _call(
+        lambda f, b: b.reject_command([f.leased], b.session(), follow_ups=[follow_up(b)])
+    ),
     "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
     "renew": _call(lambda f, b: consumer_scripts.renew(b.keys, [CLAIM], [OWNER], 600_000)),
     "reschedule": _call(
@@ -450,7 +452,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "redrive_hold": {0: "now_us", 3: "died_by", 5: "index"},
     "redrive_send": {0: "now_us"},
     "redrive_settle": {0: "now_us"},
-    "reject": {0: "now_us"},
+    "reject": {0: "now_us", 5: "count"},
     "release": {0: "now_us", 4: "wait_ms", -1: "place"},
     "renew": {0: "hold_ms"},
     "reschedule": {0: "now_us", 5: "due"},

@@ -224,7 +224,9 @@ def test_a_follow_up_that_cannot_be_stored_is_refused_before_anything_changes(
 def test_a_script_that_does_not_look_at_the_letters_sends_what_a_lost_lease_must_not(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_script(monkeypatch, "ack_then", "if string.byte(letters, delivery) == 49 then", "do")
+    break_script(
+        monkeypatch, "ack_then", "if string.sub(letters, delivery, delivery) == letter then", "do"
+    )
     box.send(2)
     lost, kept = box.take(2)
     box.ack(lost)

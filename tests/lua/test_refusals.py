@@ -70,7 +70,9 @@ PLACES = {
         "slot store records settled0 settled1 failures merge audit bodies prepare arrivals"
     ),
     "redrive_settle": "slot dead records failures audit bodies settled0 settled1 arrivals",
-    "reject": "slot prepare records dead failures audit bodies store settled0 settled1",
+    "reject": (
+        "slot prepare records dead failures audit bodies store settled0 settled1 pending targets"
+    ),
     "release": "slot store prepare failures records audit bodies settled0 settled1",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
-from tests.lua.box import GONE
+from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.follow_ups.scripts import AckThenReply
+from tests.lua.box import GONE, Box
 from tests.lua.failures import item
+from tests.lua.following import TARGET, follow_up, own, text_of
+
+CLAIM_MS = 5000
 
 
 @pytest.mark.parametrize("reason", ["r", "u"])
@@ -99,3 +105,101 @@ def test_a_call_buries_many_with_few_commands_and_drops_no_more_than_twice_as_ma
     assert box.counter("dead_dropped") == 200
     assert calls["cmdstat_hget"] + calls["cmdstat_hmget"] <= 10
     assert calls["cmdstat_zadd"] + calls["cmdstat_hset"] + calls["cmdstat_zrem"] <= 10
+
+
+# --- follow-ups -----------------------------------------------------------------------------------
+
+
+def reject_then(box: Box, leases: list, *follow_ups, session=None) -> AckThenReply:
+    return box.run(
+        box.reject_command(
+            leases, session or box.session(), follow_ups=follow_ups, read=lambda reply: reply
+        )
+    )
+
+
+def test_follow_ups_are_stored_in_the_step_of_the_rejection(box):
+    id = box.one()
+    lease = box.take_one()
+    before = box.state()
+    other, here = follow_up(box), follow_up(box, target=own(box))
+
+    reply = reject_then(box, [lease], other, here)
+
+    number, claim = box.clock.now_us, box.clock.now_ms + CLAIM_MS
+    assert (reply.letters, reply.number, reply.claim) == ("d", number, b"%d" % claim)
+    assert reply.targets == {TARGET: "n", own(box): "n"}
+    assert box.changed(before) == {
+        ("slot", "dead_lettered"): "1",
+        ("slot", "follow_ups"): str(number + 1),
+        ("prepare", id): GONE,
+        ("dead", id): box.clock.now_ms,
+        ("failures", id): box.failure(0, 1, "r", b"why"),
+        ("pending", text_of(TARGET, number, other)): 0,
+        ("pending", text_of(own(box), number + 1, here)): 0,
+        ("targets", TARGET.encode()): claim,
+        ("targets", own(box).encode()): claim,
+    }
+
+
+def test_only_dead_letters_store_their_follow_ups(box):
+    box.send(3)
+    lost, cancelled, dead = box.take(3)
+    box.ack(lost)
+    cancel = messages_scripts.cancel(
+        box.handle, box.keys, box.session(), cancelled.id, running=True
+    )
+    assert box.run(cancel) == "requested"
+    given = [follow_up(box, delivery) for delivery in (1, 2, 3)]
+
+    reply = reject_then(box, [lost, cancelled, dead], *given)
+
+    assert reply.letters == "0cd"
+    assert list(box.state()["pending"]) == [text_of(TARGET, reply.number, given[2])]
+
+
+def test_without_a_dead_letter_no_follow_up_is_stored(box):
+    box.send(1)
+    lease = box.take_one()
+    box.ack(lease)
+    before = box.state()
+
+    assert reject_then(box, [lease], follow_up(box)) == ("0", 0, b"0", {})
+    assert box.changed(before) == {}
+
+
+def test_a_copy_of_a_rejection_stores_its_follow_ups_once(box):
+    box.send(1)
+    lease, session, given = box.take_one(), box.session(), follow_up(box)
+
+    reply = box.twice(lambda: box.reject_command(
+        [lease], session, follow_ups=[given], read=lambda reply: reply
+    ))  # fmt: skip
+
+    assert reply.letters == "d"
+    assert len(box.state()["pending"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("position", "bad", "field"),
+    [
+        (0, 2, "delivery"), (1, b"x", "target"), (2, b"short", "id"), (3, b"12345", "head"),
+        (3, b"\x00\x00\x00\x00", "priority"), (3, b"\x04\x00\x00\x64", "flags"),
+        (4, None, "errors|follow-ups"),
+    ],
+)  # fmt: skip
+def test_a_follow_up_that_could_not_be_stored_is_refused_before_the_rejection(
+    box, position, bad, field
+):
+    box.send(1)
+    given = list(follow_up(box))
+    if bad is None:
+        del given[position]
+    else:
+        given[position] = bad
+    command = box.reject_command([box.take_one()], box.session(), follow_ups=[given])
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match=f"RMQARG ({field})"):
+        box.run(command)
+    assert box.changed(before) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
@@ -218,3 +219,103 @@ def test_then_is_a_value_that_tests_of_handlers_can_compare() -> None:
 def test_arguments_of_then_are_checked_where_it_is_made(arguments: Any) -> None:
     with pytest.raises(InvalidType):
         rmq.Then(*arguments)
+
+
+# --- rejections -----------------------------------------------------------------------------------
+
+
+@both_styles
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_handler_that_rejects_sends_its_follow_ups(
+    broker: Broker, other: rmq.Topic, style: str, wrapped: bool
+) -> None:
+    topic = broker.client.topic("t")
+
+    def function(body: Any) -> Any:
+        raise rmq.Reject("why", then=[("other", rmq.Outgoing(body))])
+
+    handle(topic, style, wrapped, function)
+    topic.send(1)
+
+    (result,) = broker.drain()
+
+    assert result.verb == "reject"
+    assert [message.body for message in broker.sent(other)] == [1]
+    assert [message.failure.error for message in broker.dead(topic)] == ["why"]
+
+
+@both_styles
+def test_a_rejection_whose_follow_up_cannot_be_sent_is_a_failure_that_says_so(
+    broker: Broker, other: rmq.Topic, style: str
+) -> None:
+    topic = broker.client.topic("t", max_retries=0)
+
+    def function(body: Any) -> Any:
+        raise rmq.Reject("why", then=[(other, rmq.Outgoing(1)), ("missing", rmq.Outgoing(2))])
+
+    handle(topic, style, False, function)
+    topic.send(1)
+
+    (result,) = broker.drain()
+
+    assert result.verb == "nack"
+    assert broker.sent(other) == []
+    (letter,) = broker.dead(topic)
+    assert "TopicNotFound" in letter.failure.error
+
+
+@both_styles
+def test_a_batch_that_rejects_sends_the_follow_ups_of_each_message(
+    broker: Broker, other: rmq.Topic, style: str
+) -> None:
+    topic = broker.client.topic("t")
+    rejection = rmq.Reject("why", then=[(other, rmq.Outgoing("next"))])
+
+    if style == "async":
+
+        @topic.handler(batch=10)
+        async def awaited(deliveries: list[rmq.AsyncDelivery]) -> None:
+            raise rejection
+
+    else:
+
+        @topic.handler(batch=10)
+        def plain(deliveries: list[rmq.Delivery]) -> None:
+            raise rejection
+
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+
+    assert [result.verb for result in broker.drain()] == ["reject"] * 3
+    assert [message.body for message in broker.sent(other)] == ["next"] * 3
+
+
+def test_a_rule_for_runs_that_take_too_long_may_reject_with_follow_ups(
+    broker: Broker, other: rmq.Topic
+) -> None:
+    topic = broker.client.topic("t")
+    late = rmq.Reject("late", then=[(other, rmq.Outgoing("next"))])
+
+    @topic.handler(max_runtime=0.02, on_error={rmq.RMQError: late})
+    def handle(body: int) -> None:
+        time.sleep(0.05)
+
+    topic.send(1)
+
+    assert [result.verb for result in broker.drain(raises=False)] == ["reject"]
+    assert [message.body for message in broker.sent(other)] == ["next"]
+
+
+def test_a_guard_does_not_refuse_the_follow_ups_of_a_rejection(
+    broker: Broker, other: rmq.Topic
+) -> None:
+    topic = broker.client.topic("t")
+
+    @topic.handler
+    @rmq.idempotent(rmq.Claims())
+    def handle(body: int) -> None:
+        raise rmq.Reject("why", then=[(other, rmq.Outgoing(body))])
+
+    topic.send(1)
+
+    assert [result.verb for result in broker.drain()] == ["reject"]
+    assert [message.body for message in broker.sent(other)] == [1]

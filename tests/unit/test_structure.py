@@ -35,9 +35,9 @@ FILES = sorted(
 # The doctor reads the newest dead letters, stop signals have a file: 7 lines.
 # Cancelling running messages: 350 lines and 2 files.
 # Follow-ups: 850 lines and 9 files. Handlers return them, and their size is summed once: 68.
-# The setting `max_depth`: 19 lines.
+# The setting `max_depth`: 19 lines. Rejections that send: 85 lines.
 # Results of messages, at the scripts: 180 lines and 3 files.
-LIMITS = {"lines": 48_020, "files": 427, "private": 75}
+LIMITS = {"lines": 48_105, "files": 427, "private": 75}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

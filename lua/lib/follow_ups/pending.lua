@@ -11,7 +11,7 @@ slot that was created again, or that lost its last second, does not repeat a num
 `targets` has each target with entries. Its score is the time, epoch ms, from which the next process
 may send the entries of this target.
 ]]
---- @needs pending
+--- @needs slot pending targets
 --- @include "lib/check"
 --- @include "lib/follow_ups/claim"
 --- @include "lib/member"
@@ -27,6 +27,32 @@ end
 -- Return a number of an entry as text.
 local function number_text(number)
   return string.format('%016.0f', number)
+end
+
+-- Store pending entries, at most 1000. Claim their targets, unless another process sends to them.
+--   given: for each entry its target, and the text behind its number
+--   last_number: the field `follow_ups` of the slot
+-- Returns `<number> <claim> <targets>`, as ack_then does
+local function add_pending(given, last_number, now, now_us)
+  local first = math.max(tonumber(last_number or 0) + 1, now_us)
+  local claim_until = string.format('%.0f', now + CLAIM_MS)
+  local entries, names, texts = {}, {}, { number_text(first), claim_until }
+  for i = 1, #given, 2 do
+    local target, number = given[i], first + (i - 1) / 2
+    entries[i], entries[i + 1] = 0, target .. ':' .. number_text(number) .. given[i + 1]
+    if not names[target] then
+      names[target] = true
+      local score = redis.call('ZSCORE', targets, target)
+      local is_claimed = score and tonumber(score) > now
+      texts[#texts + 1] = target .. '=' .. (is_claimed and 'w' or score and 'o' or 'n')
+      if not is_claimed then
+        redis.call('ZADD', targets, claim_until, target)
+      end
+    end
+  end
+  redis.call('ZADD', pending, unpack(entries))
+  redis.call('HSET', slot, 'follow_ups', string.format('%.0f', first + #given / 2 - 1))
+  return table.concat(texts, ' ')
 end
 
 -- Return up to `limit` entries of a target, the oldest first, with at most READ_BYTES in all, but

@@ -47,6 +47,7 @@ from rmq.kernel.delivery.inner_delivery import (
     InnerDelivery,
     SharedLeases,
 )
+from rmq.kernel.follow_ups.encode import EncodedFollowUp
 from rmq.kernel.follow_ups.flows import FollowUps
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
@@ -478,16 +479,22 @@ class ConsumerFlows:
         return (yield from self._settle("nack", deliveries, build))
 
     def reject(
-        self, deliveries: Iterable[InnerDelivery], reason: failure.Error, kind: str = "r"
+        self,
+        deliveries: Iterable[InnerDelivery],
+        reason: failure.Error,
+        kind: str = "r",
+        then: Sequence[EncodedFollowUp] = (),
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters.
+        """Make deliveries dead letters. Store the follow-ups of one, if given.
 
         `kind` is the reason: "r" rejected by the handler, "u" body does not fit, "n" no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
-            return settle.reject(self.context, leases, errors, kind, unclaim(self.context, given))
+            extra, note_stored = unclaim(self.context, given), self.follow_ups.stored.append
+            all_then = [then] * len(given) if then else ()
+            return settle.reject(self.context, leases, errors, kind, extra, all_then, note_stored)
 
         return (yield from self._settle("reject", deliveries, build))
 

@@ -1,15 +1,14 @@
 """Commands of consumers: lease, settle and give back messages, roll back expired leases, claims.
 
 A shared lease is one lease for all deliveries that a worker process has of a slot. `prepare` opens
-shared leases, and `lua/lib/leases/shared_leases.lua` describes how other scripts use them. A
-worker's heartbeat process also sends `lease_renew` and `lease_release`
-(`rmq/worker/heartbeat/renewer.py`).
+shared leases, and `lua/lib/leases/shared_leases.lua` describes how other scripts use them.
+`rmq/worker/heartbeat/renewer.py` also sends `lease_renew` and `lease_release`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -20,6 +19,7 @@ from rmq.kernel.core.ids import members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE, SHARED_MIN
 from rmq.kernel.delivery.inner_delivery import SharedLease
+from rmq.kernel.follow_ups.scripts import AckThenReply, FollowUp, read_reply
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -531,22 +531,22 @@ def reject(
     receipts: Sequence[float],
     errors: Sequence[bytes],
     reason: str,
+    follow_ups: Sequence[FollowUp] = (),
+    read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
-    """Make deliveries dead letters.
-
-    Return a letter for each: `d` dead, `c` cancelled, `0` lost.
-    """
+    """Make deliveries dead letters. Return letters: `d` dead, `c` cancelled, `0` lost."""
     return Command(
         script_loader.load("reject"),
         (
-            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit, keys.bodies, keys.store, keys.settled0, keys.settled1,
+            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            keys.bodies, keys.store, keys.settled0, keys.settled1, keys.pending, keys.targets,
         ),
         [
-            clock.now_us, session.call, context.channel, keys.index, reason,
+            clock.now_us, session.call, context.channel, keys.index, reason, len(ids),
             *members_of(ids), *map(repr, receipts), *errors,
+            *(part for follow_up in follow_ups for part in follow_up),
         ],
-        bytes.decode,
+        lambda reply: read(read_reply(reply)),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.follow_ups import scripts as follow_up_scripts
 from rmq.kernel.follow_ups.encode import EncodedFollowUp
 from rmq.kernel.follow_ups.flows import StoredFollowUps
-from rmq.kernel.follow_ups.scripts import AckThenReply
+from rmq.kernel.follow_ups.scripts import AckThenReply, FollowUp
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.errors import KeepsResults
@@ -353,23 +353,40 @@ def ack_then(
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        given = [(n, each) for n, p in enumerate(positions, 1) for each in follow_ups[p]]
-        args = [each.of(n) for n, each in given]
-
-        def note(reply: AckThenReply) -> str:
-            note_stored(StoredFollowUps(keys, reply, given))
-            return reply.letters
-
+        args, note = _follow_ups_of(keys, positions, follow_ups, note_stored)
         in_part = [results[p] for p in positions] if results else ()
         return follow_up_scripts.ack_then(
             context, keys, session, part.ids, part.scores, args, note, in_part
         )
 
-    most = _most_acks(context, leases, results)
+    most = _most_with(follow_ups, _most_acks(context, leases, results))
+    return Settling(context, leases, build, _letters, extra, most=most)
+
+
+def _follow_ups_of(
+    keys: SlotKeys,
+    positions: Sequence[int],
+    follow_ups: Sequence[Sequence[EncodedFollowUp]],
+    note_stored: Callable[[StoredFollowUps], object],
+) -> tuple[list[FollowUp], Callable[[AckThenReply], str]]:
+    """Return the follow-ups of one call as its arguments, and the function that gets its reply."""
+    numbered = enumerate(positions, 1) if follow_ups else ()
+    given = [(n, each) for n, p in numbered for each in follow_ups[p]]
+
+    def note(reply: AckThenReply) -> str:
+        if given:
+            note_stored(StoredFollowUps(keys, reply, given))
+        return reply.letters
+
+    return [each.of(n) for n, each in given], note
+
+
+def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> int:
+    """Return how many deliveries with these follow-ups go in one call, at most `most`."""
     for each in follow_ups:
         most = min(most, BATCH_MAX // max(1, len(each)))
         most = min(most, CALL_BYTES // max(1, sum(one.size for one in each)))
-    return Settling(context, leases, build, _letters, extra, most=max(1, most))
+    return max(1, most)
 
 
 def _most_acks(context: TopicContext, leases: Leases, results: Sequence[bytes]) -> int:
@@ -444,21 +461,28 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
     extra: ExtraCommands | None = None,
+    follow_ups: Sequence[Sequence[EncodedFollowUp]] = (),
+    note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
-    """Make deliveries dead letters.
+    """Make deliveries dead letters, and store their follow-ups.
 
     The result has a letter for each: `d` dead, `c` cancelled, `0` lost.
 
-    `reason` is "r" (rejected) or "u" (undecodable).
+    `reason` is "r" (rejected) or "u" (undecodable). `follow_ups` and `note_stored` are as in
+    `ack_then`.
     """
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
         texts = [errors[p] for p in positions]
-        return scripts.reject(context, keys, session, part.ids, part.scores, texts, reason)
+        args, note = _follow_ups_of(keys, positions, follow_ups, note_stored)
+        return scripts.reject(
+            context, keys, session, part.ids, part.scores, texts, reason, args, note
+        )
 
-    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
+    most = _most_with(follow_ups, SLOW_MAX)
+    return Settling(context, leases, build, _letters, extra, most=most)
 
 
 def release(

@@ -99,10 +99,17 @@ class Delivery(DeliveryData):
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.nack(self._inner, delay, error)), "nack")
 
-    def reject(self, reason: BaseException | str) -> None:
-        """Make the message a dead letter at once, regardless of its retries."""
+    def reject(self, reason: BaseException | str, *, then: Iterable[FollowUp] = ()) -> None:
+        """Make the message a dead letter at once, regardless of its retries.
+
+        Args:
+            reason: Reason that is stored with the dead letter.
+            then: Messages to send in the same step, exactly once: rmq.Outgoing for this topic, or
+                pairs of a topic and an rmq.Outgoing. Messages of earlier calls of `then` are not
+                sent.
+        """
         verbs, run = self._settle_with
-        raise_if_lost(run(verbs.reject(self._inner, reason)), "reject")
+        raise_if_lost(run(verbs.reject(self._inner, reason, then)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Give the message back without a failure, now or after `delay`. This costs no retry."""

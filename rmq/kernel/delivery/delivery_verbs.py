@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from rmq.kernel.core import failure
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze
+from rmq.kernel.delivery.dispositions import FollowUp, Reject, Retry, Snooze
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.transport.flow.coalescing import APART, Coalescer, coalesced, same_error
 from rmq.kernel.transport.flow.steps import Flow
@@ -83,9 +83,18 @@ class DeliveryVerbs:
             return alone()
         return self._settle(self._extend_items, alone, delivery)
 
-    def reject(self, delivery: InnerDelivery, reason: failure.Error) -> SettlingFlow:
-        """Make the message a dead letter."""
-        return self.flows.reject([delivery], reason)
+    def reject(
+        self, delivery: InnerDelivery, reason: failure.Error, then: Iterable[FollowUp] = ()
+    ) -> SettlingFlow:
+        """Make the message a dead letter, and send messages in the same step."""
+        follow_ups = yield from self.then_of_reject(delivery, then)
+        return (yield from self.flows.reject([delivery], reason, then=follow_ups))
+
+    def then_of_reject(
+        self, delivery: InnerDelivery, then: Iterable[FollowUp]
+    ) -> Flow[Sequence[Any]]:
+        """Check and encode the follow-ups of a rejection."""
+        return self.flows.follow_ups.encode_all(delivery, then)
 
     def release(self, delivery: InnerDelivery, delay: Duration) -> SettlingFlow:
         """Give the delivery back without a failure."""
@@ -100,10 +109,18 @@ class DeliveryVerbs:
         if isinstance(error, Retry):
             return self.nack(delivery, error.delay, error.__cause__ or "asked for a retry")
         if isinstance(error, Reject):
-            return self.reject(delivery, failure.text_of(error) or "rejected")
+            return self._reject_by(error, delivery)
         if isinstance(error, Exception) and not isinstance(error, Cancelled):
             return self.nack(delivery, None, error)
         return self.release(delivery, 0)  # Ctrl-C and a cancellation are no failures
+
+    def _reject_by(self, error: Reject, delivery: InnerDelivery) -> SettlingFlow:
+        try:
+            then = yield from self.then_of_reject(delivery, error.then)
+        except Reject as too_deep:
+            error, then = too_deep, ()
+        reason = failure.text_of(error) or "rejected"
+        return (yield from self.flows.reject([delivery], reason, then=then))
 
     def _ack(self, items: list[Item]) -> SettlingFlow:
         return self.flows.ack([item.delivery for item in items])

@@ -74,7 +74,19 @@ class Snooze(Exception):
 
 
 class Reject(Exception):
-    """Raise it in a handler or `with delivery` to make the message a dead letter with a reason."""
+    """Raise it in a handler or `with delivery` to make the message a dead letter with a reason.
+
+    Args:
+        reason: The reason; nothing means "rejected".
+        then: Messages to send in the same step, exactly once: rmq.Outgoing for the topic of the
+            delivery, or pairs of a topic and an rmq.Outgoing. In a handler of batches, they are
+            sent for each message that is rejected.
+    """
+
+    def __init__(self, *reason: Any, then: Iterable[FollowUp] = ()) -> None:
+        super().__init__(*reason)
+        self.then = tuple(then)
+        with_topics(self.then, "")  # check them at the line that made them
 
 
 class Retry(Exception):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from rmq.kernel.core import failure, ids, record
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
+from rmq.kernel.delivery.dispositions import FollowUp, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.follow_ups import scripts
 from rmq.kernel.follow_ups.encode import (
@@ -72,7 +73,7 @@ WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries
 
 
 class StoredFollowUps(NamedTuple):
-    """The follow-ups of one call of the script `ack_then`, and its reply."""
+    """The follow-ups of one call of the script `ack_then` or `reject`, and its reply."""
 
     keys: SlotKeys  # slot of the deliveries
     reply: AckThenReply
@@ -84,7 +85,7 @@ class StoredFollowUps(NamedTuple):
         number = self.reply.number
         for position, each in self.follow_ups:
             target = slot_name(each.topic, each.slot)
-            if self.reply.letters[position - 1] == "1" and target in self.reply.targets:
+            if self.reply.letters[position - 1] in "1d" and target in self.reply.targets:
                 entry = Entry(number, member_of(each.id), each.head, each.rest)
                 by_target.setdefault(target, []).append(entry)
                 number += 1
@@ -143,6 +144,17 @@ class FollowUps:
             return None
         follow_up = encode_plain(self._context, delivery, topic, out)
         return None if follow_up is None else _add(delivery, follow_up)
+
+    def encode_all(self, delivery: InnerDelivery, then: Iterable[FollowUp]) -> Flow[FollowUpList]:
+        """Check and encode the follow-ups of another verb than the ack.
+
+        Raises:
+            Reject: The chain of follow-ups is too long.
+        """
+        follow_ups = FollowUpList()
+        for topic, out in with_topics(then, self._context.name):
+            follow_ups = follow_ups.plus((yield from encode(self._context, delivery, topic, out)))
+        return follow_ups
 
     def send(self) -> Flow[None]:
         """Send the follow-ups that acks have stored."""

@@ -38,9 +38,9 @@ class Entry(NamedTuple):
 
 
 class AckThenReply(NamedTuple):
-    """The reply to the script `ack_then`."""
+    """The reply to the scripts `ack_then` and `reject`."""
 
-    letters: str  # a letter for each delivery: 1 settled, 0 lost
+    letters: str  # a letter for each delivery: 1 settled, d dead, c cancelled, 0 lost
     number: int  # number of the first pending entry; 0 if there is none
     claim: bytes  # claim of the caller on the targets that it sends
     targets: dict[str, str]  # by target: n only these entries, o also older ones, w another sends
@@ -74,6 +74,14 @@ def topic_and_index(name: str) -> tuple[str, int]:
     return topic, int(index)
 
 
+def read_reply(reply: bytes) -> AckThenReply:
+    """Read the reply to `ack_then` or `reject`. Without entries, `reject` returns only letters."""
+    letters, *parts = reply.split(b" ")
+    number, claim, *targets = parts or (b"0", b"0")
+    pairs = (target.decode().split("=") for target in targets)
+    return AckThenReply(letters.decode(), int(number), claim, dict(pairs))
+
+
 def ack_then(
     context: TopicContext,
     keys: SlotKeys,
@@ -99,12 +107,6 @@ def ack_then(
         results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty for deliveries
             that succeeded without a value.
     """
-
-    def parse(reply: bytes) -> T:
-        letters, number, claim, *targets = reply.split(b" ")
-        pairs = (target.decode().split("=") for target in targets)
-        return read(AckThenReply(letters.decode(), int(number), claim, dict(pairs)))
-
     return Command(
         script_loader.load("ack_then"),
         (
@@ -118,7 +120,7 @@ def ack_then(
             *(results or [b""] * len(ids)),
             *(part for follow_up in follow_ups for part in follow_up),
         ],
-        parse,
+        lambda reply: read(read_reply(reply)),
     )  # fmt: skip
 
 

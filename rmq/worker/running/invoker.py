@@ -6,6 +6,7 @@ The decision is a `Disposition`, which the settler carries out. `PlainInvoker` i
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from rmq.worker.settling.disposition import (
     outcome_of,
     outcomes,
     undecodable,
+    without_then,
 )
 from rmq.worker.settling.unhandled import Unhandled
 
@@ -37,6 +39,10 @@ class AsyncInvoker(AsyncInvokerBase):
 
     async def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
+        disposition = await self._run_claimed(delivery)
+        return await self.with_then(delivery, disposition) if disposition.then else disposition
+
+    async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         if delivery.claim is None:
             return await self._run(delivery)
         disposition = self.dispositions.by_claim(delivery)
@@ -96,6 +102,17 @@ class AsyncInvoker(AsyncInvokerBase):
             if verbs.then_now(delivery, topic, out) is None:
                 await run(verbs.then(delivery, topic, out))
 
+    async def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
+        """Encode the follow-ups of a rejection. Fail the delivery if they cannot be sent."""
+        if not disposition.then:
+            return disposition
+        verbs, run = settle_with_of(self.show(delivery))
+        try:
+            then = await run(verbs.then_of_reject(delivery, disposition.then))
+        except Exception as error:
+            return without_then(error)
+        return disposition._replace(then=then)
+
     async def _done_before(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
             raised = await self._raised_by(partial(guard.on_duplicate_async, self.show(delivery)))
@@ -109,7 +126,7 @@ class AsyncInvoker(AsyncInvokerBase):
         with self._claiming(batch) as done:
             settled = await self._run_batch(batch)
             done.update(acked(settled))
-        return decided + settled
+        return [(each, await self.with_then(each, how)) for each, how in decided + settled]
 
     async def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}
@@ -160,7 +177,14 @@ class TopicInvokers:
         """Decide how to settle a delivery whose handler exceeded its `max_runtime`."""
         invoker = self.invoker_for(delivery)
         assert invoker is not None  # a delivery without a handler has no limit
-        return invoker.dispositions.of_overrun(delivery, max_runtime_s)
+        disposition = invoker.dispositions.of_overrun(delivery, max_runtime_s)
+        if isinstance(invoker, PlainInvoker):
+            return invoker.with_then(delivery, disposition)
+        return (
+            asyncio.run(invoker.with_then(delivery, disposition))
+            if disposition.then
+            else disposition
+        )
 
 
 def invoker_class(handler: Handler) -> type[PlainInvoker] | type[AsyncInvoker]:

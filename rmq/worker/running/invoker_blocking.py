@@ -23,6 +23,7 @@ from rmq.worker.settling.disposition import (
     outcome_of,
     outcomes,
     undecodable,
+    without_then,
 )
 
 
@@ -31,6 +32,10 @@ class PlainInvoker(PlainInvokerBase):
 
     def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
+        disposition = self._run_claimed(delivery)
+        return self.with_then(delivery, disposition) if disposition.then else disposition
+
+    def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         if delivery.claim is None:
             return self._run(delivery)
         disposition = self.dispositions.by_claim(delivery)
@@ -90,6 +95,17 @@ class PlainInvoker(PlainInvokerBase):
             if verbs.then_now(delivery, topic, out) is None:
                 run(verbs.then(delivery, topic, out))
 
+    def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
+        """Encode the follow-ups of a rejection. Fail the delivery if they cannot be sent."""
+        if not disposition.then:
+            return disposition
+        verbs, run = settle_with_of(self.show(delivery))
+        try:
+            then = run(verbs.then_of_reject(delivery, disposition.then))
+        except Exception as error:
+            return without_then(error)
+        return disposition._replace(then=then)
+
     def _done_before(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
             raised = self._raised_by(partial(guard.on_duplicate, self.show(delivery)))
@@ -103,7 +119,7 @@ class PlainInvoker(PlainInvokerBase):
         with self._claiming(batch) as done:
             settled = self._run_batch(batch)
             done.update(acked(settled))
-        return decided + settled
+        return [(each, self.with_then(each, how)) for each, how in decided + settled]
 
     def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}

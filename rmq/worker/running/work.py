@@ -144,7 +144,8 @@ class HandlerWork:
             return await invoker.run(delivery)
         except asyncio.CancelledError as error:
             raised = error_of_run(error, self._is_stopping)  # in a hook
-            return invoker.dispositions.by_error(delivery, raised)
+            disposition = invoker.dispositions.by_error(delivery, raised)
+            return await invoker.with_then(delivery, disposition)
 
     def _may_run(self, delivery: InnerDelivery) -> bool:
         """Return whether a delivery may begin. If it may not, report how to settle it."""

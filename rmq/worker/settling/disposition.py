@@ -38,12 +38,14 @@ class Disposition(NamedTuple):
         error: Error that is stored with the message.
         kind: Reason of a rejection: "r" the handler rejected the message, "u" the body does not fit
             the handler, "n" the message has no handler.
+        then: Follow-ups of a rejection: as the handler named them, until the invoker encodes them.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
     wait_s: float | None = None
     error: failure.Error = None
     kind: str = "r"
+    then: Sequence[Any] = ()
 
     @property
     def wait_ms(self) -> int | None:
@@ -138,7 +140,7 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
         if isinstance(rule, Snooze):
             return Disposition("release", _seconds(rule.delay))
         if isinstance(rule, Reject):
-            return Disposition("reject", None, _reject_reason(rule, error))
+            return Disposition("reject", None, _reject_reason(rule, error), then=rule.then)
         if isinstance(rule, Retry):
             reason = error if rule is not error else (error.__cause__ or "asked for a retry")
             return Disposition("nack", None if rule.delay is None else _seconds(rule.delay), reason)
@@ -148,6 +150,13 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
         log.exception(
             "%s: its retry rule failed for %s; the topic's policy applies", handler, delivery.id
         )
+    return Disposition("nack", None, error)
+
+
+def without_then(error: BaseException) -> Disposition:
+    """Decide how to settle a delivery whose rejection has follow-ups that cannot be sent."""
+    if isinstance(error, Reject):  # their chain is too long
+        return Disposition("reject", None, failure.text_of(error))
     return Disposition("nack", None, error)
 
 

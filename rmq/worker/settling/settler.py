@@ -306,7 +306,9 @@ class Settler:
             else:
                 reason, kind = disposition.error or "rejected", disposition.kind
                 self._settle(
-                    "reject", [delivery], partial(self._flows.reject, reason=reason, kind=kind)
+                    "reject",
+                    [delivery],
+                    partial(self._flows.reject, reason=reason, kind=kind, then=disposition.then),
                 )
                 self._log_failure(delivery, "is rejected", reason)
         for wait_ms, pairs in failed.items():
