@@ -130,7 +130,7 @@ class Surroundings(NamedTuple):
 
 
 class RunningWorker:
-    """The parts of a worker from a start to a stop.
+    """A worker that was started: its threads and processes, which it stops together.
 
     Args:
         client: Client with the handlers.

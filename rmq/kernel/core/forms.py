@@ -165,7 +165,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def json_of(value: Any) -> str:
-    """Return the JSON of a value that has a form. NaN is allowed."""
+    """Return the JSON of a value of a supported type. NaN is allowed."""
     return json.dumps(value, default=to_builtins)
 
 
