@@ -20,7 +20,7 @@ import redis
 
 import rmq
 from rmq.kernel.topic import clock as command_clock
-from tests import forkserver, leaks, parallel
+from tests import forkserver, heartbeats, leaks, parallel
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
 
@@ -105,6 +105,7 @@ def _begin_run() -> Path | None:
 
 
 _leave_the_shell()
+heartbeats.fork_them()
 _run_dir = _begin_run()
 _draw = os.environ.pop("RMQ_TEST_DRAW", "1 0")  # not for a pytest that a test starts
 OLDEST, NEWEST = _engines()
@@ -214,6 +215,12 @@ def no_finalizers() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def real_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers start interpreters as heartbeats (see `heartbeats.py`)."""
+    monkeypatch.setenv(heartbeats.REAL, "1")
 
 
 @pytest.fixture(scope="session")

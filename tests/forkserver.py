@@ -26,7 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -37,9 +38,12 @@ ROOT = Path(__file__).parents[1]
 DRIVERS = ("sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql", "sqlite3")
 START_S = 60.0
 _LENGTH = 8
+_NUMBER = 4  # bytes of a pid
 _LOCK = threading.Lock()
 File = IO[Any] | int
-_running: tuple[subprocess.Popen[bytes], str] | None = None
+FILES_MAX = 8  # that a process can be given
+_server: subprocess.Popen[bytes] | None = None  # if this process has started it
+_socket: str | None = None  # where the server listens
 
 
 class Forked:
@@ -48,6 +52,7 @@ class Forked:
     Args:
         stdin, stdout, stderr: files, or as for a `Popen`: DEVNULL, PIPE, STDOUT.
         env: variables, but for those that an interpreter reads when it starts, as PYTHONPATH.
+        pass_fds: files that it inherits; their numbers there follow `words`.
         text: whether our ends of pipes are of text.
     """
 
@@ -56,7 +61,7 @@ class Forked:
     def __init__(
         self, module: str, *words: str, stdin: File = subprocess.DEVNULL,
         stdout: File = subprocess.DEVNULL, stderr: File = subprocess.DEVNULL, cwd: Path = ROOT,
-        env: Mapping[str, str] | None = None, text: bool = True,
+        env: Mapping[str, str] | None = None, text: bool = True, pass_fds: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.args = (module, *words)
         self.returncode: int | None = None
@@ -75,7 +80,7 @@ class Forked:
             else:
                 self.stderr, errors = _open(stderr, "r" + kind, theirs)
             length = len(data).to_bytes(_LENGTH, "big")
-            socket.send_fds(self._told, [length], [read, write, errors])
+            socket.send_fds(self._told, [length], [read, write, errors, *pass_fds])
             self._told.sendall(data)
             (self.pid,) = self._numbers(START_S)
 
@@ -156,32 +161,32 @@ def start(output: File | None = None) -> str:
     Args:
         output: for what it may print.
     """
-    global _running
-    if _running is None:
+    global _server, _socket
+    if _socket is None:
         path = str(Path(tempfile.mkdtemp(prefix="rmq-fork-"), "socket"))
         # Its stdin closes with this process. It may outlive the thread that starts it.
-        server = subprocess.Popen(
+        _server = subprocess.Popen(
             [sys.executable, "-m", "tests.forkserver", path], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=output, stderr=output,
         )  # fmt: skip
         wait_for(lambda: os.path.exists(path), "the fork server does not start", START_S)
-        _running = server, path
-    return _running[1]
+        _socket = path
+    return _socket
 
 
 def close() -> None:
     """End the server of this process, if it has one."""
-    global _running
-    if _running is not None:
-        _running[0].communicate()
-        _running = None
+    global _server, _socket
+    if _server is not None:
+        _server.communicate()
+        _server = _socket = None
 
 
 # --- in the server -------------------------------------------------------------------------------
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    head, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH, FILES_MAX)
     left, text = int.from_bytes(head, "big"), b""
     while len(text) < left:
         text += connection.recv(left - len(text))
@@ -197,11 +202,26 @@ def _warm(module: str) -> None:
                 importlib.import_module(driver)
 
 
-def _reap(running: dict[int, socket.socket]) -> None:
+def _peer(connection: socket.socket) -> int:
+    """Return the pid of the process that asked for a fork."""
+    if sys.platform != "linux":
+        return 0
+    size = 3 * _NUMBER
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int.from_bytes(peer[:_NUMBER], sys.byteorder)
+
+
+def _reap(running: dict[int, socket.socket], cpu_ms_below: Counter[int]) -> None:
+    """Tell those that asked for forks that they have ended.
+
+    `cpu_ms_below`: CPU of the forks that each fork had asked for; it counts as that fork's.
+    """
     for pid in list(running):
         found, status, used = os.wait4(pid, os.WNOHANG)
         if found:
-            cpu_ms = round(1000 * (used.ru_utime + used.ru_stime))
+            cpu_ms = round(1000 * (used.ru_utime + used.ru_stime)) + cpu_ms_below.pop(pid, 0)
+            if (asking := _peer(running[pid])) in running:
+                cpu_ms_below[asking] += cpu_ms
             with running.pop(pid) as connection, contextlib.suppress(OSError):
                 connection.sendall(b"%d %d\n" % (os.waitstatus_to_exitcode(status), cpu_ms))
 
@@ -218,6 +238,8 @@ def _serve(path: str) -> dict[str, Any]:
     signal.set_wakeup_fd(wakes.fileno())
     os.rename(path + ".new", path)
     running: dict[int, socket.socket] = {}
+    cpu_ms_below: Counter[int] = Counter()
+    _warm("tests.heartbeats")
     while True:
         ready = select.select([listening, woken, sys.stdin], [], [])[0]
         if sys.stdin in ready:
@@ -225,7 +247,7 @@ def _serve(path: str) -> dict[str, Any]:
             os._exit(0)  # the tests are over
         if woken in ready:
             woken.recv(4096)
-            _reap(running)
+            _reap(running, cpu_ms_below)
         if listening not in ready:
             continue
         connection = listening.accept()[0]
@@ -236,12 +258,14 @@ def _serve(path: str) -> dict[str, Any]:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, before)
-            for number, file in enumerate(files):
+            for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
             for one in (*running.values(), connection, listening, woken, wakes):
                 one.close()
-            for file in files:
+            for file in files[:3]:
                 os.close(file)
+            task["words"] += map(str, files[3:])
+            task["socket"] = path
             return task
         for file in files:
             os.close(file)
@@ -262,6 +286,9 @@ def _run(task: dict[str, Any]) -> Any:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv[:] = [task["module"], *task["words"]]
+    forks: Any = importlib.import_module("tests.forkserver")
+    forks._socket = task["socket"]
+    importlib.import_module("tests.heartbeats").fork_them()
     return importlib.import_module(task["module"]).main(*task["words"])
 
 

@@ -14,6 +14,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run_on((NEWEST,), metafunc)
 
 
+@pytest.fixture(autouse=True)
+def _real_heartbeats(real_heartbeats: None) -> None:
+    """A worker's death is seen by its child only, and a fork is none."""
+
+
 @pytest.fixture(scope="module")
 def durable() -> Iterator[Postgres]:
     """A PostgreSQL that keeps what it has committed; its commits are on the disk."""

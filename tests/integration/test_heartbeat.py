@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+import pytest
 import redis
 
 import rmq
@@ -14,10 +15,13 @@ from rmq.worker.heartbeat import start
 from tests.patience import wait_for
 from tests.servers import Server
 
+pytestmark = pytest.mark.usefixtures("real_heartbeats")
+
 
 def test_the_process_imports_the_transport_and_nothing_of_the_worker() -> None:
     program = start.PROGRAM.replace("main(int(sys.argv[1]))", "pass")
-    code = program + "; print(*sorted(n for n in sys.modules if n.startswith('rmq.')))"
+    packages = "rmq.", "opentelemetry."
+    code = f"{program}; print(*sorted(n for n in sys.modules if n.startswith({packages})))"
     words = [sys.executable, "-I", "-S", "-c", code, "0", start.WORKER, *sys.path]
 
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()

@@ -269,6 +269,7 @@ def descriptors() -> int:
     ],
     indirect=["kind", "handles"],
 )
+@pytest.mark.usefixtures("real_heartbeats")
 def test_nothing_is_left_of_a_worker_that_has_stopped(
     scene: Scene, api: Any, name: str, heartbeat: Any
 ) -> None:

@@ -30,6 +30,8 @@ from tests.integration.handling import Scene
 from tests.patience import wait_for
 from tests.servers import Server
 
+pytestmark = pytest.mark.usefixtures("real_heartbeats")
+
 LEASE_S = 1  # the shortest there is
 KEPT_S = 5  # of those who are to keep it on a busy machine: renewed every 1.7 s, 3.3 s to spare
 HOLD_S = KEPT_S + 2.0  # longer than that, rounded up to whole seconds of the server

@@ -24,6 +24,8 @@ from tests.integration.handling import WITHIN_S, threads_left
 from tests.patience import wait_for
 from tests.servers import Server
 
+pytestmark = pytest.mark.usefixtures("real_heartbeats")
+
 REPOSITORY = Path(__file__).parents[2]
 GRACE_S, END_S = 1.0, 2.0  # a stop takes no longer than both together
 SLACK_S = 30.0  # for a busy machine: the old code took 90 s

@@ -42,6 +42,20 @@ def _topics(contexts: list[TopicContext]) -> list[Topic]:
     return [Topic(context.prefix, context.name) for context in contexts]
 
 
+def launch(fd: int) -> subprocess.Popen[bytes]:
+    """Start the process of a heartbeat, which reads its task from its stdin.
+
+    `fd` is the descriptor of the shared memory.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PROGRAM, str(fd), WORKER, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(fd,),
+        start_new_session=True,  # Ctrl-C at the terminal is for the worker only
+    )
+
+
 class HeartbeatThread:
     """The heartbeat as a thread of the worker."""
 
@@ -97,13 +111,7 @@ class HeartbeatProcess:
             "sizes": self._memory.shared.sizes,
             "parent": os.getpid(),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, str(fd), WORKER, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(fd,),
-            start_new_session=True,  # Ctrl-C at the terminal is for the worker only
-        )
+        process = launch(fd)
         assert process.stdin is not None
         # The command line would show the password to other users.
         with contextlib.suppress(OSError):
