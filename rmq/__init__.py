@@ -48,10 +48,12 @@ if TYPE_CHECKING:
         LeaseLost,
         LifespanFailed,
         NotDurable,
+        NotFinished,
         OutcomeUnknown,
         PayloadTooLarge,
         QueryOwned,
         QueueFull,
+        ResultNotFound,
         RMQError,
         ScheduleNotFound,
         ScriptFailed,
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from rmq.kernel.core.interceptor import Interceptor, Outcome
     from rmq.kernel.core.message import Message, Outgoing, Receipt, SendResult
     from rmq.kernel.core.pause import Pause
+    from rmq.kernel.core.results import Results
     from rmq.kernel.core.retry import Exponential, Immediate, Levels
     from rmq.kernel.core.settings import Fsync, Replicated, Settings, TopicSettings
     from rmq.kernel.delivery.claim import ClaimStatus
@@ -111,6 +114,10 @@ if TYPE_CHECKING:
     from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then
     from rmq.kernel.handlers.dependencies import Depends
     from rmq.kernel.handlers.idempotency import Claims, idempotent
+    from rmq.kernel.results.completion import as_completed
+    from rmq.kernel.results.handle import AsyncResultHandle
+    from rmq.kernel.results.handle_blocking import ResultHandle
+    from rmq.kernel.results.outcome import MessageOutcome, Progress, ResultState
     from rmq.kernel.topic.audit_trail import AuditLine
     from rmq.kernel.topic.paging import Page, Span
     from rmq.kernel.topic.stats import DueCount
@@ -134,9 +141,10 @@ _MODULES = {
         "AccessDenied AlreadySettled Cancelled ClaimLost ConfigurationError DecodeError "
         "DeliveryError EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey "
         "InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
-        "OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound "
-        "ScriptFailed SendError SettingsMismatch StageLost StorageError StoreUnavailable "
-        "TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
+        "NotFinished OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ResultNotFound "
+        "ScheduleNotFound ScriptFailed SendError SettingsMismatch StageLost StorageError "
+        "StoreUnavailable TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable "
+        "WorkRolledBack"
     ),
     "rmq.features.audit.audit": "Audit AuditResult Missing",
     "rmq.features.dead_letters.filter": "DeadLetterFilter",
@@ -172,6 +180,7 @@ _MODULES = {
     "rmq.kernel.core.delivery_limits": "Concurrency Rate",
     "rmq.kernel.core.message": "Message Outgoing Receipt SendResult",
     "rmq.kernel.core.pause": "Pause",
+    "rmq.kernel.core.results": "Results",
     "rmq.kernel.core.retry": "Exponential Immediate Levels",
     "rmq.kernel.core.groups": "Groups",
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
@@ -182,6 +191,10 @@ _MODULES = {
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
     "rmq.features.spark.stage_flows": "PublishResult StageContent",
+    "rmq.kernel.results.completion": "as_completed",
+    "rmq.kernel.results.handle": "AsyncResultHandle",
+    "rmq.kernel.results.handle_blocking": "ResultHandle",
+    "rmq.kernel.results.outcome": "MessageOutcome Progress ResultState",
     "rmq.kernel.topic.audit_trail": "AuditLine",
     "rmq.kernel.topic.paging": "Page Span",
     "rmq.kernel.topic.stats": "DueCount",
@@ -208,25 +221,24 @@ if not TYPE_CHECKING:  # or every name would be right to a type checker
 
 __all__ = [
     "AccessDenied", "AccessToken", "AclRules", "Admin", "AlreadySettled", "AsyncAdmin",
-    "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery", "AsyncSchedule", "AsyncStage",
-    "AsyncTopic", "Attempt", "Audit", "AuditLine", "AuditResult", "Cancelled", "ClaimLost",
-    "ClaimStatus", "Claims", "Client", "Compressed", "Concurrency", "ConfigurationError",
-    "Consumer",
-    "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError",
-    "DeleteResult", "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError",
-    "EncodeError", "Encrypted", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync",
-    "GroupPage", "GroupState", "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery",
-    "Immediate", "Interceptor",
-    "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
-    "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
-    "Missing", "NotDurable", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",
-    "PayloadTooLarge", "PeekPage", "PendingFollowUp", "PublishResult", "Query", "QueryOwned",
-    "QueueFull", "RMQError",
-    "Rate", "Receipt", "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample",
-    "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError",
-    "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",
-    "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic",
+    "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery", "AsyncResultHandle",
+    "AsyncSchedule", "AsyncStage", "AsyncTopic", "Attempt", "Audit", "AuditLine", "AuditResult",
+    "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client", "Compressed", "Concurrency",
+    "ConfigurationError", "Consumer", "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups",
+    "DeadLetterPage", "DecodeError", "DeleteResult", "Delivery", "DeliveryError", "Depends",
+    "DueCount", "EmbeddedError", "EncodeError", "Encrypted", "Exponential", "Failure", "Finding",
+    "FormatMismatch", "Fsync", "GroupPage", "GroupState", "Groups", "HandlerRun", "HandlerStatus",
+    "Health", "HeldQuery", "Immediate", "Interceptor", "InvalidFilter", "InvalidKey",
+    "InvalidReceipt", "InvalidType", "InvalidValue", "Job", "JobNotFound", "JobOutcome",
+    "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId", "MessageOutcome", "Missing",
+    "NotDurable", "NotFinished", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page",
+    "Pause", "PayloadTooLarge", "PeekPage", "PendingFollowUp", "Progress", "PublishResult", "Query",
+    "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt", "RedriveResult", "Reject",
+    "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound", "ResultState", "Results",
+    "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed",
+    "SendError", "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage",
+    "StageContent", "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic",
     "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished",
-    "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted",
-    "acl_rules", "idempotent",
+    "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules",
+    "as_completed", "idempotent",
 ]  # fmt: skip

@@ -242,6 +242,26 @@ class Cancelled(DeliveryError):
     """
 
 
+class NotFinished(RMQError, TimeoutError):
+    """A message had not ended when the time for which a caller waited was over.
+
+    It waits, is in flight, or is retried. Wait again, or look at `handle.read()`.
+    """
+
+
+class ResultNotFound(RMQError):
+    """There is no result to wait for.
+
+    Attributes:
+        reason: "not_kept" (the message keeps no result, or no longer), or "unknown" (no message and
+            no result has this id).
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key. Its handler was not run.
 

@@ -43,6 +43,7 @@ SOURCES = (
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
     "rmq.kernel.delivery.delivery",
+    "rmq.kernel.results.handle",
     "rmq.kernel.transport.single.driver",
     "rmq.kernel.transport.sentinel.master_finder",
     "rmq.kernel.transport.sentinel.master_pool",
@@ -53,9 +54,9 @@ NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
     "AsyncInvoker": "PlainInvoker", "AsyncInvokerBase": "PlainInvokerBase",
-    "AsyncCall": "PlainCall", "call_hooks_async": "call_hooks",
-    "drive_async": "drive", "run_async": "run", "on_duplicate_async": "on_duplicate",
-    "run_batch_async": "run_batch",
+    "AwaitableHandle": "HandleBase", "AsyncCall": "PlainCall", "call_hooks_async": "call_hooks",
+    "drive_async": "drive", "run_async": "run",
+    "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.single.asyncio": "rmq.kernel.transport.single.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")

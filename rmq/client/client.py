@@ -21,12 +21,14 @@ from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.core.keys import check_name, wake_channel
+from rmq.kernel.core.results import Results
 from rmq.kernel.core.sequence import ProducerSequence
 from rmq.kernel.core.settings import TopicSettings
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.handlers.dependencies import check_lifespan
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
+from rmq.kernel.results.signals import ResultSignals
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport import url as urls
@@ -92,6 +94,7 @@ class ClientBase:
         if self._hooks.producer_sequence is not None:
             _audited[self._hooks.producer_sequence] = self._address
         self._handlers = Handlers()
+        self._result_signals = ResultSignals()
         self._contexts: weakref.WeakSet[TopicContext] = weakref.WeakSet()
 
     def _open_transport(self) -> Transport:
@@ -107,13 +110,21 @@ class ClientBase:
         return self._address.shown
 
     def _context(
-        self, name: str, codec: str | Codec, settings: Mapping[str, object]
+        self,
+        name: str,
+        codec: str | Codec,
+        results: Results | None,
+        settings: Mapping[str, object],
     ) -> TopicContext:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         context = TopicContext(self._prefix, name, chosen, self._sessions, settings, self._hooks)
         if context.requested:
             self._declared[context.name] = self._declared.get(context.name, {}) | context.requested
-        context.siblings = self._contexts
+        if results is not None:
+            if not isinstance(results, Results):
+                raise InvalidType(f"results: {type(results).__name__}; give rmq.Results(keep=...)")
+            context.keep_s = results.seconds
+        context.siblings, context.result_signals = self._contexts, self._result_signals
         self._contexts.add(context)
         return context
 
@@ -210,7 +221,12 @@ class AsyncClient(ClientBase):
         self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
 
     def topic(
-        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+        self,
+        name: str,
+        *,
+        codec: str | Codec = "json",
+        results: Results | None = None,
+        **settings: Unpack[TopicSettings],
     ) -> AsyncTopic:
         """Return a topic by name.
 
@@ -223,13 +239,17 @@ class AsyncClient(ClientBase):
                 4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
+            results: How long to keep the results of the messages that this object sends. Default:
+                no results, so nothing of a finished message is kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.
         """
-        return AsyncTopic(self._transport, self._context(name, codec, settings), self._handlers)
+        return AsyncTopic(
+            self._transport, self._context(name, codec, results, settings), self._handlers
+        )
 
     async def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""
@@ -260,6 +280,7 @@ class AsyncClient(ClientBase):
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 await self._transport.run(report.report(self._hooks.producer_sequence, again=False))
+        await self._transport.run(self._result_signals.close())
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -15,6 +15,7 @@ from rmq.errors import ConfigurationError, StorageError
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.keys import wake_channel
+from rmq.kernel.core.results import Results
 from rmq.kernel.core.settings import TopicSettings
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.producer import report
@@ -58,7 +59,12 @@ class Client(ClientBase):
         self.admin = Admin(self._transport, self._prefix, self._sessions)
 
     def topic(
-        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
+        self,
+        name: str,
+        *,
+        codec: str | Codec = "json",
+        results: Results | None = None,
+        **settings: Unpack[TopicSettings],
     ) -> Topic:
         """Return a topic by name.
 
@@ -71,13 +77,15 @@ class Client(ClientBase):
                 4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
+            results: How long to keep the results of the messages that this object sends. Default:
+                no results, so nothing of a finished message is kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, it has its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.
         """
-        return Topic(self._transport, self._context(name, codec, settings), self._handlers)
+        return Topic(self._transport, self._context(name, codec, results, settings), self._handlers)
 
     def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""
@@ -106,6 +114,7 @@ class Client(ClientBase):
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 self._transport.run(report.report(self._hooks.producer_sequence, again=False))
+        self._transport.run(self._result_signals.close())
         self._transport.close()
 
     def __enter__(self) -> Client:

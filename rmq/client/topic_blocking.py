@@ -24,6 +24,9 @@ from rmq.kernel.core.settings import Durability
 from rmq.kernel.core.validation import Duration, Moment
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import send as send_flow
+from rmq.kernel.results import flows as results_flow
+from rmq.kernel.results.handle_blocking import ResultHandle
+from rmq.kernel.results.outcome import ResultState
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.blocking import Transport
@@ -76,6 +79,7 @@ class Topic(TopicBase, Schedules):
         group: str | None = None,
         share_key: str | None = None,
         weight: int | None = None,
+        keep_result: Duration | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
         **unknown: Never,
@@ -111,7 +115,7 @@ class Topic(TopicBase, Schedules):
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
-            group, share_key, weight,
+            group, share_key, weight, keep_result,
         )  # fmt: skip
         return self._run(send_flow.send(self._context, out, durability, timeout))
 
@@ -146,6 +150,25 @@ class Topic(TopicBase, Schedules):
     def get(self, id: Id) -> Message | None:
         """Return a message from any queue, or None if it is settled or unknown."""
         return self._run(reading.get(self._context, id))
+
+    def result(self, id: Id) -> ResultHandle:
+        """Return a handle by which you read or await the result of a message. This reads nothing.
+
+        Args:
+            id: Id of the message, as `message_id` of the result of its send.
+
+        Raises:
+            InvalidValue: The id is of another topic.
+        """
+        id = results_flow.check_id(self._context, id)
+        return ResultHandle(self._transport, self._context, id)
+
+    def results(self, ids: Iterable[Id]) -> list[ResultState]:
+        """Return where messages are, their progress, and how they have ended, in the same order.
+
+        It does not wait. All messages of a slot are read in one call, or several calls of 1 MiB.
+        """
+        return self._run(results_flow.read(self._context, ids))
 
     def cancel(self, id: Id | Receipt, *, running: bool = False) -> CancelStatus:
         """Cancel a waiting message, or with `running` also a message in flight.

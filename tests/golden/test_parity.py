@@ -253,6 +253,7 @@ DIFFERENCES = {
         "send raw": "python -, http -, command False",
         "send results": "python -, http -, command False",
         "topic codec": "python json, http -, command -",
+        "topic results": "python left out, http -, command -",
     },
     "open() is a call of its own in Python; HTTP has an operation that creates topics": {
         "send create": "python -, http -, command False",

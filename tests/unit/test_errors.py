@@ -33,6 +33,7 @@ def test_errors_of_a_value_or_a_type_are_those_of_python_too() -> None:
 
 BASES = {"SendError", "DeliveryError"}  # of others, and never raised themselves
 NOT_OURS = {"Endless", "UsageError"}  # of tests and tools: they lose nothing
+INSIDE = {"KeepsResults"}  # the client handles it, and no caller sees it
 
 
 @functools.cache
@@ -55,6 +56,7 @@ def public_exceptions() -> frozenset[str]:
             yield from ancestors(base)
 
     errors = {name for name in bases if "RMQError" in ancestors(name)} | {"RMQError"}
+    errors -= INSIDE
     raised = {"Exception", "ValueError", "TypeError", "AssertionError"}
     return frozenset(errors | {name for name in named if raised & {*ancestors(name)}})
 

@@ -36,7 +36,7 @@ PLAIN_ENGLISH = {
     "total", "seconds",
     "sent", "handled", "received", "held", "format", "encrypted", "offloaded",
     # errors and states
-    "already", "cancelled",
+    "already", "cancelled", "as", "completed",
     "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",
     "full", "large", "long", "too", "payload", "owned", "vanished", "failed", "work", "back",

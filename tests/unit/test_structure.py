@@ -37,7 +37,8 @@ FILES = sorted(
 # Follow-ups: 850 lines and 9 files. Handlers return them, and their size is summed once: 68.
 # The setting `max_depth`: 19 lines. Rejections that send: 85 lines.
 # Results of messages, at the scripts: 180 lines and 3 files.
-LIMITS = {"lines": 48_105, "files": 427, "private": 75}
+# Results and progress, from Python: 690 lines and 7 files; as_completed reads its handles: 1.
+LIMITS = {"lines": 48_795, "files": 434, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -78,6 +78,7 @@ class Send(Request):
     group: str | None = None
     share_key: str | None = None
     weight: int | None = None
+    keep_result: Seconds | None = None
 
 
 class Reschedule(Request):
@@ -153,7 +154,8 @@ async def send_message(context: RequestContext, path: TopicPath, body: Send) -> 
         time_range=body.time_range, merge=body.merge, extend=body.extend, max_wait=body.max_wait,
         slot_basis=body.slot_basis, headers=body.headers, expires=body.expires, id=body.id,
         dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, group=body.group,
-        share_key=body.share_key, weight=body.weight, timeout=BLOCK_S,
+        share_key=body.share_key, weight=body.weight, keep_result=body.keep_result,
+        timeout=BLOCK_S,
     )  # fmt: skip
     return show(result, Sent)
 

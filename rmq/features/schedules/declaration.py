@@ -12,6 +12,7 @@ from rmq.features.schedules.flows import DeclareStatus
 from rmq.features.schedules.schedule import CatchUp, Definition
 from rmq.kernel.core import validation
 from rmq.kernel.core.keys import check_name
+from rmq.kernel.core.results import keep_seconds
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic import clock
@@ -80,6 +81,7 @@ class Declaring(Generic[ScheduleT]):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         type: str | None = None,
+        keep_result: Duration | None = None,
         group: None = None,
     ) -> ScheduleT:
         """Declare a schedule, which sends a message to this topic at recurring times.
@@ -105,7 +107,8 @@ class Declaring(Generic[ScheduleT]):
                 on time, and "all" all missed times.
             catch_up_limit: With "all", maximum number of missed times to send. The latest missed
                 times are sent.
-            body, priority, headers, expires, type: Fields of the messages, as in `send`.
+            body, priority, headers, expires, type, keep_result: Fields of the messages, as in
+                `send`.
             group: Not allowed, because messages of a schedule have no group.
 
         Returns:
@@ -152,6 +155,9 @@ class Declaring(Generic[ScheduleT]):
             headers=dict(headers or {}),
             expires_ms=None if expires is None else validation.duration_ms(expires, "expires"),
             type=None if type is None else validation.check_message_type(type),
+            keep_s=self._context.keep_s or None
+            if keep_result is None
+            else keep_seconds(keep_result),
         )
         if definition.after(clock.now_ms()) is None:
             raise InvalidValue(f"cron: {cron!r} has no time in the next 50 years")

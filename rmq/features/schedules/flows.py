@@ -230,7 +230,7 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
     # Not shared with the topic's other sends, which have another codec and interceptors.
-    made.sends = {}
+    made.sends, made.keep_s = {}, 0  # the definition says whether results are kept
     return made
 
 
@@ -243,6 +243,7 @@ def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> 
         expires=None if definition.expires_ms is None else definition.expires_ms / 1000,
         id=id,
         type=definition.type,
+        keep_result=definition.keep_s,
         marks={SCHEDULE_MARK: definition.name, TIME_MARK: str(time_ms)},
     )
 

@@ -131,11 +131,14 @@ class Definition:
     headers: dict[str, str]
     expires_ms: int | None
     type: str | None = None
+    keep_s: int | None = None  # seconds for which results are kept
 
     def pack(self) -> bytes:
         """Encode the definition. Equal definitions have equal bytes."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["headers"] = dict(sorted(self.headers.items()))
+        if self.keep_s is None:
+            del values["keep_s"]  # unknown to older versions of RMQ
         packed: bytes = msgpack.packb({"version": VERSION, **values})
         return packed
 
@@ -152,8 +155,8 @@ class Definition:
                 raise ValueError
             read = cls(**values)
             check_int(1 if read.every_ms is None else read.every_ms, "every_ms", 1, MOMENT_MOST_MS)
-            for ms in (read.jitter_ms, read.catch_up_limit, read.expires_ms or 0):
-                check_int(ms, "number", 0, MOMENT_MOST_MS)
+            for number in (read.jitter_ms, read.catch_up_limit, read.expires_ms, read.keep_s):
+                check_int(number or 0, "number", 0, MOMENT_MOST_MS)
             if read.every_ms is None and not isinstance(read.cron, str):
                 raise ValueError(read.cron)
             return read

@@ -175,7 +175,7 @@ class StageFlows:
                 raise InvalidValue(
                     f"{field}: {len(column)} values; give one for each body, or None"
                 )
-        if settings.expires_ms:
+        if settings.expires_ms or self._context.keep_s:
             return (yield from self._push(stage, _rows(bodies, columns)))
         calls = _StageCalls(self._context, stage, self._keep_ms)
         try:

@@ -24,7 +24,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.consumer import claim_flows, offloading, receive, settle
+from rmq.kernel.consumer import claim_flows, offloading, receive, results, settle
 from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
@@ -110,6 +110,7 @@ class ConsumerFlows:
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloading.Removal()
         self.follow_ups = FollowUps(context)
+        self.results = results.DeliveryResults(context, self.at_most_once, self._note_letters)
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -430,13 +431,13 @@ class ConsumerFlows:
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        has_claims = any(d.claim for d in deliveries)
+        given, has_claims = self.results.of(deliveries), any(d.claim for d in deliveries)
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
         if any(d.follow_ups for d in deliveries):
             follow_ups = [d.follow_ups for d in deliveries]
             note_stored = self.follow_ups.stored.append
-            return settle.ack_then(self.context, leases, follow_ups, note_stored, extra)
-        return settle.ack(self.context, leases, extra)
+            return settle.ack_then(self.context, leases, follow_ups, note_stored, extra, given)
+        return settle.ack(self.context, leases, extra, given)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries for good. As all verbs, return those whose lease was lost."""

@@ -378,6 +378,11 @@ class Offloaded:
             raise InvalidValue("inner: it is offloaded already")
         self._repr = f"rmq.Offloaded({store!r}, above={above}, inner={inner!r})"
 
+    @property
+    def inner(self) -> Codec:
+        """The codec that writes the body first."""
+        return self._inner
+
     def __repr__(self) -> str:
         return self._repr
 

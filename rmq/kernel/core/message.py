@@ -74,6 +74,8 @@ class Outgoing:
             turns as one group. Default: each group has its own turns. Needs `group`.
         weight: How many turns the group or share key gets for each turn of a group with weight 1, 1
             to 64. Default: the weight in the topic's setting `groups`. Needs `group`.
+        keep_result: How long the result of the message is kept after the message has ended, seconds
+            or timedelta, 1 s to 30 days. Default: the `results` of the topic object, or no result.
         marks: Headers that RMQ itself adds. Their names begin with `rmq-`.
     """
 
@@ -97,6 +99,7 @@ class Outgoing:
     group: str | None = None
     share_key: str | None = None
     weight: int | None = None
+    keep_result: Duration | None = None
     marks: dict[str, str] | None = None
 
 

@@ -36,6 +36,7 @@ import msgpack
 from rmq.errors import DecodeError
 from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
 from rmq.kernel.core.groups import GROUP_MARK
+from rmq.kernel.core.results import KEEP_MARK
 from rmq.kernel.core.score import PRIORITY_MIN
 
 MIN_BYTES = 4096  # smaller bodies stay in their records
@@ -88,6 +89,7 @@ SCHEDULE_MARK, SCHEDULE_TIME_MARK = "rmq-schedule", "rmq-schedule-time"  # name;
 RESERVED = "rmq-"  # prefix of the headers that RMQ itself adds
 TYPE_MARK = "rmq-type"  # the header with the type of a message
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts before all other headers
+_KEEP = bytes((0xA0 | len(KEEP_MARK),)) + KEEP_MARK.encode()
 _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
 
@@ -269,6 +271,24 @@ def audit_number(data: bytes) -> bytes:
     if not data[0] & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
         return b""
     return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
+
+
+def keep_of(data: bytes) -> int:
+    """Return for how many seconds a message keeps its result, or 0 if it keeps none.
+
+    Only the first header is read, or the second of an audited message, as by `keep_of` in
+    `lua/lib/results/keep_mark.lua`.
+    """
+    if not data[0] & HEADERS:
+        return 0
+    at = _headers_at(data)
+    at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
+    if data[at : at + 10] == _NUMBER:
+        at += 11 + (data[at + 10] & 31)
+    if data[at : at + 9] != _KEEP:
+        return 0
+    text = data[at + 10 : at + 10 + (data[at + 9] & 31)]
+    return int(text) if text.isdigit() else 0
 
 
 def collected_bodies(body: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -192,7 +193,7 @@ class AsyncDelivery(DeliveryData):
 
     __slots__ = ()
 
-    async def ack(self, *, then: Iterable[FollowUp] = ()) -> None:
+    async def ack(self, *, then: Iterable[FollowUp] = (), result: Any = None) -> None:
         """Settle the message for good.
 
         Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
@@ -200,8 +201,12 @@ class AsyncDelivery(DeliveryData):
         Args:
             then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
                 pairs of a topic and an rmq.Outgoing.
+            result: Value to store if the message keeps its result, at most 256 KiB as the topic's
+                codec writes it. If the value is too large or cannot be encoded, the result says so.
         """
         verbs, run = self._settle_with
+        if result is not None:
+            verbs.set_result(self._inner, result)
         if then:
             await self._ack_then(then)
             return
@@ -252,6 +257,28 @@ class AsyncDelivery(DeliveryData):
             refuse_unknown(options)
             raise
         return await self._add_follow_up(topic, out)
+
+    async def progress(self, fraction: float, text: str = "") -> None:
+        """Report the progress of the work, for those who wait for the result of the message.
+
+        At most one report a second is written. A call within a second of the last report writes
+        nothing, and its values are dropped. If the message keeps no result, no call writes.
+
+        Args:
+            fraction: Part of the work that is done, 0 to 1.
+            text: Text for people. A text of more than 200 characters is cut.
+
+        Raises:
+            Cancelled: The cancellation of this delivery was requested.
+            LeaseLost: The lease is gone.
+            ConfigurationError: The consumer has the mode "at_most_once".
+        """
+        verbs, run = self._settle_with
+        verbs.check_progress(fraction, text)
+        self.checkpoint()
+        if self._inner.keeps_result and time.monotonic() >= self._inner.progress_at:
+            raise_if_lost(await run(verbs.progress(self._inner, fraction, text)), "progress")
+            self.checkpoint()
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

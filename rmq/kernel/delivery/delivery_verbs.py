@@ -61,6 +61,18 @@ class DeliveryVerbs:
         """Let the ack of the delivery store a message. Return its id."""
         return self.flows.then(delivery, topic, out)
 
+    def set_result(self, delivery: InnerDelivery, value: object) -> None:
+        """Let the ack of the delivery store a value."""
+        self.flows.results.set_value(delivery, value)
+
+    def check_progress(self, fraction: object, text: object) -> None:
+        """Check the arguments of `progress`, and that the delivery has a lease."""
+        self.flows.results.check_progress(fraction, text)
+
+    def progress(self, delivery: InnerDelivery, fraction: float, text: str) -> SettlingFlow:
+        """Report the progress of the work."""
+        return self.flows.results.progress(delivery, fraction, text)
+
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:

@@ -68,6 +68,9 @@ class InnerDelivery:
         follow_ups: Messages that its ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
             or empty.
         cancellation: Event of its cancellation, or None if the event was not needed yet.
+        started: Start of its handler by the monotonic clock, or 0 if it is unknown.
+        result: Result that its ack stores, as `rmq.kernel.results.entry` encodes it, or empty.
+        progress_at: Time from which it may report progress again, by the monotonic clock.
     """
 
     origin: BatchOrigin
@@ -82,6 +85,9 @@ class InnerDelivery:
     claim: Claim | None = None
     follow_ups: Any = ()
     cancellation: Cancellation | None = None
+    started: float = 0.0
+    result: bytes = b""
+    progress_at: float = 0.0
 
     @property
     def is_cancelled(self) -> bool:
@@ -94,6 +100,11 @@ class InnerDelivery:
             if self.cancellation is None:
                 self.cancellation = Cancellation()
             return self.cancellation
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether RMQ keeps the result of the message."""
+        return record.keep_of(self.record) > 0
 
     @property
     def id(self) -> MessageId:

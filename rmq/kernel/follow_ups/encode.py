@@ -135,7 +135,7 @@ def encode_plain(
     if _is_too_deep(context, depth) or time.monotonic() >= target.current_until:
         return None
     settings = target.settings
-    if settings.expires_ms or type(target.codec) is Offloaded:
+    if settings.expires_ms or target.keep_s or type(target.codec) is Offloaded:
         return None
     head, body = producer.encode_plain(target.codec, settings, out)
     slot = _slot_in(target, delivery)

@@ -113,7 +113,7 @@ def _batch_alike(
     is False, `batches` is unchanged.
     """
     settings = context.settings
-    if settings.expires_ms or context.hooks.producer_sequence is not None:
+    if settings.expires_ms or context.keep_s or context.hooks.producer_sequence is not None:
         return False
     alike = _encoded_alike(settings, outs) or _encode_alike(context, outs)
     if alike is None:
@@ -189,9 +189,10 @@ def _batch_each(
     filling: dict[int, SendBatch] = {}
     run_slot = run_left = 0
     list_max = min(settings.max_body, COLLECT_MAX)
+    has_no_options = not settings.expires_ms and not context.keep_s
     for index, out in enumerate(messages):
         given_id, merging = None, None
-        if not settings.expires_ms and type(out) is Outgoing and is_plain(out):
+        if has_no_options and type(out) is Outgoing and is_plain(out):
             slot, envelope, headers = -1, b"", b""
             head, body = encode_plain(codec, settings, out)
         else:

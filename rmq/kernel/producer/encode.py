@@ -16,6 +16,7 @@ from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.results import KEEP_MARK, keep_seconds
 from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.validation import (
@@ -92,10 +93,11 @@ def encode(
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
     group = group_mark(context.name, settings, out)
+    keep_s = context.keep_s if out.keep_result is None else keep_seconds(out.keep_result)
     if group or out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
-        message.headers = encode_headers(out, group)
-    elif out.type is not None:
-        message.headers = _encode_type(out.type)
+        message.headers = encode_headers(out, group, keep_s)
+    elif keep_s or out.type is not None:
+        message.headers = _encode_marks(keep_s, out.type)
     message.body = context.codec.encode(out.body)
     if len(message.body) > settings.max_body:
         raise _too_large(context.codec, message.body, settings)
@@ -151,7 +153,10 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 
 
 def is_plain(out: Outgoing) -> bool:
-    """Return whether a message has a body and no option except a priority, as most messages do."""
+    """Return whether a message has a body and no option except a priority, as most messages do.
+
+    It is nevertheless not plain if the topic object has `results`.
+    """
     return (
         out.delay is None
         and out.at is None
@@ -164,6 +169,7 @@ def is_plain(out: Outgoing) -> bool:
         and out.marks is None
         and out.retry is None
         and out.max_runtime is None
+        and out.keep_result is None
         and out.id is None
         and out.dedup_key is None
         and out.expires is None
@@ -190,13 +196,21 @@ def _too_large(codec: Codec, body: bytes, settings: Settings) -> PayloadTooLarge
 
 
 @lru_cache(4096)
-def _encode_type(message_type: str) -> bytes:
-    packed: bytes = msgpack.packb({record.TYPE_MARK: message_type})
+def _encode_marks(keep_s: int, message_type: str | None) -> bytes:
+    marks = {} if message_type is None else {record.TYPE_MARK: message_type}
+    packed: bytes = msgpack.packb(_keep_mark(keep_s) | marks)
     return packed
 
 
-def encode_headers(out: Outgoing, group: str = "") -> bytes:
-    """Encode the headers: RMQ's header for the group, the sender's headers, RMQ's other headers."""
+def _keep_mark(keep_s: int) -> dict[str, str]:
+    return {KEEP_MARK: str(keep_s)} if keep_s else {}
+
+
+def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
+    """Encode the headers of RMQ that have a fixed place, the sender's headers, and RMQ's others.
+
+    `keep_s` is the time for which the result is kept, or 0 to keep none.
+    """
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
         raise InvalidType(f"headers: {type(headers).__name__}; give a mapping of str to str")
@@ -208,7 +222,7 @@ def encode_headers(out: Outgoing, group: str = "") -> bytes:
         if not name or name.startswith(record.RESERVED):
             raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
     try:
-        first = {GROUP_MARK: group} if group else {}
+        first = _keep_mark(keep_s) | ({GROUP_MARK: group} if group else {})
         packed: bytes = msgpack.packb(first | dict(headers) | _marks(out))
     except UnicodeEncodeError as error:
         raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error

@@ -84,7 +84,7 @@ def send(
         if time.monotonic() >= context.current_until:
             yield from opening.ensure_open(context)
         settings = context.settings
-        if settings.durability is None and not settings.expires_ms:
+        if settings.durability is None and not settings.expires_ms and not context.keep_s:
             head, body = encode_plain(context.codec, settings, out)
             sends = context.sends.get(None) or _shared_sends(context, None)
             permit = sends.begin()

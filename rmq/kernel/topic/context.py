@@ -58,9 +58,11 @@ class TopicContext:
         self.full_until = 0.0  # until then no slot has room for another; by the monotonic clock
         self.is_ready = False
         self.siblings: Iterable[TopicContext] = ()  # contexts of topics that the program declared
+        self.result_signals: Any = None  # of the client (rmq.kernel.results.signals)
         # Of follow-ups, by name, and whether the program has declared the topic.
         self.targets: dict[str, tuple[TopicContext, bool]] = {}
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
+        self.keep_s = 0  # seconds for which results are kept, unless a send says otherwise
         self.had_pending = False  # whether this client has seen pending follow-ups of the topic
         self.had_large = False  # whether this client has received a large body from the topic
         self.keeps_results = False  # whether Redis has said that a slot of the topic keeps results

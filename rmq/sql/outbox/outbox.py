@@ -19,6 +19,7 @@ from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.results import keep_seconds
 from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
@@ -120,6 +121,7 @@ class Outbox(Confirming, Repair):
         group: str | None = None,
         share_key: str | None = None,
         weight: int | None = None,
+        keep_result: Duration | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -157,7 +159,7 @@ class Outbox(Confirming, Repair):
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime, type=type, group=group, share_key=share_key,
-            weight=weight,
+            weight=weight, keep_result=keep_result,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         _write(here, stub)
@@ -181,6 +183,7 @@ class Outbox(Confirming, Repair):
         group: str | None = None,
         share_key: str | None = None,
         weight: int | None = None,
+        keep_result: Duration | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -189,7 +192,7 @@ class Outbox(Confirming, Repair):
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime, type=type, group=group, share_key=share_key,
-            weight=weight,
+            weight=weight, keep_result=keep_result,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         await run_async(here, _write, stub)
@@ -242,12 +245,14 @@ def _options_json(message: Outgoing) -> str:
     The JSON is ASCII, so that every database can store it.
     """
     expires, retry, runtime = message.expires, message.retry, message.max_runtime
+    keep = message.keep_result
     options = {
         "priority": message.priority,
         "headers": dict(message.headers) if message.headers else None,
         "expires_ms": None if expires is None else duration_ms(expires, "expires"),
         "retry": None if retry is None else parse_policy(retry).to_redis(),
         "max_runtime_ms": None if runtime is None else duration_ms(runtime, "max_runtime"),
+        "keep_s": None if keep is None else keep_seconds(keep),
     }
     options |= {name: getattr(message, name) for name in ("type", "group", "share_key", "weight")}
     given = {name: value for name, value in options.items() if value is not None}

@@ -8,7 +8,7 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                slot_basis  bytes, or null
                body        encoded body
                codec       number of the body's codec
-               options     JSON: priority, headers, expires_ms, retry, max_runtime_ms, type
+               options     JSON: priority, headers, expires_ms, retry, max_runtime_ms, keep_s, type
                due_ms      due time, or 0
                confirm     whether a consumer confirms it (if not, sending confirms it)
                status      unconfirmed | confirmed | void | exhausted
@@ -172,6 +172,7 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> O
             group=options.get("group"),
             share_key=options.get("share_key"),
             weight=options.get("weight"),
+            keep_result=options.get("keep_s"),
         )
     except (ValueError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidValue):

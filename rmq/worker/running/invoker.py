@@ -61,7 +61,7 @@ class AsyncInvoker(AsyncInvokerBase):
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
-        started = time.monotonic()
+        delivery.started = started = time.monotonic()
         raised: BaseException | None = None
         run: WrappedRun | None = None
         try:
@@ -88,8 +88,10 @@ class AsyncInvoker(AsyncInvokerBase):
         return disposition
 
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned. Add its follow-ups to the delivery."""
+        """Check the value that the handler returned. Add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
+        if delivery is not None and delivery.keeps_result:
+            self.dispositions.keep_result(delivery, returned)
         if not isinstance(returned, Then):
             return
         if delivery is None:
@@ -133,6 +135,8 @@ class AsyncInvoker(AsyncInvokerBase):
         for each in shown.values():
             await call_hooks_async(self.hooks.before_handle, each)
         started = time.monotonic()
+        for delivery in batch:
+            delivery.started = started
         ready, results = self.dispositions.split_by_fit(batch)
         if ready:
             function = (

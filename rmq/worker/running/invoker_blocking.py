@@ -54,7 +54,7 @@ class PlainInvoker(PlainInvokerBase):
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             call_hooks(self.hooks.before_handle, shown)
-        started = time.monotonic()
+        delivery.started = started = time.monotonic()
         raised: BaseException | None = None
         run: WrappedRun | None = None
         try:
@@ -81,8 +81,10 @@ class PlainInvoker(PlainInvokerBase):
         return disposition
 
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned. Add its follow-ups to the delivery."""
+        """Check the value that the handler returned. Add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
+        if delivery is not None and delivery.keeps_result:
+            self.dispositions.keep_result(delivery, returned)
         if not isinstance(returned, Then):
             return
         if delivery is None:
@@ -126,6 +128,8 @@ class PlainInvoker(PlainInvokerBase):
         for each in shown.values():
             call_hooks(self.hooks.before_handle, each)
         started = time.monotonic()
+        for delivery in batch:
+            delivery.started = started
         ready, results = self.dispositions.split_by_fit(batch)
         if ready:
             function = partial(self._call, None) if self.wrapped is None else self.wrapped.run_batch

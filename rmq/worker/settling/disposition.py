@@ -13,6 +13,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Literal, NamedTuple
 
 from rmq.errors import Cancelled, ConfigurationError, DecodeError, InvalidType, RMQError
+from rmq.kernel.consumer import results
 from rmq.kernel.core import failure
 from rmq.kernel.core.interceptor import Outcome
 from rmq.kernel.core.retry import Policy, draw_wait_ms
@@ -297,6 +298,16 @@ class HandlerDispositions:
                     "work is not done; await it in an async def. A generator comes from a function "
                     "with a yield, which a decorator may hide; remove the yield"
                 )
+
+    def keep_result(self, delivery: InnerDelivery, returned: object) -> None:
+        """Let the ack of a delivery store the value that the handler has returned.
+
+        A value that cannot be stored is logged and left out.
+        """
+        value = returned.result if isinstance(returned, Then) else returned
+        delivery.result, problem = results.encode(self._handler.context.codec, delivery, value)
+        if problem:
+            log.warning("%s: %s: its result has no value: %s", self._handler, delivery.id, problem)
 
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
         """Decide by the error that the handler raised.

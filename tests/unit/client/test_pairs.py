@@ -21,6 +21,7 @@ PAIRS = [
     (rmq.Query, rmq.AsyncQuery),
     (rmq.Stage, rmq.AsyncStage),
     (rmq.Schedule, rmq.AsyncSchedule),
+    (rmq.ResultHandle, rmq.AsyncResultHandle),
 ]
 
 

@@ -92,6 +92,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
 )
 @click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
 @click.option("--max-runtime", type=DURATION, help="Time limit for a run of its handler.")
+@click.option("--keep-result", type=DURATION, help="Time for which its result is kept.")
 @click.option("--type", type=MESSAGE_TYPE, help="Type that selects the handler of a worker.")
 @click.option(
     "--group", metavar="NAME", help="Group whose messages go in order: see topic --groups."
@@ -209,7 +210,7 @@ def _send_stream(
         click.echo(f"{terminal_text.plural(stream.sent, 'message')} sent: {text}")
 
 
-DURATIONS = ("delay", "time_range", "max_wait", "expires", "max_runtime")
+DURATIONS = ("delay", "time_range", "max_wait", "expires", "max_runtime", "keep_result")
 FIELDS = tuple(field.name for field in fields(rmq.Outgoing))
 
 

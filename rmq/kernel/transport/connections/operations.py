@@ -90,13 +90,14 @@ class Unsubscribe:
         self.subscription = subscription
 
 
-class SendPing:
-    """Send PING on a connection of redis-py. The reply is read later."""
+class SendWords:
+    """Send a command on a connection of redis-py. The reply is read later."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "words")
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, *words: Any) -> None:
         self.connection = connection
+        self.words = words
 
 
 class Read:
@@ -167,7 +168,7 @@ Operation = (
     | RestartEmbedded
     | Subscribe
     | Unsubscribe
-    | SendPing
+    | SendWords
     | Read
     | ExchangeAll
     | RefreshTable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -198,6 +199,42 @@ class InThread:
         self.call = call
 
 
+class Parked:
+    """A caller that waits for news from another thread or task."""
+
+    __slots__ = ("_has_news", "_wake")
+
+    def __init__(self) -> None:
+        self._has_news = False
+        self._wake: Callable[[], object] | None = None
+
+    def note_news(self) -> None:
+        """End the current or the next wait of the caller."""
+        self._has_news = True
+        if self._wake is not None:
+            self._wake()
+
+    def wake_by(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when there is news, at once if there is some already."""
+        self._wake = wake
+        if self._has_news:
+            wake()
+
+    def forget_news(self) -> None:
+        """Wait for later news. The caller reads everything that it waits for after this call."""
+        self._has_news, self._wake = False, None
+
+
+class Park:
+    """Wait for the news of a caller, at most for a number of seconds."""
+
+    __slots__ = ("parked", "seconds")
+
+    def __init__(self, parked: Parked, seconds: float) -> None:
+        self.parked = parked
+        self.seconds = seconds
+
+
 class Coalesce:
     """Do one thing in a call that other callers may join.
 
@@ -256,6 +293,22 @@ class Subscription:
         self.is_deaf = False
         self.wait: Callable[[float], object] | None = None
 
+    def required_channels(self) -> Sequence[bytes]:
+        """Return the channels that the next connection subscribes to first."""
+        return [self.channel]
+
+    def missing_channels(self) -> Sequence[bytes]:
+        """Return further channels that the current connection must subscribe to now."""
+        return ()
+
+    def note_subscribed(self, channels: Iterable[bytes]) -> None:
+        """Record that Redis has confirmed the subscription to these channels."""
+
+    def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
+        """Store a message of another channel than the own one: add the slot of a wake-up."""
+        with suppress(ValueError):
+            signals.add(int(payload))
+
     @property
     def is_heard(self) -> bool:
         """Whether the subscription is connected, and Redis permits its channel."""
@@ -307,6 +360,7 @@ Step = (
     | InBackground
     | Await
     | InThread
+    | Park
     | AwaitSignal
     | Coalesce
 )

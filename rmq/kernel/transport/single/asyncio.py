@@ -23,13 +23,13 @@ from rmq.kernel.transport.connections.operations import (
     Pause,
     Read,
     RestartEmbedded,
-    SendPing,
+    SendWords,
     Subscribe,
     Unsubscribe,
 )
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
+from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
 from rmq.kernel.transport.single.driver import HAND_BACK_S, AsyncDriver
 from rmq.kernel.transport.single.server_commands import ServerCommands
 from rmq.kernel.transport.single.subscription import RUNG
@@ -126,8 +126,17 @@ class AsyncTransport(AsyncDriver):
             return self._start_in_background(step)
         if isinstance(step, Await):
             return await step.awaitable
+        if isinstance(step, Park):
+            return await self._park(step)
         assert isinstance(step, InThread)
         return await asyncio.to_thread(step.call)
+
+    async def _park(self, step: Park) -> None:
+        event = asyncio.Event()
+        step.parked.wake_by(event.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(step.seconds):
+                await event.wait()
 
     def _start_in_background(self, step: InBackground) -> None:
         task = asyncio.get_running_loop().create_task(self._run_in_background(step))
@@ -157,8 +166,8 @@ class AsyncTransport(AsyncDriver):
             return await self._subscribed(operation)
         if isinstance(operation, Unsubscribe):
             return await self.unsubscribe(operation.subscription)
-        assert isinstance(operation, SendPing)
-        return await operation.connection.send_command("PING")
+        assert isinstance(operation, SendWords)
+        return await operation.connection.send_command(*operation.words)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

@@ -31,14 +31,14 @@ from rmq.kernel.transport.connections.operations import (
     Pause,
     Read,
     RestartEmbedded,
-    SendPing,
+    SendWords,
     Subscribe,
     Unsubscribe,
 )
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, kind_of, translate
 from rmq.kernel.transport.flow.coalescing import CoalescingThreads
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Sleep, Step
+from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
 from rmq.kernel.transport.single.driver import HAND_BACK_S
 from rmq.kernel.transport.single.driver_blocking import Driver
 from rmq.kernel.transport.single.server_commands import ServerCommands
@@ -186,8 +186,15 @@ class Transport(Driver):
             return self._start_in_background(step)
         if isinstance(step, Await):
             raise AssertionError(f"a blocking client has no loop to await {step.awaitable!r} in")
+        if isinstance(step, Park):
+            return self._park(step)
         assert isinstance(step, InThread)
         return step.call()
+
+    def _park(self, step: Park) -> None:
+        event = threading.Event()
+        step.parked.wake_by(event.set)
+        event.wait(step.seconds)
 
     def _start_in_background(self, step: InBackground) -> None:
         timer = threading.Timer(step.seconds, self._run_in_background, (step,))
@@ -216,8 +223,8 @@ class Transport(Driver):
             return self._subscribed(operation)
         if isinstance(operation, Unsubscribe):
             return self.unsubscribe(operation.subscription)
-        assert isinstance(operation, SendPing)
-        return operation.connection.send_command("PING")
+        assert isinstance(operation, SendWords)
+        return operation.connection.send_command(*operation.words)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

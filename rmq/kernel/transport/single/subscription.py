@@ -6,7 +6,6 @@ the master that serves its shard channel, and reconnects after the slot has move
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from rmq.kernel.transport.connections.operations import (
     Operations,
     Pause,
     Read,
-    SendPing,
+    SendWords,
     Subscribe,
     Unsubscribe,
 )
@@ -127,13 +126,15 @@ class SubscribedConnection:
             return
         if reply[0] == b"sunsubscribe":
             raise redis.ConnectionError("the slot of a shard channel is served elsewhere")
+        if reply[0] == b"subscribe":
+            subscription.note_subscribed((reply[1],))
+            return
         if reply[0] not in (b"message", b"smessage"):
             return
         if reply[1] == subscription.own_channel:
             subscription.payloads.append(reply[2])
             return
-        with contextlib.suppress(ValueError):
-            signals.add(int(reply[2]))
+        subscription.note_signal(reply[1], reply[2], signals)
 
     def note_silence(self) -> None:
         """Check whether a connection still works that has nothing to read now.
@@ -215,6 +216,8 @@ def await_signal(
                 raise redis.ConnectionError("a subscription does not receive published messages")
             if subscribed.epoch != epoch:
                 raise redis.ConnectionError("other connections of this client have died")
+            for channel in subscription.missing_channels():
+                yield SendWords(subscribed.connection, "SUBSCRIBE", channel)
             yield from _read_signals(subscription, subscribed, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
                 # The signal was there before the wait, so more signals may be there.
@@ -231,9 +234,11 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
         own = subscription.new_own_channel() if subscription.accepts_hand_overs else b""
         plain = [own] if own and not subscription.is_sharded else []
         shard = own if subscription.is_sharded else b""
-        connection: SubscribedConnection = yield Subscribe([subscription.channel], plain, shard)
+        required = subscription.required_channels()
+        connection: SubscribedConnection = yield Subscribe(required, plain, shard)
         refusal = connection.refused.get(own)
         subscription.forget_messages(b"" if refusal else own)
+        subscription.note_subscribed(required)
         if refusal is not None and code_of(refusal) == "NOPERM":
             SubscriptionRefused.log_no_hand_over(own, subscription.is_sharded)
         return connection
@@ -258,7 +263,7 @@ def _read_signals(
                 yield Pause(left_s)
             return
         if subscribed.is_to_ping():
-            yield SendPing(subscribed.connection)
+            yield SendWords(subscribed.connection, "PING")
         reply = yield Read(subscribed, left_s - PRECISION_S)
         if reply is RUNG:
             return

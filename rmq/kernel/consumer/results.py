@@ -1,0 +1,132 @@
+"""Results and progress of deliveries, as the scripts `ack_then` and `progress` store them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rmq.errors import ConfigurationError, EncodeError, InvalidType, InvalidValue
+from rmq.kernel.consumer.settle import open_leases
+from rmq.kernel.core import failure
+from rmq.kernel.core.codec import Codec, Offloaded
+from rmq.kernel.core.record import HEADERS
+from rmq.kernel.core.results import VALUE_BYTES
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.results import scripts
+from rmq.kernel.results.entry import (
+    HANDED_OVER,
+    NOT_ENCODABLE,
+    TOO_LARGE,
+    Kind,
+    encode_progress,
+    encode_success,
+)
+from rmq.kernel.results.scripts import ProgressReply
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Flow
+
+PROGRESS_S = 1.0  # shortest time between two reports of a delivery
+TEXT_CHARS = 200
+
+
+def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes, str]:
+    """Encode the result of a delivery that succeeded.
+
+    Args:
+        codec: Codec of the topic. Bodies of results are never offloaded.
+        delivery: The delivery.
+        value: Value to store, or None for no value.
+
+    Returns:
+        The result, and the reason why it has no value, or ''.
+    """
+    kind, data, problem = _value(codec, value)
+    return _success(delivery, kind, data), problem
+
+
+def _success(delivery: InnerDelivery, kind: Kind = None, data: bytes = b"") -> bytes:
+    started_ms = 0
+    if delivery.started:
+        started_ms = clock.now_ms() - round((time.monotonic() - delivery.started) * 1000)
+    return encode_success(failure.this_worker(), delivery.attempt, started_ms, kind, data)
+
+
+def _value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
+    if value is None:
+        return None, b"", ""
+    codec = codec.inner if isinstance(codec, Offloaded) else codec
+    try:
+        data = codec.encode(value)
+    except EncodeError as error:
+        return NOT_ENCODABLE, b"", str(error)
+    except Exception as error:  # of a codec of the user: the message has succeeded nevertheless
+        return NOT_ENCODABLE, b"", failure.summary(error)
+    if len(data) > VALUE_BYTES:
+        return TOO_LARGE, b"", f"{len(data)} bytes; at most {VALUE_BYTES} are kept"
+    return codec.number, data, ""
+
+
+class DeliveryResults:
+    """The results and the progress of a consumer's deliveries.
+
+    Args:
+        context: Topic of the deliveries.
+        at_most_once: Whether messages are settled before they are delivered.
+        note_letters: Records the new states of deliveries, and returns the lost deliveries.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        at_most_once: bool,
+        note_letters: Callable[[list[InnerDelivery], str], list[InnerDelivery]],
+    ) -> None:
+        self._context = context
+        self._at_most_once = at_most_once
+        self._note_letters = note_letters
+
+    def of(self, deliveries: Sequence[InnerDelivery]) -> list[bytes]:
+        """Return the result of each delivery, or an empty list if no message keeps its result."""
+        marked = [d.record[0] & HEADERS and d.keeps_result for d in deliveries]
+        if not any(marked):
+            return []
+        if self._at_most_once:
+            return [HANDED_OVER if keeps else b"" for keeps in marked]
+        return [
+            (d.result or _success(d)) if keeps else b""
+            for d, keeps in zip(deliveries, marked, strict=True)
+        ]
+
+    def set_value(self, delivery: InnerDelivery, value: object) -> None:
+        """Let the ack of a delivery store a value if the message keeps its result."""
+        if delivery.keeps_result:
+            delivery.result, _ = encode(self._context.codec, delivery, value)
+
+    def check_progress(self, fraction: object, text: object) -> None:
+        """Check the arguments of `progress`, and that deliveries have leases."""
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+            raise InvalidType(f"fraction: {type(fraction).__name__}; give a number from 0 to 1")
+        if not 0 <= fraction <= 1:
+            raise InvalidValue(f"fraction: {fraction!r}; give a number from 0 to 1")
+        if not isinstance(text, str):
+            raise InvalidType(f"text: {type(text).__name__}; give a str")
+        if self._at_most_once:
+            raise ConfigurationError(
+                "progress: an at_most_once delivery is settled when it is handed over, so its "
+                "result is stored already. Use mode='at_least_once'"
+            )
+
+    def progress(
+        self, delivery: InnerDelivery, fraction: float, text: str
+    ) -> Flow[list[InnerDelivery]]:
+        """Report the progress of a delivery. Return the delivery if its lease was lost."""
+        open_leases(self._context, [delivery])  # it must be open, and of this topic
+        delivery.progress_at = time.monotonic() + PROGRESS_S
+        shown = text[:TEXT_CHARS].encode("utf-8", "replace").decode()
+        details = encode_progress(float(fraction), shown, delivery.attempt, failure.this_worker())
+        keys = delivery.origin.keys
+        reply = yield scripts.progress(keys, delivery.raw_id, delivery.score, details)
+        if reply == ProgressReply.CANCELLED:
+            delivery.cancelled().set()
+        return self._note_letters([delivery], "0") if reply == ProgressReply.LOST else []

@@ -1,0 +1,38 @@
+"""`as_completed`: handles of results in the order in which their messages end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, overload
+
+from rmq.errors import InvalidType
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.results.handle import AsyncCompletion, AsyncResultHandle
+from rmq.kernel.results.handle_blocking import Completion, ResultHandle
+
+
+@overload
+def as_completed(
+    handles: Iterable[ResultHandle], timeout: Duration | None = None
+) -> Completion: ...
+@overload
+def as_completed(
+    handles: Iterable[AsyncResultHandle], timeout: Duration | None = None
+) -> AsyncCompletion: ...
+def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any:
+    """Yield each handle when its message has ended, for `for`, or `async for` if they are async.
+
+    `handle.wait()` then returns at once, or raises ResultNotFound for a message without a result.
+
+    Args:
+        handles: Handles of one client, as `topic.result` returns them.
+        timeout: Longest wait in all, seconds or timedelta, or None for no limit.
+
+    Raises:
+        NotFinished: Some messages have not ended in time.
+    """
+    given = list(handles)
+    for kind, completion in ((ResultHandle, Completion), (AsyncResultHandle, AsyncCompletion)):
+        if all(isinstance(handle, kind) for handle in given):
+            return completion(given, timeout)
+    raise InvalidType("handles: give handles of topic.result, all of one client")

@@ -1,0 +1,113 @@
+"""Handles of results: read the result of a message, or wait for it.
+
+The blocking twins are generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterable
+from typing import Any
+
+from rmq.errors import NotFinished
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.results import flows
+from rmq.kernel.results.flows import Awaited, Waiting
+from rmq.kernel.results.outcome import MessageOutcome, ResultState
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+
+
+class HandleBase:
+    """The name of a message whose result can be read."""
+
+    def __init__(self, context: TopicContext, id: MessageId) -> None:
+        self._context = context
+        self._awaited = Awaited(context, id)
+
+    @property
+    def id(self) -> MessageId:
+        """Message id."""
+        return self._awaited.id
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic of the message."""
+        return self._context.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.topic!r}>"
+
+
+class AwaitableHandle(HandleBase):
+    """A handle for `await`, which waits without a time limit."""
+
+    def __await__(self) -> Generator[Any, None, MessageOutcome]:
+        wait: Any = self.wait  # type: ignore[attr-defined]
+        outcome: Generator[Any, None, MessageOutcome] = wait().__await__()
+        return outcome
+
+
+class AsyncResultHandle(AwaitableHandle):
+    """The result of one message, as `topic.result(id)` returns it.
+
+    Creating it reads nothing. A handle is cheap, and needs no close.
+    """
+
+    def __init__(self, transport: AsyncTransport, context: TopicContext, id: MessageId) -> None:
+        super().__init__(context, id)
+        self._transport = transport
+
+    async def wait(self, timeout: Duration | None = None) -> MessageOutcome:
+        """Wait until the message has ended, and return how it has ended.
+
+        All callers of a client share one connection for their wait. If Redis does not permit the
+        channel, a caller reads once a second instead.
+
+        Args:
+            timeout: Longest wait, seconds or timedelta. With None there is no limit, also if no
+                message has this id yet, as before the ack of a follow-up.
+
+        Raises:
+            NotFinished: The message has not ended in time. It is also a TimeoutError.
+            ResultNotFound: The message keeps no result, or keeps it no longer. This is raised at
+                once. Or the id is still unknown after the time limit. `reason` says which.
+            Unavailable: Redis cannot be reached.
+        """
+        return await self._transport.run(flows.wait(self._awaited, timeout))
+
+    async def read(self) -> ResultState:
+        """Return where the message is, its progress, and how it has ended, without a wait.
+
+        Raises:
+            TopicNotFound: The topic is missing.
+        """
+        return (await self._transport.run(flows.read(self._context, [self.id])))[0]
+
+
+class AsyncCompletion:
+    """Yields handles in the order in which their messages end (see `rmq.as_completed`)."""
+
+    def __init__(
+        self, handles: Iterable[AsyncResultHandle], timeout: Duration | None = None
+    ) -> None:
+        self._handles = {handle._awaited: handle for handle in handles}
+        self._timeout = timeout
+
+    async def __aiter__(self) -> AsyncIterator[AsyncResultHandle]:
+        if not self._handles:
+            return
+        transport = next(iter(self._handles.values()))._transport
+        waiting = Waiting(list(self._handles), self._timeout)
+        try:
+            while waiting.left:
+                finished = await transport.run(waiting.next_finished())
+                for awaited in finished:
+                    yield self._handles[awaited]
+                if not finished:
+                    raise NotFinished(
+                        f"as_completed: {waiting.left} of {len(self._handles)} messages have not "
+                        "finished"
+                    )
+        finally:
+            waiting.end()

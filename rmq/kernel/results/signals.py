@@ -1,0 +1,203 @@
+"""Signals about results: one subscription for all callers of a client that wait for results.
+
+Each slot has a channel on which scripts publish the names of messages that have ended. A caller
+registers its messages, and reads them whenever there is news about them: when a signal names a
+message, and after each new subscription to its channel, because earlier signals were not heard. A
+background flow reads the subscription while callers wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from rmq.errors import StorageError
+from rmq.kernel.core import process
+from rmq.kernel.core.ids import MEMBER_SIZE
+from rmq.kernel.transport.flow.coalescing import Coalescer
+from rmq.kernel.transport.flow.steps import (
+    POLL_S,
+    AwaitSignal,
+    Flow,
+    InBackground,
+    Parked,
+    Sleep,
+    Subscription,
+)
+
+DONE = b"done"  # first word of a signal; the names of messages follow
+IDLE_S = 10.0  # the subscription ends if no caller has waited for this time
+END_S = 2.0  # longest wait of `close`
+Name = tuple[bytes, bytes]  # channel of the slot, and name of the message in the slot
+
+
+class Waiter(Parked):
+    """A caller that waits for messages.
+
+    Attributes:
+        due: Messages to read again, because there is news about them.
+    """
+
+    __slots__ = ("due",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: deque[Name] = deque()
+
+    def note(self, names: Iterable[Name]) -> None:
+        """Let the caller read these messages again."""
+        self.due.extend(names)
+        self.note_news()
+
+
+class ResultSubscription(Subscription):
+    """A subscription to the results channels for which callers wait."""
+
+    __slots__ = ("_sent", "_signals")
+
+    def __init__(self, signals: ResultSignals) -> None:
+        super().__init__(b"")
+        self._signals = signals
+        self._sent: set[bytes] = set()  # channels of the connection, confirmed or not
+
+    def required_channels(self) -> Sequence[bytes]:
+        """Return the channels that the next connection subscribes to first."""
+        channels = self._signals.channels()
+        self._sent = set(channels)
+        self.channel = channels[0] if channels else b""  # for errors
+        return channels
+
+    def missing_channels(self) -> Sequence[bytes]:
+        """Return further channels that the current connection must subscribe to now."""
+        missing = [each for each in self._signals.channels() if each not in self._sent]
+        self._sent.update(missing)
+        return missing
+
+    def note_subscribed(self, channels: Iterable[bytes]) -> None:
+        """Let callers read their messages in these slots: earlier signals were not heard."""
+        self._signals.note_all(channels)
+
+    def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
+        """Let callers read the messages that a signal names."""
+        word, _, members = payload.partition(b" ")
+        if word == DONE:
+            self._signals.note(channel, members)
+
+    def wake(self) -> None:
+        """End the current or the next wait on this subscription."""
+        waiting = getattr(self.connection, "waiting", None)
+        if waiting is not None:
+            waiting.wake()
+
+
+class ResultSignals:
+    """The callers of one client that wait for results, and their subscription.
+
+    Attributes:
+        reads: Coalescer of the reads of callers that wait for one message each, or None.
+    """
+
+    def __init__(self) -> None:
+        self.reads: Coalescer | None = None
+        self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._generation = process.generation
+        self._waiters: dict[bytes, dict[bytes, set[Waiter]]] = {}  # by channel and message
+        self._subscription: ResultSubscription | None = None  # None: no flow reads signals
+        self._is_closed = False
+
+    def channels(self) -> list[bytes]:
+        """Return the channels of the slots with messages that callers wait for."""
+        with self._lock:
+            return list(self._waiters)
+
+    def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
+        """Let a caller hear of these messages. It is to read them now, and whenever it has news."""
+        if self._generation != process.generation:  # no thread of the parent runs after a fork
+            self._lock = threading.Lock()
+            self._start()
+        with self._lock:
+            known = len(self._waiters)
+            for channel, member in names:
+                self._waiters.setdefault(channel, {}).setdefault(member, set()).add(waiter)
+            has_new_channels = len(self._waiters) > known
+            begun = None
+            if self._subscription is None:
+                begun = self._subscription = ResultSubscription(self)
+        if begun is not None:
+            yield InBackground(0.0, lambda: self._read(begun))
+        elif has_new_channels and (subscription := self._subscription) is not None:
+            subscription.wake()
+
+    def remove(self, waiter: Waiter, names: Iterable[Name]) -> None:
+        """Forget that a caller waits for these messages."""
+        with self._lock:
+            for channel, member in names:
+                of_channel = self._waiters.get(channel, {})
+                waiters = of_channel.get(member, set())
+                waiters.discard(waiter)
+                if not waiters and of_channel.pop(member, None) is not None and not of_channel:
+                    del self._waiters[channel]
+
+    def note(self, channel: bytes, members: bytes) -> None:
+        """Give news about some messages to their callers. `members` are their joined names."""
+        with self._lock:
+            of_channel = self._waiters.get(channel)
+            if of_channel:
+                for at in range(0, len(members), MEMBER_SIZE):
+                    member = members[at : at + MEMBER_SIZE]
+                    for waiter in of_channel.get(member, ()):
+                        waiter.note([(channel, member)])
+
+    def note_all(self, channels: Iterable[bytes] | None = None) -> None:
+        """Give news about all messages of some channels (None: of all) to their callers."""
+        with self._lock:
+            for channel in list(self._waiters) if channels is None else channels:
+                news: dict[Waiter, list[Name]] = {}
+                for member, waiters in self._waiters.get(channel, {}).items():
+                    for waiter in waiters:
+                        news.setdefault(waiter, []).append((channel, member))
+                for waiter, names in news.items():
+                    waiter.note(names)
+
+    def _read(self, subscription: ResultSubscription) -> Flow[None]:
+        """Read signals until no caller has waited for some time."""
+        idle_at = time.monotonic() + IDLE_S
+        try:
+            while not self._is_closed:
+                if self._waiters:
+                    idle_at = time.monotonic() + IDLE_S
+                elif time.monotonic() >= idle_at and self._end(subscription):
+                    break
+                try:
+                    yield AwaitSignal(subscription, IDLE_S if subscription.is_heard else POLL_S)
+                except StorageError:
+                    yield Sleep(POLL_S)
+                if not subscription.is_heard:
+                    self.note_all()  # no signals come, so they read every second
+            if subscription.is_heard:
+                subscription.is_deaf = True  # the next wait closes the connection
+                yield AwaitSignal(subscription, 0.0)
+        finally:
+            self._end(subscription, forced=True)
+
+    def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
+        """Record that a flow reads no more signals. Return False if callers wait again."""
+        with self._lock:
+            if self._waiters and not forced:
+                return False
+            if self._subscription is subscription:
+                self._subscription = None
+            return True
+
+    def close(self) -> Flow[None]:
+        """End the subscription."""
+        until = time.monotonic() + END_S
+        self._is_closed = True
+        while (subscription := self._subscription) is not None and time.monotonic() < until:
+            subscription.wake()
+            yield Sleep(0.005)
