@@ -441,14 +441,20 @@ def test_the_mark_travels_with_every_kind_of_message(client: rmq.Client, name: s
     assert values == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_messages_of_an_audited_client_keep_their_results(server: Server, name: str) -> None:
-    with rmq.Client(server.url, interceptors=[rmq.Audit()]) as audited:
-        handle = send(audited.topic(name, groups=rmq.Groups()), group="g")
-        with audited.topic(name).consumer() as consumer:
-            (d,) = consumer.receive()
-            assert d.group == "g"
-            d.ack(result="ok")
-        assert handle.wait(0).value == "ok"
+@pytest.mark.parametrize("audits", [False, True])
+def test_messages_with_results_keep_the_order_of_their_group(
+    server: Server, name: str, audits: bool
+) -> None:
+    interceptors = [rmq.Audit()] if audits else []
+    with rmq.Client(server.url, interceptors=interceptors) as sender:
+        topic = sender.topic(name, groups=rmq.Groups())
+        handles = [send(topic, n, group="g" * 40) for n in range(3)]
+        with topic.consumer() as consumer:
+            for n in range(3):
+                (d,) = consumer.receive(10)  # one message of the group at a time
+                assert (d.group, d.body) == ("g" * 40, n)
+                d.ack(result=n)
+        assert [handle.wait(0).value for handle in handles] == [0, 1, 2]
 
 
 def test_follow_ups_keep_their_results(client: rmq.Client, name: str) -> None:

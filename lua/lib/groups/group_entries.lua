@@ -73,7 +73,7 @@ local function parse_group(text)
 end
 
 -- Return group, weight, and share or nil of a message whose headers begin at `at`; '' and 1 if it
--- has no group. The header of the group is the first, or follows the header of rmq.Audit.
+-- has no group. Only the headers of rmq.Audit and of a kept result are before the group's.
 local function group_at(text, at)
   at = at + 3 -- past the size of the headers and the size of their map
   if string.byte(text, at - 1) == 222 then
@@ -81,6 +81,9 @@ local function group_at(text, at)
   end
   if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
     at = at + HEADER_BYTES + 1 + (string.byte(text, at + HEADER_BYTES) or 160) - 160
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 2) == '\168rmq-keep' then -- a byte shorter
+    at = at + HEADER_BYTES + (string.byte(text, at + HEADER_BYTES - 1) or 160) - 160
   end
   if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
     return '', 1

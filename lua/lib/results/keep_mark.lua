@@ -1,6 +1,6 @@
 -- The mark of a message that keeps its result: its first header, or the second after the number of
 -- an audited message, is `rmq-keep`. The value is how long the result is kept, in s. The Python
--- twin is keeps_result in rmq/kernel/core/record.py.
+-- twin is keep_of in rmq/kernel/core/record.py.
 --- @include "lib/records/envelope"
 local KEEP_HEADER = '\168rmq-keep' -- in msgpack
 local KEEP_DIGITS = 9 -- of the value: 31 years

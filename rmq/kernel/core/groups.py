@@ -16,7 +16,7 @@ from rmq.kernel.core.validation import check_int, utf8
 
 GROUP_BYTES, WEIGHT_MAX, CONCURRENCY_MAX = 200, 64, 1000
 OFF = "off"
-# Header with the group of a message. It is the first header, or the second after the audit's.
+# Header with the group of a message. Only the headers of the audit and of kept results precede it.
 GROUP_MARK = "rmq-group"
 _SHARE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
