@@ -247,7 +247,8 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     If the call that left the credit has no reply yet, all messages are handed back. If they were
     returned, a later repeat of that call would release the same messages.
     """
-    yield from _begin(state, keeps_credits=True)
+    if state.unanswered is not None:
+        yield from hand_back(state)
     batches = hand_over.read_hand_overs(state)
     if state.undelivered:
         try:
@@ -345,13 +346,9 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
             credits.note(state, offer, index, credit)
     now = time.monotonic()
     for index, wait_us in zip(checked, waits_us, strict=True):
-        state.ready_at[index] = _ready_at(now, wait_us)
+        state.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
     state.busy_slots.difference_update(checked)
     state.away_slots.delay(state.ready_at)
-
-
-def _ready_at(now: float, wait_us: int) -> float:
-    return NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
 
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
@@ -415,7 +412,8 @@ def _visit_slot(
             if batch.ids:
                 batches.append((keys, batch))
     now = time.monotonic()
-    state.ready_at[keys.index] = _ready_at(now, batch.wait_us)
+    wait_us = batch.wait_us
+    state.ready_at[keys.index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
     if len(state.ready_at) == 1:
         state.all_checked_at = now
     return len(batch.ids)
