@@ -13,7 +13,7 @@ import redis
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids, record as core_record, score, settings
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.ids import ids_of, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.retry import Immediate
 from rmq.kernel.core.settings import Settings
@@ -290,7 +290,7 @@ class Box:
 
     def order(self, place: str = "store") -> list[bytes]:
         """The ids in a queue by score, smallest first."""
-        return self.keys.ids_of(self.redis.zrange(getattr(self.keys, place), 0, -1))
+        return ids_of(self.redis.zrange(getattr(self.keys, place), 0, -1), self.keys.middle)
 
     def score(self, id: bytes, place: str = "store") -> float | None:
         """The score of a message."""

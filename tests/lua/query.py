@@ -8,7 +8,7 @@ from rmq.features.spark import scripts
 from rmq.features.spark.scripts import QUERY_DEADLINE_S, QueryLog
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.scripts import QueryLease, QueryRollbackReply
-from rmq.kernel.core.ids import MEMBER_SIZE
+from rmq.kernel.core.ids import MEMBER_SIZE, ids_of
 from tests.lua.box import Box
 
 RUN, OTHER_RUN = "a" * 32, "b" * 32
@@ -66,7 +66,7 @@ def read(
     at = range(0, len(page.members), MEMBER_SIZE)
     members = [page.members[n : n + MEMBER_SIZE] for n in at]
     numbers = list(range(page.after + 1, page.after + 1 + len(members)))
-    return Page(numbers, box.keys.ids_of(members), page.receipts, page.records)
+    return Page(numbers, ids_of(members, box.keys.middle), page.receipts, page.records)
 
 
 def lapse(box: Box, limit: int = 10, force: bool = False, run: str = RUN) -> QueryRollbackReply:

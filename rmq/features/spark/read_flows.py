@@ -16,7 +16,7 @@ from rmq.features.spark import scripts
 from rmq.features.spark.flows import CALL_MOST, PIPELINE_MOST
 from rmq.features.spark.scripts import QueryPage
 from rmq.kernel.core import record
-from rmq.kernel.core.ids import MEMBER_SIZE
+from rmq.kernel.core.ids import MEMBER_SIZE, ids_of, join_ids
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import reading
@@ -87,7 +87,7 @@ def _block(
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
         attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
-    ids = _keys(part).join_ids(b"".join(members))
+    ids = join_ids(b"".join(members), _keys(part).middle)
     numbers = range(after + 1, after + 1 + len(members))
     return Block(part.topic, part.slot, numbers, ids, attempts, records)
 
@@ -143,7 +143,7 @@ class PartReader:
             large = record.positions(reply)
             records, cut = self._within(reply, large, size)
             if large:
-                ids = _keys(part).ids_of(members[:cut])
+                ids = ids_of(members[:cut], _keys(part).middle)
                 records = yield from reading.fetch(_keys(part), ids, records)
             size += sum(map(len, records))
             page.append(_block(part, after, members[:cut], receipts[:cut], records))

@@ -15,7 +15,7 @@ import msgpack
 
 from rmq.errors import InvalidValue
 from rmq.kernel.core import failure, record
-from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.ids import ids_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE, SHARED_MIN
 from rmq.kernel.delivery.inner_delivery import SharedLease
@@ -331,7 +331,7 @@ def prepare(
         if bits > 3:
             credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _LEFT, bits & _REPEATED > 0)
             large = bits & _ANY_LARGE > 0
-        ids = keys.ids_of(members)
+        ids = ids_of(members, keys.middle)
         return Batch(
             wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit
         )
@@ -432,7 +432,7 @@ def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None
         index = int(at)
         batch = Batch(
             0, 0, int(deadline_s), int(first), int(newest), bytes(lefts),
-            slots[index].ids_of(members), list(records),
+            ids_of(members, slots[index].middle), list(records),
         )  # fmt: skip
         is_whole = (
             index >= 0

@@ -7,10 +7,9 @@ Redis Cluster. `lua/README.md` describes the keys for people.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core.ids import MEMBER_SIZE, SIZE, MessageId, topic_check
+from rmq.kernel.core.ids import MessageId, topic_check
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SLOTS_MAX = 1024  # per topic
@@ -142,26 +141,6 @@ class SlotKeys:
     def id_of(self, member: bytes) -> MessageId:
         """Return the id of a message from its member, its name in the sorted sets of this slot."""
         return MessageId(member[:8] + self.middle + member[8:])
-
-    def ids_of(self, members: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of messages from their names in this slot. An empty name stays empty."""
-        middle = self.middle
-        return [member and member[:8] + middle + member[8:] for member in members]
-
-    def join_ids(self, members: bytes) -> bytes:
-        """Return the concatenated ids of messages from their concatenated names in this slot.
-
-        Each position is filled for all ids at once, which is faster than id by id.
-        """
-        count = len(members) // MEMBER_SIZE
-        ids = bytearray(count * SIZE)
-        for place in range(8):
-            ids[place::SIZE] = members[place::MEMBER_SIZE]
-        for place, octet in enumerate(self.middle, 8):
-            ids[place::SIZE] = bytes((octet,)) * count
-        for place in range(8, MEMBER_SIZE):
-            ids[place + 3 :: SIZE] = members[place::MEMBER_SIZE]
-        return bytes(ids)
 
 
 def topic_key(prefix: str, topic: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.failure import Attempt, Failure
-from rmq.kernel.core.ids import SIZE as ID_BYTES
+from rmq.kernel.core.ids import SIZE as ID_BYTES, ids_of, join_ids
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
 from rmq.kernel.core.score import HELD_MIN, SHARED_MIN, TIMED_MIN, receipt_deadline_ms
@@ -288,12 +288,14 @@ class SpanReader:
             members, scores, records, failures, ends = (
                 column[:end] for column in (members, scores, records, failures, ends)
             )
-            records = yield from reading.fetch(self._keys, self._keys.ids_of(members), records)
+            records = yield from reading.fetch(
+                self._keys, ids_of(members, self._keys.middle), records
+            )
         last = scores[-1]
         self._next = Cursor(last, scores.count(last) + (start.seen if last == start.score else 0))
         return QueueBlock(
             self._keys.topic, self._queue, self._keys.index, newest, self._max_retries,
-            self._keys.join_ids(b"".join(members)), scores, records, failures, ends,
+            join_ids(b"".join(members), self._keys.middle), scores, records, failures, ends,
         )  # fmt: skip
 
 

@@ -171,9 +171,9 @@ def test_a_slot_makes_the_id_of_its_member_again(slot: int, topic: str, kept: bo
     made = ids.make(slot, ids.topic_check("rmq", topic), 3, kept=kept)
 
     assert [keys.id_of(one.member) for one in made] == made
-    assert keys.ids_of([made[0].member, b"", made[2].member]) == [made[0], b"", made[2]]
-    assert keys.join_ids(b"".join(one.member for one in made)) == b"".join(made)
-    assert keys.join_ids(b"") == b""
+    assert ids.ids_of([made[0].member, b"", made[2].member], keys.middle) == [made[0], b"", made[2]]
+    assert ids.join_ids(b"".join(one.member for one in made), keys.middle) == b"".join(made)
+    assert ids.join_ids(b"", keys.middle) == b""
 
 
 def test_scripts_know_the_length_of_a_member() -> None:
