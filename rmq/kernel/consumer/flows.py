@@ -157,7 +157,10 @@ class ConsumerFlows:
                 if not batches:
                     break
                 try:
-                    deliveries = yield from self._make_deliveries(batches)
+                    for keys, batch in batches:
+                        self._unreadable += self._decode_batch(keys, batch, deliveries)
+                    if self._offloaded.slots or self._unreadable:
+                        deliveries = yield from self._without_unreadable(deliveries)
                     if self.at_most_once:
                         deliveries = yield from self._ack_first(deliveries, batches, limit)
                     elif deliveries:
@@ -196,11 +199,11 @@ class ConsumerFlows:
         if kept is not None and kept is not delivery:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
-    def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[InnerDelivery]]:
-        """Make deliveries. Undecodable messages are rejected, now or at the next call."""
-        deliveries: list[InnerDelivery] = []
-        for keys, batch in batches:
-            self._unreadable += self._decode_batch(keys, batch, deliveries)
+    def _without_unreadable(self, deliveries: list[InnerDelivery]) -> Flow[list[InnerDelivery]]:
+        """Read offloaded bodies. Return the deliveries with a body.
+
+        Undecodable messages are rejected, now or at the next call.
+        """
         if self._offloaded.slots:
             read = offloading.read(self.context, self._shared_leases, deliveries)
             deliveries, unreadable = yield from read
