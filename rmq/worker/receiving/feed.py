@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from rmq.errors import RMQError
 from rmq.kernel.consumer import receive, rollback, state
@@ -27,9 +26,6 @@ from rmq.worker.running.invoker import AsyncInvoker, TopicInvokers
 from rmq.worker.settling.disposition import Report
 
 log = logging.getLogger("rmq")
-
-T = TypeVar("T")
-
 
 CREDIT_S = 30.0  # time without a message after which wake-ups, which cost no calls, replace credits
 HAND_OVERS = 8  # hand-overs for one credit
@@ -57,7 +53,8 @@ class TopicFeed:
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
         has_missed_requests: Whether requests to cancel may have been published without a listener.
         subscription: Messages on `own_channel`, which the fetcher reads for all topics.
-        on_step: Function that the fetcher's thread calls before each step of a flow.
+        on_step: Function that is called before each step of a flow, in the fetcher's thread. It
+            shows the watchdog that the thread runs.
     """
 
     def __init__(
@@ -156,7 +153,7 @@ class TopicFeed:
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
         """Receive deliveries with `get`, and give them to the queues. Return their number."""
-        deliveries = self.transport.run(self._noted(self.flows.receive_by(limit, get)))
+        deliveries = self.transport.run(self.flows.receive_by(limit, get), before_step=self.on_step)
         self._pause_s = PAUSE_S
         if self.error_state.error is not None:
             self.error_state.clear()
@@ -169,22 +166,6 @@ class TopicFeed:
             else:
                 self._dispatch(deliveries)
         return len(deliveries)
-
-    def _noted(self, flow: Flow[T]) -> Flow[T]:
-        """Run a flow in the fetcher's thread, and report each step to the watchdog."""
-        try:
-            step = next(flow)
-            while True:
-                self.on_step()
-                try:
-                    value = yield step
-                except BaseException as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(value)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
     def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
         """Give deliveries to the queues of their handlers.
@@ -211,7 +192,7 @@ class TopicFeed:
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
-            messages = self.transport.run(self._noted(pipeline(calls)))
+            messages = self.transport.run(pipeline(calls), before_step=self.on_step)
         except RMQError:
             return set(deliveries)
         return {
@@ -234,7 +215,7 @@ class TopicFeed:
             self._withdraw_credit()
             self.state.ready_at[0] = 0.0
         release = rollback.release_orphans(self.context, leases, self.flows.has_delivery)
-        count = self.transport.run(self._noted(release))
+        count = self.transport.run(release, before_step=self.on_step)
         if count:
             log.warning(
                 "topic %r: messages were in flight for this worker that it does not have: Redis "
@@ -272,7 +253,9 @@ class TopicFeed:
         if slots or is_all:
             deliveries = list(self.flows.open.values())
             asked = [each for each in deliveries if is_all or each.origin.keys.index in slots]
-            requested, have_all = self.transport.run(self._noted(find_requested(asked)))
+            requested, have_all = self.transport.run(
+                find_requested(asked), before_step=self.on_step
+            )
             for delivery in requested:
                 self._interrupt(delivery)
             self.has_missed_requests = not have_all
@@ -296,11 +279,11 @@ class TopicFeed:
         """Report to metrics how late messages were received, if a report is due or the last."""
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
-            self.transport.run(self._noted(state.report(self.state)))
+            self.transport.run(state.report(self.state), before_step=self.on_step)
 
     def sweep(self) -> None:
         """Send pending follow-ups of the topic that no other process sends."""
-        self.transport.run(self._noted(state.sweep(self.state)))
+        self.transport.run(state.sweep(self.state), before_step=self.on_step)
 
     # --- hand-overs for a credit ------------------------------------------------------------------
 
@@ -357,7 +340,7 @@ class TopicFeed:
 
         Release the messages that were handed over for it.
         """
-        self.transport.run(self._noted(receive.withdraw_credits(self.state)))
+        self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
 
 class TrickleDetector:

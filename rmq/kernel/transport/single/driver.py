@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import hiredis
@@ -78,17 +78,25 @@ class AsyncDriver:
 
     # --- flows ----------------------------------------------------------------------------------
 
-    async def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
+    async def run(
+        self,
+        flow: Flow[T],
+        error: BaseException | None = None,
+        before_step: Callable[[], object] | None = None,
+    ) -> T:
         """Run a flow to its end, and return its value.
 
         Args:
             flow: Yields steps.
             error: Error to raise in the flow, at its current step.
+            before_step: Function that is called before each step.
         """
         try:
             step = next(flow) if error is None else flow.throw(error)
             while True:
                 try:
+                    if before_step is not None:
+                        before_step()
                     if type(step) is Command:
                         value = await self._command(step)
                     elif type(step) is Coalesce:
