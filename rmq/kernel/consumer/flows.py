@@ -200,10 +200,7 @@ class ConsumerFlows:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
     def _without_unreadable(self, deliveries: list[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Read offloaded bodies. Return the deliveries with a body.
-
-        Undecodable messages are rejected, now or at the next call.
-        """
+        """Read offloaded bodies, and reject undecodable messages. Return the other deliveries."""
         if self._offloaded.slots:
             read = offloading.read(self.context, self._shared_leases, deliveries)
             deliveries, unreadable = yield from read
@@ -314,11 +311,10 @@ class ConsumerFlows:
             delivery.state = LOST if letter == "0" else SETTLED
             if letter == "0":
                 lost.append(delivery)
+            elif letter == "c":
+                delivery.cancelled().set()
             self._forget(delivery)
             settled.append(delivery)
-        if "c" in letters:
-            for delivery in (d for d, letter in zip(given, letters, strict=True) if letter == "c"):
-                delivery.cancelled().set()
         if self._shared_leases is not None:
             self._shared_leases.remove(settled)
         return lost

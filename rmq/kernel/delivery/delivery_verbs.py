@@ -49,7 +49,7 @@ class DeliveryVerbs:
 
     def ack(self, delivery: InnerDelivery) -> SettlingFlow:
         """Settle the delivery for good."""
-        return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
+        return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Do the same as `then` at once, without a flow. Return None if the message has options."""
