@@ -39,12 +39,11 @@ class AsyncInvoker(AsyncInvokerBase):
 
     async def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
-        disposition = await self._run_claimed(delivery)
+        run = self._run if delivery.claim is None else self._run_claimed
+        disposition = await run(delivery)
         return await self.with_then(delivery, disposition) if disposition.then else disposition
 
     async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
-        if delivery.claim is None:
-            return await self._run(delivery)
         disposition = self.dispositions.by_claim(delivery)
         if disposition is not None:
             return await self._done_before(delivery) if disposition is DONE_BEFORE else disposition

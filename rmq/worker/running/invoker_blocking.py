@@ -32,12 +32,11 @@ class PlainInvoker(PlainInvokerBase):
 
     def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
-        disposition = self._run_claimed(delivery)
+        run = self._run if delivery.claim is None else self._run_claimed
+        disposition = run(delivery)
         return self.with_then(delivery, disposition) if disposition.then else disposition
 
     def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
-        if delivery.claim is None:
-            return self._run(delivery)
         disposition = self.dispositions.by_claim(delivery)
         if disposition is not None:
             return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
