@@ -432,11 +432,10 @@ class ConsumerFlows:
             leases = leases._replace(marks=marks)
         given, has_claims = self.results.of(deliveries), any(d.claim for d in deliveries)
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
-        if any(d.follow_ups for d in deliveries):
-            follow_ups = [d.follow_ups for d in deliveries]
-            note_stored = self.follow_ups.stored.append
-            return settle.ack_then(self.context, leases, follow_ups, note_stored, extra, given)
-        return settle.ack(self.context, leases, extra, given)
+        has_follow_ups = any(d.follow_ups for d in deliveries)
+        follow_ups = [d.follow_ups for d in deliveries] if has_follow_ups else ()
+        note_stored = self.follow_ups.stored.append
+        return settle.ack(self.context, leases, extra, given, follow_ups, note_stored)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries for good. As all verbs, return those whose lease was lost."""

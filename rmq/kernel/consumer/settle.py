@@ -329,40 +329,6 @@ def _deadlines(
     return deadlines
 
 
-def ack_then(
-    context: TopicContext,
-    leases: Leases,
-    follow_ups: Sequence[Sequence[EncodedFollowUp]],
-    note_stored: Callable[[StoredFollowUps], object],
-    extra: ExtraCommands | None = None,
-    results: Sequence[bytes] = (),
-) -> Settling[str]:
-    """Settle deliveries for good, and store their follow-ups (messages stored by an ack).
-
-    The result has a letter for each, as for `ack`.
-
-    Args:
-        context: The topic.
-        leases: Leases of the deliveries.
-        follow_ups: Follow-ups of each delivery.
-        note_stored: Function that gets the reply of each call.
-        extra: Commands that run before the calls.
-        results: Result of each delivery, as for `ack`.
-    """
-
-    def build(
-        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
-    ) -> Command[Any]:
-        args, note = _follow_ups_of(keys, positions, follow_ups, note_stored)
-        in_part = [results[p] for p in positions] if results else ()
-        return follow_up_scripts.ack_then(
-            context, keys, session, part.ids, part.scores, args, note, in_part
-        )
-
-    most = _most_with(follow_ups, _most_acks(context, leases, results))
-    return Settling(context, leases, build, _letters, extra, most=most)
-
-
 def _follow_ups_of(
     keys: SlotKeys,
     positions: Sequence[int],
@@ -389,20 +355,17 @@ def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> in
     return max(1, most)
 
 
-def _most_acks(context: TopicContext, leases: Leases, results: Sequence[bytes]) -> int:
-    """Return how many deliveries one call settles."""
-    is_small = len(leases.ids) <= SLOW_MAX
-    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
-    return min(most, RESULTS_BYTES // max(map(len, results), default=0)) if any(results) else most
-
-
 def ack(
     context: TopicContext,
     leases: Leases,
     extra: ExtraCommands | None = None,
     results: Sequence[bytes] = (),
+    follow_ups: Sequence[Sequence[EncodedFollowUp]] = (),
+    note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
-    """Settle deliveries for good. The result has a letter for each: `1` settled, `0` lost.
+    """Settle deliveries for good, and store their results and follow-ups.
+
+    The result has a letter for each: `1` settled, `0` lost.
 
     Args:
         context: The topic.
@@ -410,27 +373,27 @@ def ack(
         extra: Commands that run before the calls.
         results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes for a message
             that keeps no result, or succeeded without a value.
+        follow_ups: Follow-ups of each delivery: messages that its ack stores.
+        note_stored: Function that gets the reply of each call with follow-ups.
     """
-    has_results = any(results)
+    results = results if any(results) else ()
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        if has_results or context.keeps_results:
-            in_part = [results[p] for p in positions] if has_results else ()
-            return follow_up_scripts.ack_then(
-                context,
-                keys,
-                session,
-                part.ids,
-                part.scores,
-                (),
-                lambda reply: reply.letters,
-                in_part,
-            )
-        return scripts.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
+        ids, scores = part.ids, part.scores
+        if not (results or follow_ups or context.keeps_results):
+            return scripts.ack(context, keys, session, ids, scores, part.numbers, part.marks)
+        args, note = _follow_ups_of(keys, positions, follow_ups, note_stored)
+        in_part = [results[p] for p in positions] if results else ()
+        return follow_up_scripts.ack_then(context, keys, session, ids, scores, args, note, in_part)
 
-    most = _most_acks(context, leases, results)
+    is_small = len(leases.ids) <= SLOW_MAX
+    most = SLOW_MAX if is_small or context.had_large else context.settings.call_max
+    if results:
+        most = min(most, RESULTS_BYTES // max(map(len, results)))
+    if follow_ups:
+        most = _most_with(follow_ups, most)
     return Settling(context, leases, build, _letters, extra, most=most)
 
 
@@ -468,8 +431,7 @@ def reject(
 
     The result has a letter for each: `d` dead, `c` cancelled, `0` lost.
 
-    `reason` is "r" (rejected) or "u" (undecodable). `follow_ups` and `note_stored` are as in
-    `ack_then`.
+    `reason` is "r" (rejected) or "u" (undecodable). `follow_ups` and `note_stored` are as in `ack`.
     """
 
     def build(
