@@ -424,13 +424,14 @@ class ConsumerFlows:
         raise error
 
     def _build_ack(self, deliveries: list[InnerDelivery], leases: Leases) -> Settling[str]:
-        marks = [
-            record.audit_number(d.record) if d.record[0] & record.HEADERS else b""
-            for d in deliveries
-        ]
-        if any(marks):
-            leases = leases._replace(marks=marks)
-        given, has_claims = self.results.of(deliveries), any(d.claim for d in deliveries)
+        given: Sequence[bytes] = ()
+        with_headers = [d.record[0] & record.HEADERS for d in deliveries]
+        if any(with_headers):
+            rows = zip(deliveries, with_headers, strict=True)
+            marks = [record.audit_number(d.record) if has else b"" for d, has in rows]
+            leases = leases._replace(marks=marks) if any(marks) else leases
+            given = self.results.of(deliveries)
+        has_claims = any(d.claim for d in deliveries)
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
         has_follow_ups = any(d.follow_ups for d in deliveries)
         follow_ups = [d.follow_ups for d in deliveries] if has_follow_ups else ()
