@@ -99,7 +99,7 @@ def show(file: str | None) -> None:
 
 
 def _server_rows(file: str | None) -> list[_Row]:
-    """Return the settings that a file may have."""
+    """Return the settings that the configuration file can set."""
     from rmq.server.config import OF_EVERY_COMMAND, SETTINGS, ServerConfig
 
     common = common_options()

@@ -26,7 +26,7 @@ SIGHUP reads the file again. Only log levels change without a restart.
 
 
 def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return a callback that reads an option as the server's configuration does."""
+    """Return a callback that parses an option as the server's configuration does."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         from rmq.server import config

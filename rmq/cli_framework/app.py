@@ -306,7 +306,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Return the line of an error, for --watch."""
+    """Return an error as one line of text, for --watch."""
     text = redact(" ".join(_error_text(error).split()), common_options().url_known)
     return f"rmq: {neutral(text)}"
 

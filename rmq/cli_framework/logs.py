@@ -29,7 +29,7 @@ log_options = with_options(
 
 
 class Lines(logging.Formatter):
-    """Time, level, process and message, without characters that control a terminal."""
+    """Formats log records as lines, without characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as a line, with its traceback below."""

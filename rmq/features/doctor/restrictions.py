@@ -16,7 +16,7 @@ READ = ("redis_version", "role", "maxmemory", "aof_enabled", "connected_clients"
 
 
 class _Probe(NamedTuple):
-    """A command that changes nothing, and the effect of its absence."""
+    """A command to try, and what RMQ cannot do if the server refuses it."""
 
     name: str
     words: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Check for refused commands and low limits, with which RMQ works but does less."""
+    """Check for refused commands and low limits. RMQ works with them, but does less."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)

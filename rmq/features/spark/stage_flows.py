@@ -339,7 +339,7 @@ class _StageCalls:
         self._stamp += len(rests)
 
     def run(self) -> Flow[StageContent]:
-        """Make the calls. Return the content of the stage."""
+        """Store the entries in Redis. Return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
         return self._stage._replace(lengths=self._lengths, messages=self._count)

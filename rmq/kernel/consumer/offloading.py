@@ -84,7 +84,7 @@ def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases
 
 
 class Removal:
-    """Removes acked bodies of a consumer.
+    """Removes the stored objects of bodies that a consumer has acked.
 
     Attributes:
         slots: Slots from which the consumer received offloaded bodies.
@@ -95,7 +95,7 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Schedule a removal of bodies.
+        """Schedule a removal of the objects of acked messages.
 
         It removes the bodies of all messages acked until it runs.
         """

@@ -367,7 +367,7 @@ def raise_if_claim_lost(delivery: InnerDelivery) -> None:
 
 
 def inner_of(delivery: DeliveryData) -> InnerDelivery:
-    """Return RMQ's own part of a delivery."""
+    """Return the internal part of a delivery, which has its record and its lease."""
     return delivery._inner
 
 
@@ -377,7 +377,7 @@ def settle_with_of(delivery: DeliveryData) -> Any:
 
 
 def inner_all(deliveries: Iterable[DeliveryData]) -> list[InnerDelivery]:
-    """Return RMQ's own part of each delivery.
+    """Return the internal part of each delivery.
 
     Raises:
         InvalidType: An item is not a delivery.

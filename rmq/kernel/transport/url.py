@@ -170,7 +170,7 @@ class Address:
 
     @property
     def of_a_node(self) -> Address:
-        """The address of the first node of a cluster with all options.
+        """The address of the cluster's first node, with the options of this address.
 
         Another address is unchanged.
         """

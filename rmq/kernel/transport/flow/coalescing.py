@@ -458,7 +458,7 @@ class CoalescingTasks:
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Do a thing for one caller, alone or in a call that simultaneous callers share.
+    """Make a request of one caller, alone or in a call that simultaneous callers share.
 
     Args:
         coalescer: Makes shared calls. An outcome is a value or error of `alone`.

@@ -236,7 +236,7 @@ class Park:
 
 
 class Coalesce:
-    """Do one thing in a call that other callers may join.
+    """Make a request in a call that other callers may join.
 
     The value is the outcome for this caller. An error of the call is raised.
 
