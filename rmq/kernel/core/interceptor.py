@@ -211,7 +211,7 @@ def _check_kinds(interceptor: Interceptor) -> None:
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:
-    """Call a hook and return its result, which may be awaitable. Log an exception."""
+    """Call a hook and return its result, which may be awaitable. An exception is only logged."""
     try:
         return hook(*args)
     except Exception:
@@ -234,7 +234,7 @@ async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
-    """Await the result of an async hook. Log an exception."""
+    """Await the result of an async hook. An exception is only logged."""
     try:
         await result
     except Exception:

@@ -39,7 +39,7 @@ def add(context: TopicContext, generation: bytes) -> Flow[None]:
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return all entries. Members of the list that are no entries are left out."""
+    """Return all entries of the list. Members that are not valid entries are left out."""
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]

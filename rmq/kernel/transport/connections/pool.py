@@ -120,7 +120,7 @@ class _PoolState:
             self._idle.append(pooled)
 
     def _remove_idle(self, epoch: int) -> list[Any]:
-        """Begin a new epoch. Return the idle connections of redis-py, which the caller closes.
+        """Make the idle connections invalid, and return them. The caller closes them.
 
         Do nothing if another connection of the same `epoch` has failed before.
         """
