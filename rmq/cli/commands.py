@@ -20,6 +20,10 @@ COMMANDS = {
         "rmq.features.messages.cli.inspect:get",
         "Show the message ID of TOPIC in full, from any queue.",
     ),
+    "result": CommandEntry(
+        "rmq.features.messages.cli.inspect:result",
+        "Show the progress and the result of the message ID of TOPIC.",
+    ),
     "tail": CommandEntry(
         "rmq.features.messages.cli.tail:tail",
         "Show messages of TOPIC as they are accepted, until Ctrl-C.",

@@ -25,6 +25,10 @@ ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 INDENT = 2  # of a block
 ERROR = Column("ERROR", cut=True, style="red")
+MISSING_VALUES = {
+    "too_large": "not stored: it is larger than 256 KiB",
+    "not_encodable": "not stored: the codec of the topic cannot encode it",
+}
 
 
 def age(since: datetime | None) -> str:
@@ -108,15 +112,28 @@ def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
     with common_options().client() as client:
         message = client.admin.get(topic, id)
     if message is None:
-        raise NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
+        raise no_message(topic, id)
     return message
 
 
-def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
-    """Print one message in full, and why it waits in its group."""
+def no_message(topic: str, id: rmq.MessageId) -> NotFound:
+    """Return the error for a message that is in no queue."""
+    return NotFound(f"topic {topic!r} has no message {id}: it is settled, or never existed")
+
+
+def detail(
+    message: rmq.Message,
+    as_json: bool,
+    waits_for: str = "",
+    progress: rmq.Progress | None = None,
+) -> None:
+    """Print one message in full, why it waits in its group, and its progress."""
     if as_json:
         fields = terminal_text.message_fields(message)
-        output.document(fields | {"attempts": terminal_text.attempt_fields(message)})
+        fields["attempts"] = terminal_text.attempt_fields(message)
+        if progress is not None:
+            fields["progress"] = terminal_text.fields(progress)
+        output.document(fields)
         return
     pairs: list[tuple[str, str]] = [
         ("id", str(message.id)),
@@ -147,6 +164,8 @@ def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
     if message.died:
         pairs.append(("died", terminal_text.fine_clock(message.died)))
     pairs.append(("score", f"{message.score:.17g}"))
+    if progress is not None:
+        pairs += _progress_pairs(progress)
     if message.failure:
         pairs.append(("reason", message.failure.reason))
         pairs.append(("error", message.failure.error or "-"))
@@ -160,6 +179,43 @@ def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
     if message.attempts:
         _list_attempts(message.attempts)
     output.block("body", _whole(message.body))
+
+
+def outcome_pairs(state: rmq.ResultState) -> list[tuple[str, str]]:
+    """Return names and texts of the progress and the result of a message."""
+    pairs: list[tuple[str, str]] = []
+    if state.outcome is None:
+        pairs.append(("state", state.place.replace("_", " ")))
+    if state.progress is not None:
+        pairs += _progress_pairs(state.progress)
+    outcome = state.outcome
+    if outcome is None:
+        return pairs
+    pairs += [
+        ("outcome", outcome.outcome),
+        ("ended", terminal_text.fine_clock(outcome.ended)),
+        ("started", terminal_text.fine_clock(outcome.started)),
+        ("attempts", str(outcome.attempts)),
+        ("worker", outcome.worker or "-"),
+        ("kept until", terminal_text.fine_clock(outcome.kept_until)),
+    ]
+    if outcome.failure:
+        pairs += [("reason", outcome.failure.reason), ("error", outcome.failure.error or "-")]
+    if outcome.missing_value:
+        why = MISSING_VALUES.get(outcome.missing_value, outcome.missing_value)
+        pairs.append(("value", f"({why})"))
+    elif outcome.outcome == "succeeded":
+        pairs.append(("value", _whole(outcome.value)))
+    return [(name, terminal_text.neutral(value)) for name, value in pairs]
+
+
+def _progress_pairs(progress: rmq.Progress) -> list[tuple[str, str]]:
+    note = f", {terminal_text.neutral(progress.text)}" if progress.text else ""
+    return [
+        ("progress", f"{progress.fraction:.0%}{note}"),
+        ("reported", terminal_text.fine_clock(progress.at)),
+        ("attempt", f"{progress.attempt} in {terminal_text.neutral(progress.worker)}"),
+    ]
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:

@@ -25,6 +25,8 @@ from rmq.http_framework.requests import (
 from rmq.kernel.core import codec, failure as failures, record
 from rmq.kernel.core.body_limits import BODY_CEILING
 from rmq.kernel.core.message import Message, QueueName, SendStatus
+from rmq.kernel.results import outcome as results
+from rmq.kernel.results.outcome import OutcomeName, Place
 from rmq.kernel.topic.paging import Cursor, Span
 
 WALKED_MAX = 5000  # messages that one filtered request reads; its cursor continues after them
@@ -70,6 +72,20 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
         body, unreadable = body_of(message.body, most), message.unreadable
     failure = failure_of(message.failure)
     return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
+
+
+def shown_result(context: RequestContext, state: results.ResultState) -> ResultState:
+    """Convert the state of a message for display. A hidden value is replaced."""
+    outcome = None
+    if state.outcome is not None:
+        value, has_value = None, state.outcome.value is not None
+        if has_value and not sees_bodies(context.principal):
+            value = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False)
+        elif has_value:
+            value = body_of(state.outcome.value, None)
+        failure = failure_of(state.outcome.failure)
+        outcome = show(state.outcome, MessageOutcome, value=value, failure=failure)
+    return show(state, ResultState, outcome=outcome)
 
 
 async def page_of(
@@ -193,6 +209,47 @@ class StoredMessage(Answer):
     failure: Failure | None
     unreadable: str
     attempts: list[Attempt]
+
+
+class Progress(Answer):
+    """The progress that a handler has reported, with the fields of `rmq.Progress`."""
+
+    fraction: float
+    text: str
+    at: datetime
+    attempt: int
+    worker: str
+
+
+class MessageOutcome(Answer):
+    """How a message has ended, with the fields of `rmq.MessageOutcome`.
+
+    Attributes:
+        value: Return value of the handler, or null if the message has none.
+        error: Type and message of the last error, or an empty string.
+    """
+
+    id: str
+    outcome: OutcomeName
+    ended: datetime
+    value: Body | None
+    missing_value: str
+    attempts: int
+    worker: str
+    started: datetime | None
+    failure: Failure | None
+    error: str
+    kept_until: datetime | None
+
+
+class ResultState(Answer):
+    """The state of a message, with the fields of `rmq.ResultState`."""
+
+    id: str
+    place: Place
+    keeps: bool
+    progress: Progress | None
+    outcome: MessageOutcome | None
 
 
 class MessageList(Answer):

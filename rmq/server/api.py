@@ -290,8 +290,11 @@ class Api:
             request_id = secrets.token_hex(8)
             given: dict[str, Any] = {}
             try:
-                async with asyncio.timeout(ANSWER_S), self.admit(self.context(request.scope)):
-                    return await self._answer(operation, request, request_id, given)
+                async with (
+                    asyncio.timeout(ANSWER_S) as limit,
+                    self.admit(self.context(request.scope)),
+                ):
+                    return await self._answer(operation, request, request_id, given, limit)
             except Exception as error:
                 problem = problems.of_exception(error, request_id, operation.reads_only(given))
                 return problems.answer(problem, request_id)
@@ -299,7 +302,12 @@ class Api:
         return endpoint
 
     async def _answer(
-        self, operation: Operation, request: Request, request_id: str, given: dict[str, Any]
+        self,
+        operation: Operation,
+        request: Request,
+        request_id: str,
+        given: dict[str, Any],
+        limit: asyncio.Timeout,
     ) -> Response:
         context = self.context(request.scope)
         topic = request.path_params.get("topic", "")
@@ -309,6 +317,7 @@ class Api:
                 given[name] = msgspec.convert(request.path_params, kind)
             elif name == "query":
                 given[name] = msgspec.convert(_query(request), kind, strict=False)
+                _allow_wait(limit, getattr(given[name], "wait", 0.0))
             elif name == "body":
                 body = await requests.read(request, "application/json", BODY_MAX, BODY_S)
                 given[name] = _decoded(body, kind)
@@ -332,6 +341,13 @@ class Api:
             if operation.is_read and etag in request.headers.get("If-None-Match", ""):
                 return Response(None, 304, headers)
         return Response(answer, operation.status, headers, "application/json")
+
+
+def _allow_wait(limit: asyncio.Timeout, wait_s: float) -> None:
+    """Extend the time limit of a request by the wait that its client has asked for."""
+    until = limit.when()
+    if until is not None:
+        limit.reschedule(until + wait_s)
 
 
 def _query(request: Request) -> dict[str, str]:

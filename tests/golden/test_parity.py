@@ -69,6 +69,7 @@ VERBS: dict[str, Verb] = {
     "reschedule": Verb("Topic.reschedule", "reschedule_message", "reschedule"),
     "restore": Verb("Admin.restore", "restore", "dlq restore"),
     "rollback": Verb("Admin.rollback", "roll_back", None),
+    "result": Verb("Topic.result", "get_result", "result"),
     "schedule": Verb("Admin.schedule", "get_schedule", "schedule show"),
     "schedule_delete": Verb("Admin.schedule_delete", "delete_schedule", "schedule delete"),
     "schedule_pause": Verb("Admin.schedule_pause", "pause_schedule", "schedule pause"),
@@ -274,6 +275,9 @@ DIFFERENCES = {
     },
     "the steps are those of the console": {
         "due_counts steps": "python 0 60 300 900 3600 21600 86400 604800, http -",
+    },
+    "in Python a method of the handle": {
+        "result wait": "python -, http 0, command left out",
     },
     "one of the list, for sink forget": {
         "sinks query": "python left out, http -, command -",

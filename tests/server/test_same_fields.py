@@ -89,6 +89,9 @@ SHOWN = {
         None, 'POST /topics/orders/trash/restore {{"dry_run":true}}', "",
         "dlq restore orders --dry-run", "",
     ),
+    "result": Places(
+        rmq.ResultState, "/topics/kept/messages/{kept}/result", "", "result kept {kept}", ""
+    ),
     "schedule": Places(
         rmq.ScheduleState, "/topics/orders/schedules/nightly", "",
         "schedule show orders nightly", "",
@@ -162,6 +165,12 @@ DIFFERENCES = {
     "all attempts are long: a command shows them of one message": {
         "dead_letters attempts": "python http",
         "peek attempts": "python http",
+    },
+    "a value in the form in which HTTP shows bodies": {
+        "result outcome.value.is_truncated": "http",
+        "result outcome.value.kind": "http",
+        "result outcome.value.size": "http",
+        "result outcome.value.text": "http",
     },
     "the cursor of a list is beside it, on the command line in each record": {
         "dead_letters cursor": "command",
@@ -244,9 +253,12 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
         topic.publish([stage.staged], query="q", batch=0)
         topic.every("nightly", every=3600, body={"n": 1}).declare()
         client.topic("grouped", groups=rmq.Groups()).send(1, group="g")
+        kept = client.topic("kept").send(1, keep_result=60)
+        with client.topic("kept").consumer() as consumer:
+            consumer.receive()[0].ack(result=2)
         other = client.topic("other").send(1)
         client._transport.run(flows.report(prefix, "0123abcd", _status, 60_000))
-        return {"dead": str(sent[2]), "job": job.id, "other": str(other.id)}
+        return {"dead": str(sent[2]), "job": job.id, "other": str(other.id), "kept": str(kept.id)}
 
 
 def _lose(slot: str) -> Iterator[Any]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from rmq.errors import InvalidValue
+from rmq.errors import InvalidValue, NotFinished, ResultNotFound
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.http_framework.message import (
     BLOCK_S,
     SHOWN_MAX,
     MessageList,
     Peeked,
+    ResultState,
     Sent,
     StoredMessage,
     shown,
+    shown_result,
     walk,
 )
 from rmq.http_framework.operation import RequestContext, Table
@@ -169,6 +172,28 @@ async def get_message(
     if message is None:
         raise ApiError("not-found", "the message is settled or unknown", "id")
     return shown(context, message, None if query.whole else SHOWN_MAX)
+
+
+class ResultQuery(Request):
+    """Options for reading a result. `wait` is the longest wait for the end, 0 to 30 s."""
+
+    wait: Annotated[float, Meta(ge=0, le=30)] = 0
+
+
+@TABLE.get("/topics/{topic}/messages/{id}/result", "not-found")
+async def get_result(context: RequestContext, path: MessagePath, query: ResultQuery) -> ResultState:
+    """Return the state of a message: its place, its progress, and how it has ended.
+
+    With `wait`, the answer comes when the message has ended, or after this time without `outcome`.
+    """
+    handle = context.client.topic(path.topic).result(path.id)
+    if query.wait:
+        with suppress(NotFinished, ResultNotFound):
+            await handle.wait(query.wait)
+    state = await handle.read()
+    if state.place == "gone" and state.outcome is None:
+        raise ApiError("not-found", "the message is unknown, or its result is not kept", "id")
+    return shown_result(context, state)
 
 
 class Cancel(Request):

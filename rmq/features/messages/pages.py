@@ -78,8 +78,16 @@ async def message(request: PageRequest) -> View:
     """Show a message: its state, its body, its headers and its failures."""
     id = _id(request.path["id"])
     found = await request.context.admin.get(request.topic, id, raw=True)
+    result = await request.context.client.topic(request.topic).result(id).read()
+    shown_result = request.shown(web_message.shown_result(request.context, result))
     if found is None:
-        raise ApiError("not-found", f"the message {id} is settled or unknown", "id")
+        if shown_result.outcome is None:
+            raise ApiError("not-found", f"the message {id} is settled or unknown", "id")
+        return View(
+            "result.html",
+            {"topic": request.topic, "message": shown_result, "result": shown_result.outcome},
+            f"{request.topic}: {id}",
+        )
     state = None
     if found.held and found.group:
         state = await request.context.admin.group(request.topic, found.group, id=found.id)
@@ -90,6 +98,7 @@ async def message(request: PageRequest) -> View:
             "topic": request.topic, "message": shown, "group": state, "state": QUEUES[shown.queue],
             "how": request.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
             "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
+            "progress": shown_result.progress,
         },
         f"{request.topic}: {id}",
     )  # fmt: skip

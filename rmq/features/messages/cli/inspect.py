@@ -1,20 +1,34 @@
-"""`rmq peek`, `rmq get`: show messages without receiving them."""
+"""`rmq peek`, `rmq get`, `rmq result`: show messages without receiving them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
 
 import click
 
 import rmq
 from rmq.cli_framework import output, text
-from rmq.cli_framework.app import Command
-from rmq.cli_framework.message import QUEUES, detail, find_message, held_text, tabulate
+from rmq.cli_framework.app import ERROR, PARTLY, Command, NotFound
+from rmq.cli_framework.message import (
+    QUEUES,
+    detail,
+    held_text,
+    no_message,
+    outcome_pairs,
+    tabulate,
+)
 from rmq.cli_framework.options import common_options
-from rmq.cli_framework.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
+from rmq.cli_framework.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE, QUEUE
 from rmq.features.messages.flows import LIMIT_MAX, PeekPage
 
 Queue = Literal["store", "prepare", "dead"]
+_WITHOUT_RESULT = {
+    "waiting": "waits, and keeps no result",
+    "in_flight": "is in flight, and keeps no result",
+    "dead": "is a dead letter, and keeps no result",
+    "gone": "is unknown, or it ended and its result is not kept",
+}
 
 
 @click.command(
@@ -101,10 +115,77 @@ def read_pages(
 @click.argument("topic")
 @click.argument("id", type=MESSAGE_ID)
 def get(topic: str, id: rmq.MessageId) -> None:
-    """Show the message ID of TOPIC in full, from any queue."""
-    message, common = find_message(topic, id), common_options()
-    state = None
-    if message.held and message.group and not common.json:
-        with common.client() as client:
-            state = client.admin.group(topic, message.group, id=id)
-    detail(message, common.json, state.message_waits_for if state else "")
+    """Show the message ID of TOPIC in full, from any queue.
+
+    If the message has ended, show its result, if RMQ keeps one: see rmq result.
+    """
+    common = common_options()
+    with common.client() as client:
+        message = client.admin.get(topic, id)
+        state = client.topic(topic).result(id).read()
+        if message is None and state.outcome is None:
+            raise no_message(topic, id)
+        group = None
+        if message and message.held and message.group and not common.json:
+            group = client.admin.group(topic, message.group, id=id)
+    if message is None:
+        _show_result(state)
+    else:
+        detail(message, common.json, group.message_waits_for if group else "", state.progress)
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq result imports 34qdd3l8pc001f8d2kpl0v9r4c",
+        "rmq result imports 34qdd3l8pc001f8d2kpl0v9r4c --wait 1m",
+        "rmq result imports 34qdd3l8pc001f8d2kpl0v9r4c --json | jq .outcome.value",
+    ),
+    watch=True,
+)
+@click.argument("topic")
+@click.argument("id", type=MESSAGE_ID)
+@click.option("--wait", type=DURATION, help="Longest wait for the end of the message.")
+def result(topic: str, id: rmq.MessageId, wait: float | None) -> int:
+    """Show the progress and the result of the message ID of TOPIC.
+
+    RMQ keeps results only of messages that were sent with keep_result. Exit code 0 means that the
+    message succeeded, 1 that it ended in another way, and 4 that it has not ended. Exit code 3
+    means that the id is unknown, or that the message keeps no result.
+    """
+    common = common_options()
+    with common.client() as client:
+        handle = client.topic(topic).result(id)
+        if wait:
+            with suppress(rmq.NotFinished, rmq.ResultNotFound):
+                handle.wait(wait)
+        state = handle.read()
+    if state.outcome is None and (state.place == "gone" or not state.keeps):
+        raise NotFound(f"message {id} of topic {topic!r} {_WITHOUT_RESULT[state.place]}")
+    _show_result(state)
+    if state.outcome is None:
+        return ERROR if state.place == "dead" else PARTLY
+    return 0 if state.outcome.outcome in ("succeeded", "handed_over") else ERROR
+
+
+def _show_result(state: rmq.ResultState) -> None:
+    if common_options().json:
+        output.document(_result_fields(state))
+        return
+    output.details([("id", str(state.id)), *outcome_pairs(state)])
+    if state.outcome and state.outcome.failure and state.outcome.failure.traceback:
+        output.block("traceback", state.outcome.failure.traceback)
+
+
+def _result_fields(state: rmq.ResultState) -> dict[str, Any]:
+    """Return the JSON fields of a result. The value has the fields of a body."""
+    outcome = None
+    if state.outcome is not None:
+        outcome = text.fields(state.outcome) | {"error": state.outcome.error}
+        del outcome["value"]
+        outcome |= {
+            name.replace("body", "value", 1): value
+            for name, value in text.body_fields(state.outcome.value).items()
+        }
+    progress = None if state.progress is None else text.fields(state.progress)
+    return text.fields(state) | {"progress": progress, "outcome": outcome}
