@@ -10,7 +10,7 @@ ARGV[4]   index                the slot's index, sent to the consumers that are 
 ARGV[5]   reason               r rejected by the handler, u undecodable, n no handler for its type
 ARGV[6]   count                n, the number of deliveries, 1 to 1000
 ARGV[7..] n members (13 bytes each), their n receipts, and for each member the consumer's error (at
-          most 64 KiB). Then five arguments for each follow-up, as for ack_then, at most 1000
+          most 64 KiB). Then the follow-ups (lib/follow_ups/given_follow_ups), at most 1000
 Returns   a letter for each: d dead, c its cancellation was requested, so it is deleted; 0 the
           receipt is no longer valid. Behind the letters the parts that ack_then returns about
           pending entries, if there are any
@@ -54,7 +54,7 @@ if #ARGV >= from then
   add_follow_ups = function(answer)
     local of_dead = of_deliveries(given, answer, 'd')
     local last_number = redis.call('HGET', slot, 'follow_ups')
-    return #of_dead > 0 and ' ' .. add_given(of_dead, last_number, now, now_us) or ''
+    return #of_dead > 0 and ' ' .. add_pending(of_dead, last_number, now, now_us) or ''
   end
 elseif #ARGV ~= from - 1 then
   fail('ARG', 'errors')

@@ -73,25 +73,26 @@ class Sentinels:
     Args:
         binary: of all of them.
         password: of the sentinels.
+        lines: more configuration of the sentinels.
     """
 
-    def __init__(self, binary: str, password: str = "") -> None:
+    def __init__(self, binary: str, password: str = "", lines: Sequence[str] = ()) -> None:
         self.servers: list[Server] = []
         self.sentinels: list[Server] = []
         try:
-            self._start(binary, password)
+            self._start(binary, password, lines)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, binary: str, password: str) -> None:
+    def _start(self, binary: str, password: str, lines: Sequence[str]) -> None:
         master = Server(binary, "--repl-diskless-load", "swapdb", "--repl-timeout", "10")
         self.servers.append(master)
         for _ in range(2):
             self.servers.append(Server(binary, "--replicaof", "127.0.0.1", str(master.port)))
         self._wait(lambda: self._replicas(master) == 2, "the replicas follow")
         for _ in range(3):
-            self.sentinels.append(SentinelServer(binary, master.port, 2, password))
+            self.sentinels.append(SentinelServer(binary, master.port, 2, password, lines))
         self._wait(lambda: all(map(self._knows_all, self.sentinels)), "the sentinels know all")
 
     def url(self, path: str = f"/{SERVICE}/0", user: str = "", scheme: str = "redis") -> str:

@@ -14,23 +14,25 @@ Reads: FIRST audited blocked call call_number cancelling created grouped large l
 --- @include "lib/scores/score_ranges"
 --- @include "lib/session"
 --- @include "lib/settle/count_failed"
+local ONE = '\0\1' -- position of the only delivery
 repeat
-  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 2 + EACH then
+  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 6 then
     break -- a new session, several deliveries, or several follow-ups
   end
   if blocked or audited or large or offloaded or cancelling or grouped or outcomes then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local id, receipt = ARGV[FIRST], ARGV[FIRST + 1]
-  local position, target, member, head, rest = unpack(ARGV, FIRST + 3)
+  local positions, target, count, message = unpack(ARGV, FIRST + 3)
   if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
   end
   local is_next = is_next_call(last_call, call_number)
-  if not is_next or position ~= '1' or #member ~= MEMBER or #head ~= HEAD then
+  if not is_next or positions ~= ONE or count ~= '1' or #message < MEMBER + HEAD then
     break -- a call that arrives twice gets its first answer
   end
-  local first_byte, priority = split_head(head)
+  local first_byte, a, b, c = string.byte(message, MEMBER + 1, MEMBER + HEAD)
+  local priority = a * 65536 + b * 256 + c
   if first_byte % HEADERS > 0 or priority < PRIORITY_MIN or priority >= PRIORITY_END then
     break -- the follow-up has a time, an expiry, or an invalid head
   end
@@ -54,7 +56,7 @@ repeat
   local field_value = session_answer(call_number, seconds, answer)
   redis.call('HDEL', records, id)
   redis.call('ZREM', prepare, id)
-  redis.call('ZADD', pending, 0, target .. ':' .. text .. ':' .. member .. head .. rest)
+  redis.call('ZADD', pending, 0, target .. ':' .. text .. ':' .. message)
   if not is_claimed then
     redis.call('ZADD', targets, claim, target)
   end

@@ -1,9 +1,8 @@
 --[[
 ack_then: settle deliveries for good, and store the messages that follow from them (follow-ups) in
 the same step, and how these messages have ended (lib/results/results). A follow-up for this slot is
-stored at once. A follow-up for another slot becomes a
-pending entry (lib/follow_ups/pending), which pending_send stores there. `dead` is only counted.
-`merge` is for messages that drop_lowest drops.
+stored at once. A follow-up for another slot becomes a pending entry (lib/follow_ups/pending), which
+pending_send stores there. `dead` is only counted. `merge` is for messages that drop_lowest drops.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -13,9 +12,7 @@ ARGV[5]   place                name of this slot: `<topic>:<index>`
 ARGV[6]   count                n, the number of deliveries, 1 to 1000
 ARGV[7..] n members (13 bytes each), their n receipts, and n results: '' or s succeeded, h handed
           over before it is handled; and behind this letter, the details (lib/results/results), at
-          most 300 000 bytes. Then five arguments for each follow-up, at most 1000: position of its
-          delivery, `<topic>:<index>` of its target, its member, head, and the rest of its record,
-          as for send. Follow-ups have no merge key, and no large body apart from their record
+          most 300 000 bytes. Then the follow-ups (lib/follow_ups/given_follow_ups)
 Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 settled, 0 the
           receipt is no longer valid. The number of the first pending entry; the next entries have
           the next numbers, in the order of the arguments; 0 if there are none. The claim of the
@@ -76,25 +73,15 @@ local n = whole_number(ARGV[6], 1, MOST, 'count')
 local from = FIRST + 3 * n -- first argument of the follow-ups
 local valid_ids, letters, positions = verify_receipts(FIRST, n)
 
--- Split the follow-ups of valid deliveries. Return two lists of the position of their first
--- argument: of follow-ups for this slot, and of all others.
-local function split_follow_ups()
-  local here, away, valid = {}, {}, of_deliveries(given_follow_ups(from, n), letters, '1')
-  for i = 1, #valid do
-    local list = ARGV[valid[i] + 1] == place and here or away
-    list[#list + 1] = valid[i]
-  end
-  return here, away
-end
-
--- Store the follow-ups for this slot. Return whether they are stored, and whether sleeping
--- consumers must be served.
-local function store_here(here)
-  local given, count = {}, #here
+-- Store follow-ups for this slot. Return whether they are stored, and whether sleeping consumers
+-- must be served.
+local function store_here(messages)
+  local given, count = {}, #messages
   for i = 1, count do
-    local at = here[i]
-    given[i] = ARGV[at + 2]
-    given[count + 2 * i - 1], given[count + 2 * i] = ARGV[at + 3], ARGV[at + 4]
+    local message = messages[i]
+    given[i] = string.sub(message, 1, MEMBER)
+    given[count + 2 * i - 1] = string.sub(message, MEMBER + 1, MEMBER + HEAD)
+    given[count + 2 * i] = string.sub(message, MEMBER + HEAD + 1)
   end
   local batch = { given = given, at = 0, count = count, large = false }
   local reply, serves_sleepers = store_messages(batch, fields, now)
@@ -113,7 +100,10 @@ local function signal(is_unblocked, serves_sleepers, any_out)
   end
 end
 
-local here, away = split_follow_ups()
+local away, here = of_deliveries(given_follow_ups(from, n), letters, '1'), nil
+for i = 1, #away do
+  here = here or away[i].target == place and i
+end
 local results_given = {} -- of the valid deliveries
 for m = 1, outcomes and #valid_ids or 0 do
   local text = ARGV[FIRST + 2 * n + positions[m] - 1]
@@ -142,15 +132,13 @@ if #valid_ids == 0 then
 end
 
 allow_oom(prepare)
-local serves_sleepers, is_stored = false, #here == 0
-if #here > 0 and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place) then
-  is_stored, serves_sleepers = store_here(here)
-end
-if not is_stored then
-  for i = 1, #here do
-    away[#away + 1] = here[i]
+local serves_sleepers = false
+if here and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place) then
+  local is_stored
+  is_stored, serves_sleepers = store_here(away[here].messages)
+  if is_stored then
+    table.remove(away, here)
   end
-  table.sort(away)
 end
 local let_next_out = fields[GROUPS] and leaving_groups(valid_ids)
 if audited then
@@ -170,7 +158,7 @@ if kept then
 end
 local any_out = let_next_out and let_next_out()
 local is_unblocked = unblock(blocked, now)
-local added = #away > 0 and add_given(away, last_number, now, now_us)
+local added = #away > 0 and add_pending(away, last_number, now, now_us)
 local answer = letters .. ' ' .. (added or '0 0')
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
 remember(call, now, answer)

@@ -8,8 +8,8 @@ ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[5]   source               the slot that has the entries: `<topic>:<index>`
-ARGV[6..] four arguments for each entry, at most 1000, 16 MiB in all, the numbers in growing order:
-          its number, its member, the head and the rest of its record, as for send
+ARGV[6..] entries (lib/follow_ups/entry), at most 1000, 16 MiB in all, the numbers in growing order.
+          The record is as for send
 Returns   {how many entries are stored, from the first on, by this call or an earlier call; a letter
           if that is not all: p sends are paused, f the slot is full (max_length)}
 Cost      O(n log L), n = entries, L = messages waiting in the slot
@@ -20,16 +20,19 @@ Atomic    The field `<` and source of the slot has the highest number that was s
           as in send. Redis refuses the first write at maxmemory. A second run gives the same reply.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare
+--- @include "lib/add"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/follow_ups/entry"
+--- @include "lib/member"
 --- @include "lib/records/record"
 --- @include "lib/records/record_bytes"
 --- @include "lib/slot_fields"
-local FIRST, EACH = 6, 4 -- first argument of the entries, and arguments of each
+local FIRST = 6 -- first argument of the entries
 local now = clock(ARGV[1])
 local source = ARGV[5]
-local n = (#ARGV - FIRST + 1) / EACH
-if n < 1 or n > MOST or n % 1 > 0 then
+local n = #ARGV - FIRST + 1
+if n < 1 or n > MOST then
   fail('ARG', 'count')
 end
 if not string.find(source, '^[%w._-]+:%d+$') or #source > 133 then
@@ -41,16 +44,24 @@ if fields[CREATED] ~= ARGV[4] then
 end
 
 -- Return how many entries have a number up to `highest`. Numbers grow.
+--- @inline
 local function count_stored(highest)
-  local count, last = 0, -1
+  local count, last = 0, ''
   for i = 1, n do
-    local number = whole_number(ARGV[FIRST + EACH * (i - 1)], 0, NUMBER_MOST, 'number')
-    if number <= last then
+    local entry = ARGV[FIRST + i - 1]
+    local digits = string.sub(entry, 1, NUMBER_DIGITS)
+    if #entry < ENTRY_RECORD + HEAD - 1 then
+      fail('ARG', 'entry')
+    end
+    if digits <= last then
       fail('ARG', 'order')
     end
-    last = number
-    if number <= highest then
-      count = i
+    last = digits
+    if i == n or i == count + 1 then -- numbers between two larger ones are larger
+      local number = whole_number(digits, 0, NUMBER_MOST, 'number')
+      if number <= highest then
+        count = i
+      end
     end
   end
   return count
@@ -73,23 +84,48 @@ elseif new > 0 and count_room(new) < new then
   new, letter = count_room(new), 'f'
 end
 if new > 0 then
-  --- @include "lib/send/store_messages"
-  local given = {}
+  --- @include "lib/records/note_offloaded"
+  --- @include "lib/results/note_marks"
+  --- @include "lib/scores/score"
+  --- @include "lib/send/group_entrances"
+  local from, members, rests, head, is_stored = FIRST + stored - 1, {}, {}, nil, false
   for i = 1, new do
-    local at = FIRST + EACH * (stored + i - 1)
-    given[i] = ARGV[at + 1]
-    given[new + 2 * i - 1], given[new + 2 * i] = ARGV[at + 2], ARGV[at + 3]
+    local entry = ARGV[from + i]
+    local own_head = string.sub(entry, ENTRY_RECORD, ENTRY_RECORD + HEAD - 1)
+    members[i] = string.sub(entry, ENTRY_MEMBER, ENTRY_RECORD - 1)
+    rests[i] = string.sub(entry, ENTRY_RECORD + HEAD)
+    head = (i == 1 or head == own_head) and string.byte(entry, ENTRY_MEMBER) < KEPT and own_head
   end
-  local batch = { given = given, at = 0, count = new, large = false }
-  local reply
-  reply, serves_sleepers = store_messages(batch, fields, now)
-  if reply[2] == 'F' then -- drop_lowest has no room for so many, or they are the lowest
-    new, letter = 0, 'f'
+  local first_byte, priority = 0, 0
+  if new >= FEW and head then
+    first_byte, priority = split_head(head)
+  end
+  if priority >= PRIORITY_MIN and priority < PRIORITY_END and first_byte % COLLECTS == 0 then
+    -- Many entries with one head, no times, and ids that no other send has.
+    --- @include "lib/send/store_uniform"
+    local function rests_of(first)
+      return rests, first - 1
+    end
+    local batch = { head = head, members = members, rests_of = rests_of }
+    is_stored, serves_sleepers = store_uniform(batch, fields, now)
+  end
+  if not is_stored then
+    --- @include "lib/send/store_messages"
+    for i = 1, new do
+      members[new + 2 * i - 1] = string.sub(ARGV[from + i], ENTRY_RECORD, ENTRY_RECORD + HEAD - 1)
+      members[new + 2 * i] = rests[i]
+    end
+    local batch, reply = { given = members, at = 0, count = new, large = false }, nil
+    reply, serves_sleepers = store_messages(batch, fields, now)
+    if reply[2] == 'F' then -- drop_lowest has no room for so many, or they are the lowest
+      new, letter = 0, 'f'
+    end
   end
 end
 if new > 0 then
   stored = stored + new
-  redis.call('HSET', slot, '<' .. source, ARGV[FIRST + EACH * (stored - 1)])
+  local last = string.sub(ARGV[FIRST + stored - 1], 1, NUMBER_DIGITS)
+  redis.call('HSET', slot, '<' .. source, last)
 else
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[4])

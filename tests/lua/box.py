@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgpack
@@ -472,7 +473,7 @@ class Box:
         session: ReplaySession,
         reason: str = "r",
         told: bytes = b"why",
-        follow_ups: Sequence[Any] = (),
+        follow_ups: Any = MappingProxyType({}),
         **options: Any,
     ) -> Command[Any]:
         return consumer_scripts.reject(

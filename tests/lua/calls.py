@@ -27,7 +27,15 @@ from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
 from rmq.kernel.transport.flow.steps import Command
 from tests.lua.box import Box
-from tests.lua.following import TARGET, ack_then, ack_then_command, entry, follow_up, own
+from tests.lua.following import (
+    TARGET,
+    ack_then,
+    ack_then_command,
+    by_target,
+    entry,
+    follow_up,
+    own,
+)
 from tests.lua.furnished import (
     CLAIM,
     FOLLOW_UP,
@@ -193,7 +201,7 @@ CALLS: dict[str, Call] = {
         )
     ),
     "reject": _call(
-        lambda f, b: b.reject_command([f.leased], b.session(), follow_ups=[follow_up(b)])
+        lambda f, b: b.reject_command([f.leased], b.session(), follow_ups=by_target([follow_up(b)]))
     ),
     "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
     "renew": _call(lambda f, b: consumer_scripts.renew(b.keys, [CLAIM], [OWNER], 600_000)),
@@ -399,7 +407,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
     "lateness_report": {0: "now_us", 2: "deliveries", 4: "deliveries"},
-    "ack_then": {0: "now_us", 5: "count", 12: "delivery"},
+    "ack_then": {0: "now_us", 5: "count", 14: "follow-ups"},
     "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
     "audit_scan": {1: "limit"},
@@ -414,7 +422,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
     "pending": {0: "now_us", 1: "offset", 2: "limit"},
-    "pending_send": {0: "now_us", 5: "number"},
+    "pending_send": {0: "now_us", 5: "entry"},
     "pending_settle": {0: "now_us", 2: "upto", 4: "limit", 5: "wait_ms", 6: "refused"},
     "peek": {3: "offset", 4: "limit", 5: "records"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.follow_ups import scripts
-from rmq.kernel.follow_ups.scripts import Entry, FollowUp, slot_name
+from rmq.kernel.follow_ups.scripts import ByTarget, Entry, entry_of, slot_name
 from tests.lua.box import Box, Lease
 
 TARGET = "other:3"
+
+
+class FollowUp(NamedTuple):
+    """A follow-up, with the position of its delivery in the call."""
+
+    delivery: int
+    target: str
+    message: bytes
+
+
+def by_target(follow_ups: Iterable[FollowUp]) -> ByTarget:
+    """Follow-ups as the commands take them."""
+    given: dict[str, list[tuple[int, bytes]]] = {}
+    for delivery, target, message in follow_ups:
+        given.setdefault(target, []).append((delivery, message))
+    return given
 
 
 def follow_up(
     box: Box, delivery: int = 1, target: str = TARGET, id: bytes | None = None, **options: Any
 ) -> FollowUp:
     """A follow-up of a delivery, by default with a new id."""
-    return FollowUp(delivery, target, member_of(id or box.ids()[0]), *box.part(**options))
+    return FollowUp(delivery, target, message(box, id, **options))
+
+
+def message(box: Box, id: bytes | None = None, **options: Any) -> bytes:
+    """Member, head and rest of the record of a message, by default with a new id."""
+    return member_of(id or box.ids()[0]) + b"".join(box.part(**options))
 
 
 def own(box: Box) -> str:
@@ -38,18 +59,23 @@ def ack_then_command(
 ) -> Any:
     return scripts.ack_then(
         box.handle, box.keys, session or box.session(), [x.id for x in leases],
-        [x.receipt for x in leases], follow_ups, lambda reply: reply, results,
+        [x.receipt for x in leases], by_target(follow_ups), lambda reply: reply, results,
     )  # fmt: skip
 
 
 def entry(box: Box, number: int, id: bytes | None = None, **options: Any) -> Entry:
     """A pending entry of another slot."""
-    return Entry(number, member_of(id or box.ids()[0]), *box.part(**options))
+    return entry_of(number, message(box, id, **options))
 
 
-def text_of(target: str, number: int, of: FollowUp | Entry) -> bytes:
+def text_of(target: str, number: int, of: FollowUp) -> bytes:
     """The member of `pending`."""
-    return f"{target}:{number:016d}:".encode() + of.member + of.head + of.rest
+    return f"{target}:".encode() + entry_of(number, of.message)
+
+
+def member_in(entry: Entry) -> bytes:
+    """The member of a pending entry."""
+    return entry[17:30]
 
 
 def pending_send(box: Box, *entries: Entry, source: str = "source:0") -> tuple[int, str]:

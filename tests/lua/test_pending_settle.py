@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq.kernel.core.ids import member_of
-from rmq.kernel.follow_ups.scripts import Refused
+from rmq.kernel.follow_ups.scripts import Refused, entry_of, number_of
 from tests.lua.box import GONE, Box, stored
 from tests.lua.crediting import break_script
 from tests.lua.following import TARGET, ack_then, follow_up, own, settle, text_of
@@ -30,9 +30,9 @@ def test_entries_that_are_stored_are_removed_and_the_next_are_returned(box: Box)
 
     assert box.changed(before) == {("pending", text_of(TARGET, reply.number, given[0])): GONE}
     assert settled.claim == reply.claim
-    assert [entry.number for entry in settled.entries] == [reply.number + 1, reply.number + 2]
-    parts = [(entry.member, entry.head, entry.rest) for entry in settled.entries]
-    assert parts == [(each.member, each.head, each.rest) for each in given[1:]]
+    assert settled.entries == [
+        entry_of(reply.number + n, each.message) for n, each in enumerate(given[1:], 1)
+    ]
 
 
 def test_with_the_last_entry_the_target_is_removed(box: Box) -> None:
@@ -130,7 +130,7 @@ def test_a_refused_entry_becomes_a_dead_letter_in_the_same_step(box: Box) -> Non
         ("slot", "accepted"): "2",
         ("slot", "dead_lettered"): "1",
     }
-    assert [entry.number for entry in settled.entries] == [reply.number + 1, reply.number + 2]
+    assert list(map(number_of, settled.entries)) == [reply.number + 1, reply.number + 2]
     before = box.state()
     settle(box, 0, settled.claim, refused=of_first)
     assert box.changed(before) == {}, "a second call finds another first entry"

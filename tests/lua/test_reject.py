@@ -9,7 +9,7 @@ from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.follow_ups.scripts import AckThenReply
 from tests.lua.box import GONE, Box
 from tests.lua.failures import item
-from tests.lua.following import TARGET, follow_up, own, text_of
+from tests.lua.following import TARGET, by_target, follow_up, own, text_of
 
 CLAIM_MS = 5000
 
@@ -113,7 +113,10 @@ def test_a_call_buries_many_with_few_commands_and_drops_no_more_than_twice_as_ma
 def reject_then(box: Box, leases: list, *follow_ups, session=None) -> AckThenReply:
     return box.run(
         box.reject_command(
-            leases, session or box.session(), follow_ups=follow_ups, read=lambda reply: reply
+            leases,
+            session or box.session(),
+            follow_ups=by_target(follow_ups),
+            read=lambda reply: reply,
         )
     )
 
@@ -173,7 +176,7 @@ def test_a_copy_of_a_rejection_stores_its_follow_ups_once(box):
     lease, session, given = box.take_one(), box.session(), follow_up(box)
 
     reply = box.twice(lambda: box.reject_command(
-        [lease], session, follow_ups=[given], read=lambda reply: reply
+        [lease], session, follow_ups=by_target([given]), read=lambda reply: reply
     ))  # fmt: skip
 
     assert reply.letters == "d"
@@ -183,9 +186,9 @@ def test_a_copy_of_a_rejection_stores_its_follow_ups_once(box):
 @pytest.mark.parametrize(
     ("position", "bad", "field"),
     [
-        (0, 2, "delivery"), (1, b"x", "target"), (2, b"short", "id"), (3, b"12345", "head"),
-        (3, b"\x00\x00\x00\x00", "priority"), (3, b"\x04\x00\x00\x64", "flags"),
-        (4, None, "errors|follow-ups"),
+        (0, 2, "delivery"), (1, "x", "target"), (2, bytes(16), "message"),
+        (2, bytes(17), "priority"), (2, bytes(13) + b"\x04\x00\x00\x64", "flags"),
+        (None, None, "errors|follow-ups"),
     ],
 )  # fmt: skip
 def test_a_follow_up_that_could_not_be_stored_is_refused_before_the_rejection(
@@ -193,11 +196,11 @@ def test_a_follow_up_that_could_not_be_stored_is_refused_before_the_rejection(
 ):
     box.send(1)
     given = list(follow_up(box))
-    if bad is None:
-        del given[position]
-    else:
+    if position is not None:
         given[position] = bad
-    command = box.reject_command([box.take_one()], box.session(), follow_ups=[given])
+    command = box.reject_command([box.take_one()], box.session(), follow_ups=by_target([given]))
+    if position is None:
+        command.args.pop()
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match=f"RMQARG ({field})"):

@@ -1,69 +1,81 @@
--- The follow-ups in the arguments of a call that settles deliveries, five arguments for each:
--- position of its delivery, `<topic>:<index>` of its target, its member, head, and the rest of its
--- record, as for send. Follow-ups have no merge key, and no large body apart from their record.
+--[[
+The follow-ups in the arguments of a call that settles deliveries. Without follow-ups there is none
+of these arguments:
+
+- the positions of the deliveries of all follow-ups, at most 1000, 2 bytes each
+- for each target: its name, `<topic>:<index>`; number of its follow-ups; and for each of them one
+  argument: its member, head, and the rest of its record, as for send
+
+Follow-ups have no merge key, and no large body apart from their record.
+]]
 --- @include "lib/follow_ups/pending"
 --- @include "lib/records/record"
 --- @include "lib/scores/score_ranges"
-local EACH = 5 -- arguments of a follow-up
 
 -- Stop the script if a follow-up cannot be stored, because later checks come after writes.
-local function check_follow_up(id, head)
-  if #id ~= MEMBER then
-    fail('ARG', 'id')
+--- @inline
+local function check_follow_up(message)
+  if #message < MEMBER + HEAD then
+    fail('ARG', 'message')
   end
-  if #head ~= HEAD then
-    fail('ARG', 'head')
-  end
-  local first_byte, priority = split_head(head)
-  local flags = first_byte % CODEC_STEP
-  local has_priority = priority >= PRIORITY_MIN and priority < PRIORITY_END
-  if flags % HEADERS >= MERGES then
+  local first_byte, a, b, c = string.byte(message, MEMBER + 1, MEMBER + HEAD)
+  local priority = a * 65536 + b * 256 + c
+  if first_byte % HEADERS >= MERGES then
     fail('ARG', 'flags') -- it merges, or has a large body
   end
-  if not has_priority and (priority > 0 or flags % 2 == 0) then
+  if (priority < PRIORITY_MIN or priority >= PRIORITY_END)
+      and (priority > 0 or first_byte % 2 == 0) then
     fail('ARG', 'priority')
   end
 end
 
--- Return the position of the first argument of each follow-up, after checks of all of them.
---   from: position of the first argument of the first follow-up
+-- Return the follow-ups by target, after checks of all of them: its name, the messages, and the
+-- position of the delivery of each.
+--   from: position of the first argument
 --   n: number of deliveries
 local function given_follow_ups(from, n)
-  local count, positions = (#ARGV - from + 1) / EACH, {}
-  if count < 0 or count > MOST or count % 1 > 0 then
+  local numbers, at, given, seen, i = ARGV[from] or '', from + 1, {}, {}, 0
+  while at <= #ARGV do
+    local target, messages, deliveries = ARGV[at], {}, {}
+    local count = whole_number(ARGV[at + 1] or '', 1, MOST, 'follow-ups')
+    check_place(target)
+    if seen[target] or at + 1 + count > #ARGV or 2 * (i + count) > #numbers then
+      fail('ARG', 'follow-ups')
+    end
+    seen[target] = true
+    for m = 1, count do
+      local high, low = string.byte(numbers, 2 * (i + m) - 1, 2 * (i + m))
+      local delivery, message = high * 256 + low, ARGV[at + 1 + m]
+      if delivery < 1 or delivery > n then
+        fail('ARG', 'delivery')
+      end
+      check_follow_up(message)
+      messages[m], deliveries[m] = message, delivery
+    end
+    given[#given + 1] = { target = target, messages = messages, deliveries = deliveries }
+    i, at = i + count, at + 2 + count
+  end
+  if 2 * i ~= #numbers or i > MOST then
     fail('ARG', 'follow-ups')
   end
-  for at = from, #ARGV, EACH do
-    whole_number(ARGV[at], 1, n, 'delivery')
-    check_place(ARGV[at + 1])
-    check_follow_up(ARGV[at + 2], ARGV[at + 3])
-    positions[#positions + 1] = at
-  end
-  return positions
+  return given
 end
 
--- Return the positions of the follow-ups whose deliveries have a letter of their call.
+-- Return by target the follow-ups whose deliveries have a letter of their call.
 --   letters: a letter for each delivery
-local function of_deliveries(positions, letters, letter)
-  local kept = {}
-  for i = 1, #positions do
-    local delivery = tonumber(ARGV[positions[i]])
-    if string.sub(letters, delivery, delivery) == letter then
-      kept[#kept + 1] = positions[i]
+local function of_deliveries(given, letters, letter)
+  local kept, wanted = {}, string.byte(letter)
+  for i = 1, #given do
+    local messages, deliveries, m = {}, given[i].deliveries, 0
+    for place = 1, #deliveries do
+      if string.byte(letters, deliveries[place]) == wanted then
+        m = m + 1
+        messages[m] = given[i].messages[place]
+      end
+    end
+    if m > 0 then
+      kept[#kept + 1] = { target = given[i].target, messages = messages }
     end
   end
   return kept
-end
-
--- Store follow-ups as pending entries. `positions`: of their first arguments, at least one. Return
--- the part of the reply about them, from add_pending.
-local function add_given(positions, last_number, now, now_us)
-  local entries = {}
-  for i = 1, #positions do
-    local at = positions[i]
-    entries[2 * i - 1] = ARGV[at + 1]
-    entries[2 * i] = ':' .. ARGV[at + 2] .. ARGV[at + 3] .. ARGV[at + 4]
-  end
-  local part = add_pending(entries, last_number, now, now_us)
-  return part
 end

@@ -2,11 +2,12 @@
 Pending entries: follow-ups of this slot that are not yet stored in their target. `pending` has a
 member for each entry, all with score 0, so Redis sorts them as text:
 
-  <topic>:<index>:<number>:<member, 13 bytes><head, 4 bytes><rest of the record>
+  <topic>:<index>:<entry>
 
-Topic and index name the target slot. The number has 16 digits. It grows with each entry of the
-slot, so the entries of a target are sorted by number. It is at least the time in epoch us, so a
-slot that was created again, or that lost its last second, does not repeat a number.
+Topic and index name the target slot. lib/follow_ups/entry has the layout of the entry. Its number
+grows with each entry of the slot, so the entries of a target are sorted by number. It is at least
+the time in epoch us, so a slot that was created again, or that lost its last second, does not
+repeat a number.
 
 `targets` has each target with entries. Its score is the time, epoch ms, from which the next process
 may send the entries of this target.
@@ -14,8 +15,8 @@ may send the entries of this target.
 --- @needs slot pending targets
 --- @include "lib/check"
 --- @include "lib/follow_ups/claim"
+--- @include "lib/follow_ups/entry"
 --- @include "lib/member"
-local NUMBER_DIGITS = 16 -- of the number of an entry
 
 -- Stop the script if this is not the name of a slot: `<topic>:<index>`.
 local function check_place(place)
@@ -29,29 +30,35 @@ local function number_text(number)
   return string.format('%016.0f', number)
 end
 
--- Store pending entries, at most 1000. Claim their targets, unless another process sends to them.
---   given: for each entry its target, and the text behind its number
+-- Store follow-ups as pending entries, at most 1000. Claim their targets, unless another process
+-- sends to them.
+--   given: for each target its name, and the messages: member, head, and rest of the record
 --   last_number: the field `follow_ups` of the slot
 -- Returns `<number> <claim> <targets>`, as ack_then does
 local function add_pending(given, last_number, now, now_us)
-  local first = math.max(tonumber(last_number or 0) + 1, now_us)
+  local number = math.max(tonumber(last_number or 0) + 1, now_us)
   local claim_until = string.format('%.0f', now + CLAIM_MS)
-  local entries, names, texts = {}, {}, { number_text(first), claim_until }
-  for i = 1, #given, 2 do
-    local target, number = given[i], first + (i - 1) / 2
-    entries[i], entries[i + 1] = 0, target .. ':' .. number_text(number) .. given[i + 1]
-    if not names[target] then
-      names[target] = true
-      local score = redis.call('ZSCORE', targets, target)
-      local is_claimed = score and tonumber(score) > now
-      texts[#texts + 1] = target .. '=' .. (is_claimed and 'w' or score and 'o' or 'n')
-      if not is_claimed then
-        redis.call('ZADD', targets, claim_until, target)
+  local entries, e, texts = {}, 0, { number_text(number), claim_until }
+  for i = 1, #given do
+    local target, messages, stem = given[i].target, given[i].messages, nil
+    for m = 1, #messages do
+      local last_six = number % 1000000 -- the other digits seldom change
+      if m == 1 or last_six == 0 then
+        stem = target .. ':' .. string.sub(number_text(number), 1, NUMBER_DIGITS - 6)
       end
+      entries[e + 1] = '0'
+      entries[e + 2] = stem .. string.format('%06d', last_six) .. ':' .. messages[m]
+      e, number = e + 2, number + 1
+    end
+    local score = redis.call('ZSCORE', targets, target)
+    local is_claimed = score and tonumber(score) > now
+    texts[#texts + 1] = target .. '=' .. (is_claimed and 'w' or score and 'o' or 'n')
+    if not is_claimed then
+      redis.call('ZADD', targets, claim_until, target)
     end
   end
   redis.call('ZADD', pending, unpack(entries))
-  redis.call('HSET', slot, 'follow_ups', string.format('%.0f', first + #given / 2 - 1))
+  redis.call('HSET', slot, 'follow_ups', string.format('%.0f', number - 1))
   return table.concat(texts, ' ')
 end
 

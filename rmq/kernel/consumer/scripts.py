@@ -19,7 +19,7 @@ from rmq.kernel.core.ids import ids_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import DELIVERY_CYCLE, SHARED_MIN
 from rmq.kernel.delivery.inner_delivery import SharedLease
-from rmq.kernel.follow_ups.scripts import AckThenReply, FollowUp, read_reply
+from rmq.kernel.follow_ups.scripts import AckThenReply, ByTarget, args_of, read_reply
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -531,7 +531,7 @@ def reject(
     receipts: Sequence[float],
     errors: Sequence[bytes],
     reason: str,
-    follow_ups: Sequence[FollowUp] = (),
+    follow_ups: ByTarget | None = None,
     read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
     """Make deliveries dead letters. Return letters: `d` dead, `c` cancelled, `0` lost."""
@@ -544,7 +544,7 @@ def reject(
         [
             clock.now_us, session.call, context.channel, keys.index, reason, len(ids),
             *members_of(ids), *map(repr, receipts), *errors,
-            *(part for follow_up in follow_ups for part in follow_up),
+            *args_of(follow_ups or {}),
         ],
         lambda reply: read(read_reply(reply)),
     )  # fmt: skip

@@ -26,7 +26,7 @@ from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.follow_ups import scripts as follow_up_scripts
 from rmq.kernel.follow_ups.encode import EncodedFollowUp
 from rmq.kernel.follow_ups.flows import StoredFollowUps
-from rmq.kernel.follow_ups.scripts import AckThenReply, FollowUp
+from rmq.kernel.follow_ups.scripts import AckThenReply, ByTarget
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.errors import KeepsResults
@@ -334,24 +334,26 @@ def _follow_ups_of(
     positions: Sequence[int],
     follow_ups: Sequence[Sequence[EncodedFollowUp]],
     note_stored: Callable[[StoredFollowUps], object],
-) -> tuple[list[FollowUp], Callable[[AckThenReply], str]]:
+) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
     """Return the follow-ups of one call as its arguments, and the function that gets its reply."""
-    numbered = enumerate(positions, 1) if follow_ups else ()
-    given = [(n, each) for n, p in numbered for each in follow_ups[p]]
+    given: dict[str, list[tuple[int, bytes]]] = {}
+    for n, position in enumerate(positions if follow_ups else (), 1):
+        for _, target, message in follow_ups[position]:
+            given.setdefault(target, []).append((n, message))
 
     def note(reply: AckThenReply) -> str:
         if given:
             note_stored(StoredFollowUps(keys, reply, given))
         return reply.letters
 
-    return [each.of(n) for n, each in given], note
+    return given, note
 
 
 def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> int:
     """Return how many deliveries with these follow-ups go in one call, at most `most`."""
-    for each in follow_ups:
-        most = min(most, BATCH_MAX // max(1, len(each)))
-        most = min(most, CALL_BYTES // max(1, sum(one.size for one in each)))
+    sizes = [sum([one.size for one in each]) for each in follow_ups]
+    if sum(map(len, follow_ups)) > BATCH_MAX or sum(sizes) > CALL_BYTES:
+        most = min(most, BATCH_MAX // max(map(len, follow_ups)), CALL_BYTES // max(sizes))
     return max(1, most)
 
 

@@ -20,7 +20,7 @@ from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.dispositions import Reject
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.follow_ups.scripts import FollowUp, slot_name
+from rmq.kernel.follow_ups.scripts import slot_name
 from rmq.kernel.producer import encode as producer
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
@@ -30,27 +30,16 @@ DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
 
 
 class EncodedFollowUp(NamedTuple):
-    """A follow-up of a delivery, with its id and its target slot."""
+    """A follow-up of a delivery: its id, the name of its target slot, and what scripts store."""
 
-    topic: str
-    slot: int
     id: MessageId
-    head: bytes
-    rest: bytes
+    target: str
+    message: bytes  # member, head, and the rest of the record
 
     @property
     def size(self) -> int:
         """Number of bytes that the follow-up takes in a call."""
-        return producer.RECORD_BYTES + len(self.rest)
-
-    def of(self, delivery: int) -> FollowUp:
-        """Return the follow-up as an argument of a script.
-
-        `delivery` is the position of its delivery in the call.
-        """
-        return FollowUp(
-            delivery, slot_name(self.topic, self.slot), member_of(self.id), self.head, self.rest
-        )
+        return producer.RECORD_BYTES + len(self.message)
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
@@ -114,7 +103,7 @@ def encode(
         for awaitable in start_hooks(hooks.after_send, name, out, error):
             yield Await(awaitable)
         raise
-    result = SendResult(encoded.id, "stored", encoded.slot, 0)
+    result = SendResult(encoded.id, "stored", encoded.id.slot, 0)
     for awaitable in start_hooks(hooks.after_send, name, out, result):
         yield Await(awaitable)
     return encoded
@@ -140,8 +129,10 @@ def encode_plain(
     head, body = producer.encode_plain(target.codec, settings, out)
     slot = _slot_in(target, delivery)
     id = ids.make_one(slot, target.check)
-    head = bytes((head[0] | record.HEADERS,)) + head[1:]
-    return EncodedFollowUp(target.name, slot, id, head, _depth_header(depth) + body)
+    message = b"%b%c%b%b%b" % (
+        member_of(id), head[0] | record.HEADERS, head[1:], _depth_header(depth), body,
+    )  # fmt: skip
+    return EncodedFollowUp(id, slot_name(target.name, slot), message)
 
 
 @lru_cache(1024)
@@ -171,7 +162,8 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Enc
     slot = message.slot if message.slot >= 0 else _slot_in(target, delivery)
     id = message.id or ids.make_one(slot, target.check)
     head, envelope = record.with_headers(message.head, message.envelope, message.headers)
-    return EncodedFollowUp(target.name, slot, id, head, envelope + message.body)
+    text = b"".join((member_of(id), head, envelope, message.body))
+    return EncodedFollowUp(id, slot_name(target.name, slot), text)
 
 
 class FollowUpList(list[EncodedFollowUp]):

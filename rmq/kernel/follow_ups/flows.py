@@ -41,10 +41,15 @@ from rmq.kernel.follow_ups.encode import (
     target_of,
 )
 from rmq.kernel.follow_ups.scripts import (
+    ENTRY_BYTES,
     AckThenReply,
+    ByTarget,
     Entry,
     Refused,
     SettleReply,
+    entry_of,
+    number_of,
+    record_of,
     slot_name,
     topic_and_index,
 )
@@ -77,18 +82,16 @@ class StoredFollowUps(NamedTuple):
 
     keys: SlotKeys  # slot of the deliveries
     reply: AckThenReply
-    follow_ups: Sequence[tuple[int, EncodedFollowUp]]  # with the position of the delivery, from 1
+    follow_ups: ByTarget
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return the pending entries that the call has stored, by target."""
-        by_target: dict[str, list[Entry]] = {}
-        number = self.reply.number
-        for position, each in self.follow_ups:
-            target = slot_name(each.topic, each.slot)
-            if self.reply.letters[position - 1] in "1d" and target in self.reply.targets:
-                entry = Entry(number, member_of(each.id), each.head, each.rest)
-                by_target.setdefault(target, []).append(entry)
-                number += 1
+        by_target = {}
+        letters, number = self.reply.letters, self.reply.number
+        for target in self.reply.targets:
+            messages = [text for n, text in self.follow_ups[target] if letters[n - 1] in "1d"]
+            by_target[target] = list(map(entry_of, range(number, number + len(messages)), messages))
+            number += len(messages)
         return by_target
 
 
@@ -279,7 +282,7 @@ def send_target(
                 with suppress(RMQError):  # else the claim expires
                     yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
             raise
-        upto = entries[attempt.stored - 1].number if attempt.stored else 0
+        upto = number_of(entries[attempt.stored - 1]) if attempt.stored else 0
         wait_ms = _wait_ms(entries[attempt.stored]) if attempt.waits else None
         refused = None
         if attempt.refused:
@@ -326,10 +329,11 @@ def _store_fitting(
     if index >= len(target.slots):
         return _Attempt(0, refused=f"the topic was created again, and has no slot {index}")
     most, fitting = target.settings.max_body, entries
-    for place, entry in enumerate(entries):
-        if len(entry.rest) > most and _body_bytes(entry) > most:
-            fitting = entries[:place]
-            break
+    if max(map(len, entries)) > most + ENTRY_BYTES:
+        for place, entry in enumerate(entries):
+            if len(record_of(entry).body) > most:
+                fitting = entries[:place]
+                break
     if not fitting:
         return _Attempt(0, refused=f"its body is larger than the topic's max_body, {most}")
     return (yield from _store(target, index, source, fitting))
@@ -355,13 +359,9 @@ def _store(
             return _Attempt(0, waits=True) if short else _Attempt(stored, waits=bool(letter))
 
 
-def _body_bytes(entry: Entry) -> int:
-    return len(record.read(entry.head + bytes(4) + entry.rest).body)
-
-
 def _wait_ms(entry: Entry) -> int:
     """Return the wait before the next attempt: as long as the follow-up has been pending."""
-    return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - entry.number // 1000))
+    return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
 
 def _dead_letter(
@@ -369,7 +369,7 @@ def _dead_letter(
 ) -> Refused:
     """Return the dead letter for a follow-up that its topic refuses permanently."""
     name, _ = topic_and_index(target)
-    fields = record.read(entry.head + bytes(4) + entry.rest)
+    fields = record_of(entry)
     head, envelope = record.envelope(
         fields.codec, fields.priority, due_ms=None if fields.priority else 0
     )
@@ -377,4 +377,4 @@ def _dead_letter(
     head, envelope = record.with_headers(head, envelope, packed)
     text = failure.encode(f"follow-up for topic {name!r}: {reason}")
     id = ids.make_one(keys.index, context.check)
-    return Refused(entry.number, member_of(id), head, envelope + fields.body, text)
+    return Refused(number_of(entry), member_of(id), head, envelope + fields.body, text)

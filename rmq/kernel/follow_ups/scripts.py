@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rmq.kernel.core.ids import MEMBER_SIZE, members_of
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.record import Record, read as read_record
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -15,26 +17,42 @@ from rmq.kernel.transport.lua import script_loader
 
 T = TypeVar("T")
 
+# By the name of their target slot: the follow-ups of a call, each with the position of its
+# delivery, from 1. A message is member, head, and the rest of the record.
+ByTarget = Mapping[str, Sequence[tuple[int, bytes]]]
+# A pending follow-up: stored together with the ack, but not yet in its own topic. It is the number
+# in 16 digits, a colon, and the message.
+Entry = bytes
+_DIGITS = 16
+_RECORD_AT = _DIGITS + 1 + MEMBER_SIZE
 _HEAD = 4  # bytes of the head of a record
+ENTRY_BYTES = _RECORD_AT + _HEAD  # of an entry without the rest of the record
 
 
-class FollowUp(NamedTuple):
-    """A follow-up in the form that scripts accept."""
-
-    delivery: int  # position of its delivery in the call
-    target: str  # name of the target slot, from `slot_name`
-    member: bytes
-    head: bytes
-    rest: bytes
+def entry_of(number: int, message: bytes) -> Entry:
+    """Return the pending follow-up with this number."""
+    return b"%016d:%b" % (number, message)
 
 
-class Entry(NamedTuple):
-    """A pending follow-up: stored together with the ack, but not yet in its own topic."""
+def number_of(entry: Entry) -> int:
+    """Return the number of a pending follow-up."""
+    return int(entry[:_DIGITS])
 
-    number: int
-    member: bytes
-    head: bytes
-    rest: bytes
+
+def record_of(entry: Entry) -> Record:
+    """Return the record of a pending follow-up."""
+    return read_record(entry[_RECORD_AT:ENTRY_BYTES] + bytes(4) + entry[ENTRY_BYTES:])
+
+
+def args_of(follow_ups: ByTarget) -> list[Any]:
+    """Return follow-ups as the arguments of a script."""
+    if not follow_ups:
+        return []
+    positions = [position for given in follow_ups.values() for position, _ in given]
+    args: list[Any] = [struct.pack(f">{len(positions)}H", *positions)]
+    for target, given in follow_ups.items():
+        args += [target, len(given), *(message for _, message in given)]
+    return args
 
 
 class AckThenReply(NamedTuple):
@@ -88,7 +106,7 @@ def ack_then(
     session: ReplaySession,
     ids: Sequence[bytes],
     receipts: Sequence[float],
-    follow_ups: Sequence[FollowUp],
+    follow_ups: ByTarget,
     read: Callable[[AckThenReply], T],
     results: Sequence[bytes] = (),
 ) -> Command[T]:
@@ -117,8 +135,7 @@ def ack_then(
         [
             clock.now_us, session.call, context.channel, keys.index,
             slot_name(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
-            *(results or [b""] * len(ids)),
-            *(part for follow_up in follow_ups for part in follow_up),
+            *(results or [b""] * len(ids)), *args_of(follow_ups),
         ],
         lambda reply: read(read_reply(reply)),
     )  # fmt: skip
@@ -139,8 +156,7 @@ def pending_send(
             keys.merge, keys.audit, keys.bodies, keys.prepare,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created, source,
-            *(part for entry in entries for part in entry),
+            clock.now_us, context.channel, keys.index, keys.created, source, *entries,
         ],
         lambda reply: (reply[0], reply[1].decode()),
     )  # fmt: skip
@@ -166,16 +182,6 @@ def pending_settle(
         wait_ms: Time in which no process sends to this target, instead of more entries.
         refused: The first entry, if the target refuses it for good.
     """
-
-    def parse(reply: list[bytes]) -> SettleReply:
-        entries = []
-        for text in reply[1:]:
-            number, _, rest = text.partition(b":")
-            head_at = MEMBER_SIZE + _HEAD
-            member, head = rest[:MEMBER_SIZE], rest[MEMBER_SIZE:head_at]
-            entries.append(Entry(int(number), member, head, rest[head_at:]))
-        return SettleReply(reply[0], entries)
-
     return Command(
         script_loader.load("pending_settle"),
         (
@@ -186,7 +192,7 @@ def pending_settle(
             clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,
             *(refused or ()),
         ],
-        parse,
+        lambda reply: SettleReply(reply[0], reply[1:]),
     )  # fmt: skip
 
 

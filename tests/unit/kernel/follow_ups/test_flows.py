@@ -10,7 +10,7 @@ from rmq.errors import Unavailable
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.follow_ups import flows
-from rmq.kernel.follow_ups.scripts import Entry, PendingReply, PendingTarget, SettleReply
+from rmq.kernel.follow_ups.scripts import PendingReply, PendingTarget, SettleReply, entry_of
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Pipeline
@@ -18,7 +18,7 @@ from tests.unit.monotonic import Clock
 
 NONE = PendingReply(1_000, 0, 0, [])
 SOME = PendingReply(1_000, 2, 2, [PendingTarget(f"other:{n}", 0, 1, 1) for n in range(2)])
-ENTRIES = SettleReply(b"1", [Entry(1, bytes(13), bytes(4), b"")])
+ENTRIES = SettleReply(b"1", [entry_of(1, bytes(17))])
 SENT = SettleReply(b"", [])
 
 
