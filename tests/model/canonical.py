@@ -9,6 +9,7 @@ counted anew. The last number of a session matters only while somebody may still
 from __future__ import annotations
 
 from tests.model.protocol import (
+    CANCELLER,
     OWNER,
     PLAIN,
     SECOND,
@@ -28,7 +29,7 @@ COUNTED = tuple(tuple(range(length + 1)) for length in range(50))  # names as th
 def canonical(state: State) -> State:
     clients, copy = state.clients, state.copy
     servers = (state.server, *state.older)
-    for who in (PLAIN, WORKER, SLEEPER):
+    for who in (PLAIN, WORKER, SLEEPER, CANCELLER):
         client = clients[who]
         late = copy is not None and OWNER[copy.who] == who
         waits = client.call is not None or client.awaits or late
@@ -48,6 +49,8 @@ def canonical(state: State) -> State:
                 names.setdefault(receipt.delivery, len(names))
                 if receipt.lease > 0:
                     leases.setdefault(receipt.lease, len(leases))
+        for delivery in server.requests:
+            names.setdefault(delivery, len(names))
         if server.lease is not None:
             leases.setdefault(server.lease[0], len(leases))
         for _, answer in server.sessions:
@@ -111,5 +114,6 @@ def _server(server: Server, names: dict[int, int], leases: dict[int, int]) -> Se
             else (last, answer)
             for last, answer in server.sessions
         ),
+        requests=tuple(names[delivery] for delivery in server.requests),
         lease=server.lease and (leases[server.lease[0]], server.lease[1]),
     )

@@ -21,6 +21,8 @@ PLAIN_RUN = Bounds(faults=0)
 DEATH = Bounds(messages=1, releases=0, sleeps=0, kinds=frozenset({"death"}))
 FOUND_AGAIN = "a delivery whose reply was lost is found again by its consumer"
 ONE_QUEUE = "a message is in exactly one queue, or settled"
+CANCELS = Bounds(faults=0, cancels=2)
+NOT_GIVEN_BACK = "a delivery whose cancellation was requested is not given back"
 RETRY = "only a failed delivery costs a retry, and it costs one"
 
 MUTANTS = {
@@ -62,6 +64,30 @@ MUTANTS = {
     "a release costs a retry": Mutant("release_is_free", RETRY, PLAIN_RUN),
     "a shared lease that ended is not rolled back": Mutant(
         "shared_rollback", "no message may be stuck: nothing settles it from here", DEATH
+    ),
+    "a repeated cancel is carried out again": Mutant(
+        "replay_cancel",
+        "a repeated cancel is answered as the first one",
+        Bounds(messages=1, sleeps=0, cancels=1),
+    ),
+    "a cancel does not compare the receipt": Mutant(
+        "cancel_names_delivery", "a cancel of an old delivery changes nothing", CANCELS
+    ),
+    "a request survives the delivery that it was for": Mutant(
+        "request_for_one", "a request to cancel is for the current delivery", CANCELS
+    ),
+    "an ack loses against a request": Mutant(
+        "ack_wins", "an ack wins over a request to cancel", CANCELS
+    ),
+    "a nack retries in spite of a request": Mutant("nack_cancels", NOT_GIVEN_BACK, CANCELS),
+    "a release returns the message in spite of a request": Mutant(
+        "release_cancels", NOT_GIVEN_BACK, CANCELS
+    ),
+    "a rollback returns the message in spite of a request": Mutant(
+        "rollback_cancels", NOT_GIVEN_BACK, CANCELS
+    ),
+    "a cancel ends what is in flight": Mutant(
+        "cancel_waits", "a message in flight ends as cancelled only after a request", CANCELS
     ),
     "a durable send does not wait for the replica": Mutant(
         "wait_for_replica", "a confirmed message is not lost", ONE

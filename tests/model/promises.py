@@ -21,6 +21,7 @@ def broken_promise(before: State, step: Step, after: State) -> str:
     server = after.server
     if server != before.server:
         text = _queues(server) or _old_receipt(before, step, after)
+        text = text or _cancelled(before, step, after)
         if text:
             return text
         if not after.lost:
@@ -47,8 +48,9 @@ def _queues(server: Server) -> str:
     for m in MESSAGES:
         queues = (server.store[m] >= 0) + (server.prepare[m] is not None) + server.dead[m]
         accepted = server.sessions[PRODUCER][0] > m
-        if queues + server.settled[m] != accepted:
-            if queues + server.settled[m] == 0:
+        queues += server.settled[m] + server.cancelled[m]
+        if queues != accepted:
+            if queues == 0:
                 return "a stored message is not lost"
             return "a message is in exactly one queue, or settled"
         receipt = server.prepare[m]
@@ -59,6 +61,35 @@ def _queues(server: Server) -> str:
             return "a message is dead when its retries are used up, not before"
     if server.counted != sum(server.settled):
         return "each settled message is counted once"
+    if server.counted_cancelled != sum(server.cancelled):
+        return "each cancelled message is counted once"
+    return ""
+
+
+def _cancelled(before: State, step: Step, after: State) -> str:
+    """What a request to cancel does, and what it does not."""
+    if step.call is None:
+        return ""  # time, or a failover to older data
+    old, new, call = before.server, after.server, step.call
+    for m in MESSAGES:
+        receipt = old.prepare[m]
+        is_requested = receipt is not None and old.requests[m] == receipt.delivery
+        if is_requested and (new.store[m] >= 0 or new.dead[m]):
+            return "a delivery whose cancellation was requested is not given back"
+        is_current = receipt is not None and receipt.delivery == call.delivery
+        if call.verb == "ack" and is_current and m == call.message and new.cancelled[m]:
+            return "an ack wins over a request to cancel"
+        if new.cancelled[m] and not (old.cancelled[m] or is_requested or old.store[m] >= 0):
+            return "a message in flight ends as cancelled only after a request"
+        request, receipt = new.requests[m], new.prepare[m]
+        if request and (receipt is None or receipt.delivery != request):
+            return "a request to cancel is for the current delivery"
+        if (
+            request != old.requests[m]
+            and call.verb == "cancel"
+            and call.delivery not in (0, request)
+        ):
+            return "a cancel of an old delivery changes nothing"
     return ""
 
 
@@ -96,7 +127,7 @@ def _confirmed(after: State) -> str:
     for m in MESSAGES:
         if after.confirmed[m] and (m == DURABLE or not after.lost):
             queues = server.store[m] >= 0 or server.prepare[m] is not None
-            if not (queues or server.dead[m] or server.settled[m]):
+            if not (queues or server.dead[m] or server.settled[m] or server.cancelled[m]):
                 return "a confirmed message is not lost"
     return ""
 
@@ -108,7 +139,7 @@ def _answers(before: State, step: Step, after: State) -> str:
         return ""
     last, answer = before.server.sessions[call.who]
     if last == call.number and answer == "done" and step.reply != "done":
-        return "a repeated ack is answered as the first one"
+        return f"a repeated {call.verb} is answered as the first one"
     if last > call.number:
         return f"a caller that waits is never answered {LATE!r}"
     return ""

@@ -19,9 +19,12 @@ REVOKED = -2  # in place of a shared lease that was rolled back: its receipts ho
 OWN = 0  # in place of a lease: one of the delivery's own, which has not ended
 
 # Sessions, and who has them. SECOND is one of the sleeper, for the second hand-over of a credit.
-PRODUCER, PLAIN, WORKER, SLEEPER, SECOND = range(5)
-OWNER = (PRODUCER, PLAIN, WORKER, SLEEPER, SLEEPER)
-NAMES = ("producer", "plain consumer", "worker", "sleeper", "sleeper, in its second session,")
+PRODUCER, PLAIN, WORKER, SLEEPER, CANCELLER, SECOND = range(6)
+OWNER = (PRODUCER, PLAIN, WORKER, SLEEPER, CANCELLER, SLEEPER)
+NAMES = (
+    "producer", "plain consumer", "worker", "sleeper", "canceller",
+    "sleeper, in its second session,",
+)  # fmt: skip
 
 # Where the connection is on which the sleeper listens. LIVE: at this server, and read. UNREAD:
 # dead, but still counted here. GONE: nowhere. REPLICA: at a replica, which repeats what is
@@ -58,6 +61,14 @@ class Rules:
     shared_rollback: bool = True  # a shared lease that ended is rolled back
     gone_lease_is_new: bool = True  # a lease that was given back is not renewed
     wait_for_replica: bool = True  # a durable send is confirmed by a replica
+    replay_cancel: bool = True  # a repeated cancel is answered as the first one
+    cancel_names_delivery: bool = True  # a cancel with an old receipt changes nothing
+    request_for_one: bool = True  # a request is for one delivery, and is removed with it
+    ack_wins: bool = True  # an ack settles the message in spite of a request
+    nack_cancels: bool = True  # a nack of a requested delivery ends the message
+    release_cancels: bool = True  # as does a release
+    rollback_cancels: bool = True  # and the end of the lease
+    cancel_waits: bool = True  # a cancel leaves what is in flight where it is
 
 
 CallNumber = tuple[int, int]  # a session, and a number in it
@@ -82,9 +93,12 @@ class Server(NamedTuple):
     failed: tuple[int, ...] = (0, 0)  # how often each message was nacked or rolled back
     counted: int = 0  # the slot's counter of settled messages
     delivered: int = 0
-    sessions: tuple[tuple[int, Any], ...] = ((0, ()),) * 5  # the last number, and its answer
+    sessions: tuple[tuple[int, Any], ...] = ((0, ()),) * 6  # the last number, and its answer
     credit: Credit | None = None
     lease: tuple[int, bool] | None = None  # the shared lease: its number, whether it has ended
+    cancelled: tuple[bool, ...] = (False, False)
+    counted_cancelled: int = 0  # the slot's counter of cancelled messages
+    requests: tuple[int, ...] = (0, 0)  # deliveries whose cancellation was requested; 0: none
 
 
 class Call(NamedTuple):
@@ -94,7 +108,7 @@ class Call(NamedTuple):
     who: int
     number: int = 0  # in the session of `who`
     message: int = -1
-    delivery: int = 0
+    delivery: int = 0  # of a cancel: its receipt; 0: none is given
     channel: int = -1  # of the credit that a take offers, or that is withdrawn
     lease: int = -1  # the number of a take's shared lease; -1: it takes leases of their own
     again: bool = False
@@ -148,6 +162,8 @@ def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Ite
         yield Outcome(*_remove_credit(server, call.channel))
     elif call.verb == "ack":
         yield _ack(rules, server, call)
+    elif call.verb == "cancel":
+        yield _cancel(rules, server, call)
     elif call.verb == "lease_rollback":
         yield Outcome(_end_lease(rules, server), None)
     else:
@@ -167,6 +183,7 @@ def _remove_credit(server: Server, channel: int) -> tuple[Server, int]:
 
 def _replays(rules: Rules, call: Call) -> bool:
     by_verb = {"send": rules.replay_send, "take": rules.replay_take, "ack": rules.replay_ack}
+    by_verb["cancel"] = rules.replay_cancel
     return by_verb.get(call.verb, True)
 
 
@@ -237,12 +254,61 @@ def _ack(rules: Rules, server: Server, call: Call) -> Outcome:
         if not rules.count_once:
             server = server._replace(counted=server.counted + 1)
         return Outcome(server, "lost")
+    if not rules.ack_wins and _is_requested(server, call.message):
+        return Outcome(remember(_end_cancelled(server, call.message), call, "done"), "done")
+    server = _forget_request(rules, server, call.message)
     settled = server._replace(
         prepare=put(server.prepare, call.message, None),
         settled=put(server.settled, call.message, True),
         counted=server.counted + 1,
     )
     return Outcome(remember(settled, call, "done"), "done")
+
+
+def _cancel(rules: Rules, server: Server, call: Call) -> Outcome:
+    message, receipt = call.message, server.prepare[call.message]
+    if server.store[message] >= 0:
+        if call.delivery:
+            return Outcome(server, "old delivery")
+        deleted = server._replace(store=put(server.store, message, -1))
+        return Outcome(remember(_note_cancelled(deleted, message), call, "done"), "done")
+    if receipt is None:
+        return Outcome(server, "dead" if server.dead[message] else "gone")
+    if call.delivery and call.delivery != receipt.delivery and rules.cancel_names_delivery:
+        return Outcome(server, "old delivery")
+    if server.requests[message] == receipt.delivery:
+        return Outcome(server, "already requested")
+    if not rules.cancel_waits:
+        return Outcome(remember(_end_cancelled(server, message), call, "done"), "done")
+    made = server._replace(requests=put(server.requests, message, receipt.delivery))
+    return Outcome(remember(made, call, "done"), "done")
+
+
+def _is_requested(server: Server, message: int) -> bool:
+    """Whether the cancellation of the current delivery of a message was requested."""
+    receipt, request = server.prepare[message], server.requests[message]
+    return request > 0 and receipt is not None and request == receipt.delivery
+
+
+def _forget_request(rules: Rules, server: Server, message: int) -> Server:
+    if not server.requests[message] or not rules.request_for_one:
+        return server
+    return server._replace(requests=put(server.requests, message, 0))
+
+
+def _note_cancelled(server: Server, message: int) -> Server:
+    return server._replace(
+        cancelled=put(server.cancelled, message, True),
+        counted_cancelled=server.counted_cancelled + 1,
+    )
+
+
+def _end_cancelled(server: Server, message: int) -> Server:
+    """Delete a message in flight whose cancellation was requested."""
+    ended = server._replace(
+        prepare=put(server.prepare, message, None), requests=put(server.requests, message, 0)
+    )
+    return _note_cancelled(ended, message)
 
 
 def _end_lease(rules: Rules, server: Server) -> Server:
@@ -280,12 +346,19 @@ def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
     if call.verb == "rollback":
         for message in MESSAGES:
             receipt = server.prepare[message]
-            if receipt is not None and receipt.lease < OWN:
+            if receipt is None or receipt.lease >= OWN:
+                continue
+            if _is_requested(server, message) and rules.rollback_cancels:
+                server = _end_cancelled(server, message)
+            else:
                 server = _fail(server, message, 1 if rules.rollback_costs else 0)
         return server, None
     receipt = _held(rules, server, call)
     if receipt is None:
         return server, "lost"
+    cancels = rules.nack_cancels if call.verb == "nack" else rules.release_cancels
+    if cancels and _is_requested(server, call.message):
+        return remember(_end_cancelled(server, call.message), call, "done"), "done"
     if call.verb == "nack":
         return remember(_fail(server, call.message), call, "done"), "done"
     left = receipt.left if rules.release_is_free else max(0, receipt.left - 1)

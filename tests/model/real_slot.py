@@ -8,7 +8,9 @@ import redis
 
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import Offer
+from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.retry import Immediate
+from rmq.kernel.topic.scripts import cancel
 from tests.lua.box import Box, Lease
 from tests.lua.crediting import Sleeper
 from tests.model.protocol import (
@@ -28,6 +30,10 @@ from tests.model.protocol import (
 from tests.model.world import State, Step
 
 SHARED_S = 3_000_000_000
+CANCEL_REPLIES = {
+    "1": "done", "r": "done", "a": "already requested", "o": "old delivery", "d": "dead",
+    "0": "gone",
+}  # fmt: skip
 LEASE_STEP_MS = 60_000  # each lease is longer than the one before, so that they end one by one
 
 
@@ -108,6 +114,11 @@ class RealSlot:
         if call.verb == "send":
             self.box.run(self.box.send_command([self.ids[call.message]], session))
             return "stored"
+        if call.verb == "cancel":
+            receipt = self.known[call.delivery].receipt if call.delivery else None
+            command = cancel(self.box.handle, self.box.keys, session, [self.ids[call.message]],
+                             running=True, receipt=receipt)  # fmt: skip
+            return CANCEL_REPLIES[self.box.run(command)]
         lease = self.known[call.delivery]
         build = getattr(self.box, f"{call.verb}_command")
         letter = self.box.run(build([lease], session))
@@ -161,6 +172,7 @@ class RealSlot:
         return (
             server.store, prepare, server.dead, server.counted, server.delivered,
             len(server.credit[1]) if server.credit else 0, server.lease is not None,
+            server.counted_cancelled, server.requests,
         )  # fmt: skip
 
     def looks(self) -> tuple[Any, ...]:
@@ -188,7 +200,13 @@ class RealSlot:
             tuple(store), tuple(prepare), tuple(id in found.get("dead", {}) for id in self.ids),
             int(slot.get("settled", 0)), int(slot.get("delivered", 0)),
             hand_overs_left(slot.get("credits")), bool(found.get("leases")),
+            int(slot.get("cancelled", 0)), tuple(requested(slot, id) for id in self.ids),
         )  # fmt: skip
+
+
+def requested(slot: Any, id: bytes) -> int:
+    """Return the number of the delivery whose cancellation was requested, or 0."""
+    return round(float(slot.get("~" + member_of(id).hex(), 0)) % 1 * 2048)
 
 
 def hand_overs_left(credits: Any) -> int:

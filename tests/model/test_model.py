@@ -26,11 +26,20 @@ SEARCHES = {
     "one message, two of a lost reply, a death and a failover": Bounds(
         messages=1, faults=2, releases=0, sleeps=0, kinds=frozenset({"reply", "death", "failover"})
     ),
+    "one message, two cancels, any fault": Bounds(
+        messages=1, sleeps=0, cancels=2, kinds=frozenset(KINDS)
+    ),
+    "two messages, a cancel, a lost reply or a death": Bounds(
+        releases=0, sleeps=0, cancels=1, kinds=frozenset({"reply", "death"})
+    ),
 }
 SMALL = {  # together they meet everything, in a tenth of the time
     "one message, any fault, no release": Bounds(messages=1, releases=0, kinds=frozenset(KINDS)),
     "one message, any fault, no plain consumer": Bounds(
         messages=1, has_plain=False, kinds=frozenset(KINDS)
+    ),
+    "one message, a cancel, a lost reply or a late copy": Bounds(
+        messages=1, sleeps=0, releases=0, cancels=1, kinds=frozenset({"reply", "copy"})
     ),
 }
 STATES_MIN = 100_000  # of all searches: a bound that became smaller by accident is noticed
@@ -43,6 +52,7 @@ MET = (
     "rollback: done", "lease_rollback: done", "the shared lease ends", "withdraw: answered",
     "the worker dies", "the sleeper dies", "the sleeper's connection dies", "failover",
     "failover to a replica that is behind", "the sleeper subscribes anew",
+    "cancel: answered", "cancel: the reply is lost", "cancel: a late copy arrives",
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def ended(bounds: Bounds, state: State, leases: list[str]) -> State:
 def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
     """Do random steps in the slot; each must lead where the model says that it may lead."""
     choose = random.Random(seed)
-    bounds = Bounds(faults=3, releases=2, sleeps=4, hand_overs=1 + seed % 2, kinds=KINDS)
+    bounds = Bounds(faults=3, releases=2, sleeps=4, hand_overs=1 + seed % 2, kinds=KINDS, cancels=2)
     state: State = first_state(bounds)
     told = [f"seed {seed}"]
     for _ in range(STEPS):
@@ -64,6 +64,11 @@ def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
         credit = state.server.credit
         done["second hand-overs"] += bool(moved and credit and credit[1][0][0] == SECOND)
         done["faults"] += step.is_fault
+        done["requests"] += max(state.server.requests) < max(matching[0][1].server.requests)
+        done["cancelled in flight"] += bool(
+            step.call and step.call.verb != "cancel"
+            and matching[0][1].server.cancelled != state.server.cancelled
+        )  # fmt: skip
         state = matching[0][1]
         slot.note(state.server)
 
@@ -84,6 +89,7 @@ def test_the_real_scripts_go_where_the_model_goes(
     print(f"\nFIG model, real scripts: {walks} walks, {dict(done)}")
     assert min(done["hand-overs"], done["faults"]) > walks // 10
     assert done["second hand-overs"] > 0
+    assert min(done["requests"], done["cancelled in flight"]) > walks // 10
     assert done["steps"] > 10 * walks
 
 
@@ -94,6 +100,9 @@ def test_the_real_scripts_go_where_the_model_goes(
         ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)"),
         ("rollback_expired_leases", "if left == 0 then", "if left < 0 then"),
         ("send", "if credit.calls == '' then", "if true then"),
+        ("nack", "validity = end_cancelled(validity, 5, valid, now)", ""),
+        ("ack", "forget_requests(valid_ids, cancelling)", ""),
+        ("cancel", "tonumber(receipt) % 1000 ~= delivery", "false"),
     ],
 )
 def test_control_a_broken_script_leaves_the_model(

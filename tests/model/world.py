@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tests.model.protocol import (
+    CANCELLER,
     ENDED,
     GONE,
     LATE,
@@ -53,6 +54,7 @@ class Bounds:
     hand_overs: int = 1  # that its credit is good for: 1 or 2
     kinds: frozenset[str] = frozenset(KINDS)  # of faults
     has_plain: bool = True  # whether there is a plain consumer
+    cancels: int = 0  # how often a message is cancelled
 
 
 class Held(NamedTuple):
@@ -64,7 +66,7 @@ class Held(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The producer, or a consumer."""
+    """The producer, a consumer, or the program that cancels messages."""
 
     alive: bool = True
     number: int = 0  # of the last command of its session
@@ -92,7 +94,7 @@ class State(NamedTuple):
     """All there is at one moment."""
 
     server: Server = Server()
-    clients: tuple[Client, ...] = (Client(),) * 4
+    clients: tuple[Client, ...] = (Client(),) * 5
     listener: Subscription = (1, LIVE)  # of the sleeper
     copy: Call | None = None  # a copy of a command that is still in the network
     older: tuple[Server, ...] = ()  # what a replica may still have
@@ -100,6 +102,7 @@ class State(NamedTuple):
     faults: int = 0  # that may still come
     releases: int = 0
     sleeps: int = 0
+    cancels: int = 0
     unsent: int = len(MESSAGES)
     lost: bool = False  # a failover has lost commands
 
@@ -129,8 +132,9 @@ Steps = Iterator[tuple[Step, State]]
 
 def first_state(bounds: Bounds) -> State:
     return State(
-        faults=bounds.faults, releases=bounds.releases, sleeps=bounds.sleeps, unsent=bounds.messages
-    )
+        faults=bounds.faults, releases=bounds.releases, sleeps=bounds.sleeps,
+        cancels=bounds.cancels, unsent=bounds.messages,
+    )  # fmt: skip
 
 
 def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
@@ -172,6 +176,10 @@ def calls(bounds: Bounds, state: State, who: int, client: Client) -> Iterator[Ca
         if state.unsent:
             yield Call("send", who, client.number + 1, message=client.number)
         return
+    if who == CANCELLER:
+        if state.cancels:
+            yield from _cancels(state, client.number + 1)
+        return
     number = client.number + 1
     for held in client.held:
         for verb in VERBS[who]:
@@ -186,6 +194,15 @@ def calls(bounds: Bounds, state: State, who: int, client: Client) -> Iterator[Ca
     if who == SLEEPER and state.sleeps and state.listener[1] in (LIVE, REPLICA):
         second = client.second + 1 if bounds.hand_overs > 1 else 0
         yield Call("take", who, number, channel=state.listener[0], second=second)
+
+
+def _cancels(state: State, number: int) -> Iterator[Call]:
+    """The cancel of each message that was sent, and of each delivery that a consumer has had."""
+    sent = state.clients[PRODUCER].number
+    for message in range(sent):
+        yield Call("cancel", CANCELLER, number, message)
+    for held in dict.fromkeys(h[:2] for client in state.clients for h in client.held):
+        yield Call("cancel", CANCELLER, number, *held)
 
 
 def _calling(rules: Rules, bounds: Bounds, state: State, call: Call) -> Steps:
@@ -249,6 +266,8 @@ def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State
         state = state._replace(confirmed=confirmed, unsent=state.unsent - 1)
         if call.message == DURABLE and rules.wait_for_replica:
             state = state._replace(older=())  # WAIT: the replica has all of this
+    elif call.verb == "cancel":
+        state = state._replace(cancels=max(0, state.cancels - 1))
     elif call.verb == "take":
         client = _received(rules, state, client, call, outcome)
         state = state._replace(sleeps=state.sleeps - client.asleep)
