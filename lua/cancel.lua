@@ -1,121 +1,166 @@
 --[[
-cancel: withdraw a waiting message, or request the cancellation of a delivery. `dead` is only
-read.
+cancel: withdraw waiting messages, and request the cancellation of deliveries. `dead` is only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3]   member               13 bytes: the id without slot and checksum
-ARGV[4]   channel              where sleeping consumers of the topic listen
-ARGV[5]   index                the slot's index, sent to the consumers that are woken
-ARGV[6]   running              1: also if it is in flight; 0: only if it waits
-ARGV[7]   receipt        ''    any delivery; or the receipt of the delivery to cancel
-Returns   cancelled: it waited and is deleted
-          requested: it is in flight; the consumer is told, and it ends as cancelled unless it is
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
+ARGV[5]   running              1: also messages in flight; 0: only waiting messages
+ARGV[6..] for each of n messages its member (13 bytes), and '' for any delivery, or the receipt of
+          the delivery to cancel; n is at most 200
+Returns   a letter for each:
+          1 it waited and is deleted
+          r it is in flight: the request is stored and published; it ends as cancelled unless it is
           acked
-          already_requested: an earlier call has requested the cancellation of this delivery
-          old_delivery: the receipt is not the receipt of the current delivery
-          in_flight: it is delivered, and `running` is 0; in_query: a query has it
-          dead: it is in the DeadQueue; gone: not here
-Cost      O(log L), L = messages waiting in the slot
-Atomic    Only a waiting message is removed, with everything that belongs to it. If the sender keeps
-          the id, it is remembered as settled, so a late repetition of the send stores nothing. A
-          dedup key may be used again. A request is a field of the slot for this delivery. Scripts
-          that give the delivery back end the message instead (lib/settle/end_cancelled). The
-          request is also published, so that the worker hears of it at once. A call that is sent
-          twice gets the first answer again.
+          a an earlier call has requested the cancellation of this delivery
+          o the receipt is not the receipt of the current delivery
+          i it is in flight, and `running` is 0; q a query has it
+          d it is in the DeadQueue; 0 not here, or named twice
+Cost      O(n log L), L = messages waiting in the slot. The records are read if messages have merge
+          keys, or the slot is audited.
+Atomic    Only waiting messages are removed, with everything that belongs to them. If the sender
+          keeps the id, it is remembered as settled, so a late repetition of the send stores
+          nothing. A dedup key may be used again. A request is a field of the slot for this
+          delivery. Scripts that give the delivery back end the message instead
+          (lib/settle/end_cancelled). The request is also published, so that the worker hears of it
+          at once. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
---- @include "lib/records/drop_records"
+--- @include "lib/records/drop_for_good"
 --- @include "lib/leases/receipt"
 --- @include "lib/member"
 --- @include "lib/replay"
 --- @include "lib/send/dedup_window"
 --- @include "lib/writes"
-local id = ARGV[3]
+local CANCEL_MOST = 200
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
   return earlier_answer
 end
-local created, dedup_ms, settled_turn, audited = unpack(redis.call('HMGET', slot, 'created',
-  'dedup_ms', 'settled_turn', 'audited'))
+local created, dedup_ms, settled_turn, audited, chunk = unpack(redis.call('HMGET', slot, 'created',
+  'dedup_ms', 'settled_turn', 'audited', 'chunk'))
 if not created then
   fail('GONE', slot)
 end
-local running, receipt = whole_number(ARGV[6], 0, 1, 'running') == 1, ARGV[7]
-if receipt ~= '' and not tonumber(receipt) then
-  fail('ARG', 'receipt')
+local running = whole_number(ARGV[5], 0, 1, 'running') == 1
+local n = (#ARGV - 5) / 2
+if n < 1 or n > CANCEL_MOST or n % 1 > 0 then
+  fail('ARG', 'count')
 end
+local ids, scores, requests = {}, {}, {}
 
--- Request the cancellation of a delivery, and tell its worker. Return the answer.
---- @inline
-local function request_cancel(score)
-  local delivery = tonumber(score) % 1000 -- as in lib/settle/cancel_requests
-  if receipt ~= '' and tonumber(receipt) % 1000 ~= delivery then
-    return 'old_delivery'
-  end
-  if tonumber(redis.call('HGET', slot, '~' .. id) or -1) == delivery then
-    return 'already_requested'
-  end
-  local text = string.format('%.17g', delivery)
-  allow_oom(prepare)
-  if redis.call('HSET', slot, '~' .. id, text) == 1 then
-    redis.call('HINCRBY', slot, 'cancelling', 1)
-  end
-  remember(ARGV[2], now, 'requested')
-  redis.pcall('PUBLISH', ARGV[4], 'cancel ' .. ARGV[5] .. ' ' .. text .. ' ' .. id)
-  return 'requested'
-end
-
-local waiting = redis.call('ZSCORE', store, id)
-if not waiting then
-  local score = redis.call('ZSCORE', prepare, id)
-  if not score then
-    return redis.call('ZSCORE', dead, id) and 'dead' or 'gone'
-  end
+-- Return the letter for a message in flight, and note a new request.
+local function look_at_delivery(id, score, receipt)
   if not running then
-    return 'in_flight'
+    return 'i'
   end
   if tonumber(score) >= FAR * 1000 then
-    return 'in_query'
+    return 'q'
   end
-  local answer = request_cancel(score)
+  local delivery = tonumber(score) % 1000 -- as in lib/settle/cancel_requests
+  if receipt ~= '' and tonumber(receipt) % 1000 ~= delivery then
+    return 'o'
+  end
+  if tonumber(redis.call('HGET', slot, '~' .. id) or -1) == delivery then
+    return 'a'
+  end
+  requests[#requests + 1] = { id, string.format('%.17g', delivery) }
+  return 'r'
+end
+
+-- Return the letter for a message, and note what is to be done.
+local function look_at(id, receipt)
+  local waiting = redis.call('ZSCORE', store, id)
+  if waiting and receipt ~= '' then
+    return 'o'
+  end
+  if waiting then
+    ids[#ids + 1], scores[#scores + 1] = id, waiting
+    return '1'
+  end
+  local score = redis.call('ZSCORE', prepare, id)
+  if score then
+    return look_at_delivery(id, score, receipt)
+  end
+  return redis.call('ZSCORE', dead, id) and 'd' or '0'
+end
+
+local letters, seen = {}, {}
+for i = 1, n do
+  local id, receipt = ARGV[4 + 2 * i], ARGV[5 + 2 * i]
+  if receipt ~= '' and not tonumber(receipt) then
+    fail('ARG', 'receipt')
+  end
+  letters[i] = seen[id] and '0' or look_at(id, receipt)
+  seen[id] = true
+end
+local answer = table.concat(letters)
+if #ids == 0 and #requests == 0 then
   return answer
 end
-if receipt ~= '' then
-  return 'old_delivery'
+
+-- Delete the waiting messages, with everything that belongs to them.
+--- @inline
+local function delete_waiting()
+  redis.call('HLEN', records)
+  redis.call('HLEN', failures)
+  redis.call('HLEN', bodies)
+  redis.call('SCARD', settled0)
+  redis.call('SCARD', settled1)
+  if audited then
+    redis.call('ZCARD', audit)
+  end
+  local merge_keys, kept = {}, {}
+  for i = 1, redis.call('HLEN', merge) > 0 and #ids or 0 do
+    local _, _, key = envelope(redis.call('HGET', records, ids[i]) or '')
+    merge_keys[#merge_keys + 1] = indexed_key(key, ids[i])
+  end
+  --- @include "lib/groups/leave_groups"
+  local let_next_out = leaving_groups(ids, nil, nil, scores)
+  redis.call('ZREM', store, unpack(ids))
+  drop_for_good(audited, tonumber(chunk or 1), ids, now)
+  if #merge_keys > 0 then
+    redis.call('HDEL', merge, unpack(merge_keys))
+  end
+  if let_next_out and let_next_out() then
+    --- @include "lib/wake/wake"
+    wake_sleepers(now, ARGV[3], ARGV[4])
+  end
+  redis.call('HINCRBY', slot, 'cancelled', #ids)
+  for i = 1, #ids do
+    if stays_settled(ids[i]) then
+      kept[#kept + 1] = ids[i]
+    end
+  end
+  local window = tonumber(dedup_ms)
+  if window > 0 and #kept > 0 then
+    remember_settled(window, tonumber(settled_turn), now, kept)
+  end
 end
-local record = redis.call('HGET', records, id)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('SCARD', settled0)
-redis.call('SCARD', settled1)
-local _, _, key = envelope(record or '')
-local merge_key = indexed_key(key, id)
-if audited then
-  --- @include "lib/audit"
-  account_for('accounted', add_numbers({ record }, number_of, {}), now)
+
+-- Store the requests, and tell the workers.
+--- @inline
+local function store_requests()
+  allow_oom(prepare)
+  for i = 1, #requests do
+    local id, delivery = requests[i][1], requests[i][2]
+    if redis.call('HSET', slot, '~' .. id, delivery) == 1 then
+      redis.call('HINCRBY', slot, 'cancelling', 1)
+    end
+    redis.pcall('PUBLISH', ARGV[3], 'cancel ' .. ARGV[4] .. ' ' .. delivery .. ' ' .. id)
+  end
 end
---- @include "lib/groups/leave_groups"
-local let_next_out = leaving_groups({ id }, nil, nil, { waiting })
-redis.call('ZREM', store, id)
-drop_records({ id })
-redis.call('HDEL', failures, id)
-if merge_key then
-  redis.call('HDEL', merge, merge_key)
+
+if #ids > 0 then
+  delete_waiting()
 end
-if let_next_out and let_next_out() then
-  --- @include "lib/wake/wake"
-  wake_sleepers(now, ARGV[4], ARGV[5])
+if #requests > 0 then
+  store_requests()
 end
-redis.call('HINCRBY', slot, 'cancelled', 1)
-local window = tonumber(dedup_ms)
-if window > 0 and stays_settled(id) then
-  remember_settled(window, tonumber(settled_turn), now, { id })
-end
-remember(ARGV[2], now, 'cancelled')
-return 'cancelled'
+remember(ARGV[2], now, answer)
+return answer

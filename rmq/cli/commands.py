@@ -29,8 +29,8 @@ COMMANDS = {
         "Show messages of TOPIC as they are accepted, until Ctrl-C.",
     ),
     "cancel": CommandEntry(
-        "rmq.features.messages.cli.change:cancel",
-        "Cancel waiting messages of TOPIC; - reads ids from stdin.",
+        "rmq.cli.cancel:cancel",
+        "Cancel messages of TOPIC, by their ids or by a filter.",
     ),
     "reschedule": CommandEntry(
         "rmq.features.messages.cli.change:reschedule",
@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "job": CommandEntry(
         "rmq.features.dead_letters.jobs.cli:job",
-        "List, pause, resume and stop jobs: redrives and purges that run in the background.",
+        "List, pause, resume and stop jobs, which change many messages in the background.",
     ),
     "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",

@@ -42,6 +42,70 @@ def test_commands_that_change_something_stand_in_the_audit_trail(run, topic, cli
     assert lines[2].text.endswith(": done")
 
 
+class TestCancelByFilter:
+    def test_matching_messages_are_counted_and_cancelled_by_a_job(self, run, topic, client):
+        for n in range(6):
+            topic.send({"n": n % 2})
+        words = ("cancel", topic.name, "--filter", "body.n=1")
+
+        looked = run(*words, "--dry-run", "--json")
+        assert json.loads(looked.stdout) == {"topic": topic.name, "dry_run": True, "matched": 3}
+        refused = run(*words, stdin="no\n")
+        assert (refused.exit_code, "--yes" in refused.stderr) == (6, True)
+        assert client.admin.stats(topic.name)["cancelled"] == 0
+        done = run(*words, "--yes", "--json")
+
+        shown = json.loads(done.stdout)
+        job = client.admin.job(shown.pop("job"))
+        assert shown == {
+            "topic": topic.name, "dry_run": False, "matched": 3, "cancelled": 3, "requested": 0,
+            "gone": 0, "refused": {},
+        }  # fmt: skip
+        assert (done.exit_code, job.verb, job.expected) == (0, "cancel", 3)
+        assert "waiting messages of" in run("job", "show", job.id).stdout
+        assert run(*words).exit_code == 3
+
+    def test_messages_in_flight_get_a_request(self, run, topic, client):
+        topic.send_many([rmq.Outgoing(n) for n in range(2)])
+        with topic.consumer() as consumer:
+            (delivery,) = consumer.receive(1, wait=5)
+            words = ("cancel", topic.name, "--filter", "attempts<5", "--running", "--yes")
+            done = run(*words)
+            assert "1 message cancelled, 1 request stored for messages in flight" in done.stdout
+            assert done.exit_code == 0
+            assert run(*words).exit_code == 3
+            delivery.nack()
+        assert client.admin.stats(topic.name)["cancelled"] == 2
+
+    def test_job_can_be_left_to_a_server(self, run, topic, client):
+        topic.send(1)
+        done = run("cancel", topic.name, "--filter", "attempts<5", "--detach", "--yes")
+
+        assert done.stdout.strip() == client.admin.jobs(topic.name)[0].id
+        assert client.admin.stats(topic.name)["cancelled"] == 0
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            ("--running",),
+            ("--dry-run", "ID"),
+            ("--filter", "type=a", "ID"),
+            ("ID", "--rate", "5"),
+        ],
+    )
+    def test_ids_or_a_filter_are_needed(self, run, topic, words):
+        id = str(topic.send(1).id)
+        done = run("cancel", topic.name, *(id if word == "ID" else word for word in words))
+        assert done.exit_code == 2
+
+    def test_wrong_filter_changes_nothing(self, run, topic, client):
+        topic.send(1)
+        for wrong in ("", "typ=a", "age>1h", "not died<2030-01-01T00:00:00Z"):
+            assert run("cancel", topic.name, "--filter", wrong, "--yes").exit_code == 2
+        assert client.admin.stats(topic.name)["cancelled"] == 0
+
+
 class TestWaiting:
     def test_cancel_tells_of_each_and_the_exit_code_of_all(self, run, topic):
         first, second = topic.send(1).id, topic.send(2).id

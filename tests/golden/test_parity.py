@@ -52,6 +52,7 @@ VERBS: dict[str, Verb] = {
     "history": Verb("Admin.history", "get_history", None),
     "import": Verb(None, "import_dead_letters", "dlq import"),
     "job": Verb("Admin.job", "get_job", "job show"),
+    "job_matches": Verb("Admin.job_matches", "count_job_matches", None),
     "job_outcomes": Verb("Admin.job_outcomes", "list_job_outcomes", None),
     "job_pause": Verb("Admin.job_pause", "pause_job", "job pause"),
     "job_resume": Verb("Admin.job_resume", "resume_job", "job resume"),
@@ -186,7 +187,7 @@ DIFFERENCES = {
     },
     "a command takes several messages": {
         "cancel id": "python required, http required, command -",
-        "cancel ids": "python -, http -, command required",
+        "cancel ids": "python -, http -, command left out",
         "reschedule id": "python required, http required, command -",
         "reschedule ids": "python -, http -, command required",
         "set_priority id": "python required, http required, command -",
@@ -200,7 +201,13 @@ DIFFERENCES = {
         "stats due": "python -, http -, command False",
         "stats slots": "python -, http -, command False",
     },
+    "with a filter, the command is a job, which job_matches and job_start are elsewhere": {
+        "cancel filter": "python -, http -, command left out",
+        "cancel dry_run": "python -, http -, command False",
+        "cancel rate": "python -, http -, command left out",
+    },
     "a command works on the job itself, unless it is told not to": {
+        "cancel detach": "python -, http -, command False",
         "job_resume detach": "python -, http -, command False",
         "redrive detach": "python -, http -, command False",
     },
@@ -225,6 +232,12 @@ DIFFERENCES = {
         "topic_pause by": "python left out, http HTTP API, command left out",
     },
     "conditions stand beside the rest of the JSON, as in redrive": {
+        "job_matches conditions": "python left out, http -",
+        "job_matches filter": "python -, http left out",
+        "job_matches ids": "python -, http left out",
+        "job_matches older_than": "python -, http left out",
+        "job_matches reason": "python -, http left out",
+        "job_matches type": "python -, http left out",
         "job_start conditions": "python left out, http -",
         "job_start filter": "python -, http left out",
         "job_start ids": "python -, http left out",
@@ -232,7 +245,7 @@ DIFFERENCES = {
         "job_start reason": "python -, http left out",
         "job_start type": "python -, http left out",
     },
-    "required of a purge alone, which the operation itself checks": {
+    "required of a purge and a cancel, which the operation itself checks": {
         "job_start confirm": "python -, http left out",
     },
     "a header of HTTP: Idempotency-Key, If-Match": {

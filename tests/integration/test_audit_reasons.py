@@ -150,10 +150,7 @@ REASONS: dict[str, Reason] = {
     "cancelled": Reason(
         cancelled,
         {},
-        _leave_out(
-            "cancel",
-            "account_for('accounted', add_numbers({ record }, number_of, {}), now)",
-        ),
+        _leave_out("cancel", _DROP),
         2,
     ),
     "purged": Reason(purged, {}, _leave_out("purge", _DROP), 30),

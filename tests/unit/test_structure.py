@@ -39,7 +39,8 @@ FILES = sorted(
 # Results of messages, at the scripts: 180 lines and 3 files.
 # Results and progress, from Python: 690 lines and 7 files; as_completed reads its handles: 1.
 # `rmq result`, the result over HTTP and in the console: 190.
-LIMITS = {"lines": 48_985, "files": 434, "private": 76}
+# Cancelling many messages as a job: 245 lines and 1 file.
+LIMITS = {"lines": 49_230, "files": 435, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -117,20 +117,33 @@ class Import(Request):
     letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MOST)]
 
 
-class NewJob(DeadLetterConditions):
-    """A redrive or purge that runs in the background. It applies to all letters by default.
+class JobMatches(DeadLetterConditions):
+    """Conditions of a job whose messages are counted.
+
+    Attributes:
+        running: For a cancel, whether it also applies to messages in flight.
+    """
+
+    verb: JobVerb = "redrive"
+    running: bool = False
+
+
+class NewJob(JobMatches):
+    """A job that runs in the background: a redrive or purge of dead letters, or a cancel.
+
+    Without conditions, a redrive or purge applies to all letters, and a cancel to all waiting
+    messages.
 
     Attributes:
         to: For a redrive, another topic that gets the messages.
         rate: Maximum number of messages per second.
         keep: For a purge, how long the messages can be restored, in seconds. With 0 they are
             deleted permanently.
-        confirm: For a purge, the name of the topic.
-        expected: Number of matching dead letters, if you have counted them.
+        confirm: For a purge or a cancel, the name of the topic.
+        expected: Number of matching messages, if you have counted them.
         by: Name of the person who starts the job, for display.
     """
 
-    verb: JobVerb = "redrive"
     to: Name | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
     keep: Seconds = TRASH_KEEP_S

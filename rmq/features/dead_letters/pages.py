@@ -187,7 +187,7 @@ async def act(request: PageRequest) -> Redirect:
         options["keep"] = KEEPS.get(request.form.get("keep", ""), 86_400)
     else:
         if request.form.get("rate", "").strip():
-            options["rate"] = _rate(request.form["rate"].strip())
+            options["rate"] = read_rate(request.form["rate"].strip())
         options["to"] = request.form.get("to", "").strip() or None  # job_start checks the topic
     expected = whole_number(request.form.get("expected", ""))
     if expected is None:  # the user acted before the count was finished
@@ -296,7 +296,8 @@ def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str, job: s
     return " ".join([*words, *([f"--to {to}"] if to else []), *([f"--job {job}"] if job else [])])
 
 
-def _rate(text: str) -> float:
+def read_rate(text: str) -> float:
+    """Parse a number of messages per second."""
     try:
         rate = float(text)
     except ValueError:

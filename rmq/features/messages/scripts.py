@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import clock
+from rmq.kernel.topic import clock, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
+
+_CANCEL_STATUS = {
+    "1": "cancelled", "r": "requested", "a": "already_requested", "o": "old_delivery",
+    "i": "in_flight", "q": "in_query", "d": "dead", "0": "gone",
+}  # fmt: skip
 
 
 def cancel(
@@ -24,17 +29,10 @@ def cancel(
     `running` says whether the message may be in flight. `receipt` is the score of the only delivery
     that may be cancelled.
     """
+    command = topic_scripts.cancel(context, keys, session, [id], running, receipt)
     return Command(
-        script_loader.load("cancel"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, keys.audit, keys.bodies,
-        ),
-        [
-            clock.now_us, session.call, member_of(id), context.channel, keys.index,
-            b"1" if running else b"0", b"" if receipt is None else repr(receipt),
-        ],
-        bytes.decode,
+        command.script, command.keys, command.args,
+        lambda letter: _CANCEL_STATUS[letter.decode()],
     )  # fmt: skip
 
 

@@ -315,6 +315,13 @@ def offset_of(offset_low: int, newest: int) -> int:
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 
 
+def number_of(data: bytes, newest: int) -> int | None:
+    """Return the acceptance number of a message from its record, or None if that is cut short."""
+    if len(data) < BARE:
+        return None
+    return offset_of(int.from_bytes(data[4:BARE], "big"), newest)
+
+
 def shown_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return the headers except type and group, which are shown in their own fields."""
     return {name: text for name, text in headers.items() if name not in (TYPE_MARK, GROUP_MARK)}

@@ -182,6 +182,42 @@ def purge(
     )  # fmt: skip
 
 
+def cancel(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    running: bool = False,
+    receipt: float | None = None,
+) -> Command[str]:
+    """Cancel waiting messages of a slot, and request the cancellation of deliveries.
+
+    Args:
+        context: Topic of the messages.
+        keys: Keys of the slot.
+        session: Replay session of the call.
+        ids: Ids of the messages, 1 to 200.
+        running: Whether the messages may be in flight.
+        receipt: Score of the only deliveries that may be cancelled. Default: any delivery.
+
+    Returns:
+        A character for each id, as lua/cancel.lua describes.
+    """
+    score = b"" if receipt is None else repr(receipt).encode()
+    return Command(
+        script_loader.load("cancel"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.settled0, keys.settled1, keys.audit, keys.bodies,
+        ),
+        [
+            clock.now_us, session.call, context.channel, keys.index, b"1" if running else b"0",
+            *(part for member in members_of(ids) for part in (member, score)),
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
 # The newest acceptance number; members, scores, records, failure entries, ends of shared leases.
 PeekColumns = tuple[
     int, list[bytes], list[float], list[bytes], list[bytes], list[int | None]

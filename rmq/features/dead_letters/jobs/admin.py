@@ -1,4 +1,4 @@
-"""Operations on jobs, which redrive or purge in the background, and on the audit trail."""
+"""Operations on jobs, which change messages in the background, and on the audit trail."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ class AsyncJobAdmin(AsyncAdminPart):
         expected: int | None = None,
         to: str | None = None,
         dedup_key: str | None = None,
+        running: bool = False,
     ) -> Job:
-        """Start a job on the dead letters of a topic, which `rmq server` or `job_run` then runs.
+        """Start a job on many messages of a topic, which `rmq server` or `job_run` then runs.
 
         Args:
             topic: Name of the topic.
-            verb: "redrive" to send the dead letters back, or "purge" to put them into the trash.
-            conditions: Conditions that the dead letters must meet, with the names of `redrive`:
-                ids, reason, error, older_than, type, filter. Default: all dead letters. The further
-                condition `died` is a list with the time of death of each of `ids`, in epoch ms. A
-                letter that was sent back and died again has another time, so it is not touched.
+            verb: "redrive" to send dead letters back, "purge" to put them into the trash, or
+                "cancel" to delete waiting messages permanently.
+            conditions: Conditions that the messages must meet, with the names of `redrive`: ids,
+                reason, error, older_than, type, filter. Default: all dead letters, or all waiting
+                messages. The further condition `died` is a list with the time of death of each of
+                `ids`, in epoch ms. A letter that was sent back and died again has another time, so
+                it is not touched. A cancel supports no condition on the time of death.
             rate: Maximum number of messages per second. Default: no limit.
             keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
                 With 0 they are deleted permanently.
@@ -52,11 +55,14 @@ class AsyncJobAdmin(AsyncAdminPart):
             to: For a redrive, another topic that gets the messages, as in `redrive`.
             dedup_key: Key that identifies this call. As long as the job is kept, another call with
                 the same key starts no job and returns the first job.
+            running: For a cancel, whether to also request the cancellation of messages in flight,
+                as `Topic.cancel(id, running=True)` does.
 
         Guarantee:
             Each matching dead letter that died before the job started is sent back once, even if
-            runners of the job die. If the job is paused or stopped, the remaining messages stay
-            dead letters.
+            runners of the job die. A cancel ends messages that were accepted before the job
+            started, and counts each message once. If the job is paused or stopped, the remaining
+            messages stay as they are.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -66,9 +72,32 @@ class AsyncJobAdmin(AsyncAdminPart):
         context = self._context(topic)
         return await self._run(
             flows.job_start(
-                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
+                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key, running
             )
         )
+
+    async def job_matches(
+        self,
+        topic: str,
+        verb: str = "redrive",
+        *,
+        conditions: Mapping[str, Any] | None = None,
+        running: bool = False,
+    ) -> int:
+        """Return the number of messages that a job would change now. Change nothing.
+
+        Args:
+            topic: Name of the topic.
+            verb: As in `job_start`.
+            conditions: As in `job_start`.
+            running: As in `job_start`. Messages whose cancellation is requested are not counted.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+            InvalidValue, InvalidType: A value is not valid.
+        """
+        context = self._context(topic)
+        return await self._run(run.matches(context, verb, conditions or {}, running))
 
     async def jobs(self, topic: str | None = None) -> list[Job]:
         """Return the jobs of a topic, or of all topics, newest first. Jobs are kept for 7 days."""
@@ -117,7 +146,7 @@ class AsyncJobAdmin(AsyncAdminPart):
     async def job_stop(self, id: str, *, by: str | None = None) -> bool:
         """End a job after its current batch. Return whether the job was still active.
 
-        Finished work is not undone. The remaining messages stay dead letters.
+        Finished work is not undone. The remaining messages stay as they are.
         """
         return await self._run(flows.job_stop(self._prefix, id, by))
 

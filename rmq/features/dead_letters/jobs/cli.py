@@ -17,7 +17,7 @@ from rmq.cli_framework.tables import Column
 
 @click.group(cls=CommandGroup)
 def job() -> None:
-    """List, pause, resume and stop jobs: redrives and purges that run in the background."""
+    """List, pause, resume and stop jobs, which change many messages in the background."""
 
 
 def started(job: rmq.Job) -> None:
@@ -43,8 +43,14 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
             "unreadable",
         ),
         "runner": job.runner or None,
-        **text.fields(job, "to", "refused"),
+        **text.fields(job, "to", "refused", "running", "requested"),
     }  # fmt: skip
+
+
+def _messages(job: rmq.Job) -> str:
+    if job.verb != "cancel":
+        return "dead letters"
+    return "messages, waiting or in flight," if job.running else "waiting messages"
 
 
 def _state(job: rmq.Job) -> str:
@@ -55,7 +61,7 @@ def _state(job: rmq.Job) -> str:
 
 def _progress_text(job: rmq.Job) -> str:
     of = f" of {text.number(job.expected)}" if job.expected is not None else ""
-    return text.number(job.done) + of
+    return text.number(job.done + job.requested) + of
 
 
 @job.command("ls", examples=("rmq job ls", "rmq job ls orders", "rmq job ls --json"))
@@ -107,13 +113,14 @@ def show(id: str, outcomes: int) -> None:
     )
     output.details([
         ("job", found.id),
-        ("does", f"{found.verb} of dead letters of {found.topic}" + (
+        ("does", f"{found.verb} of {_messages(found)} of {found.topic}" + (
             f" to {found.to}" if found.to else "")),
-        ("conditions", conditions or "none: all dead letters"),
+        ("conditions", conditions or f"none: all {_messages(found)}"),
         ("rate", "unlimited" if found.rate is None else f"{found.rate:g} per second"),
         *([("kept for", text.span(found.keep_ms))] if found.verb == "purge" else []),
         ("state", _state(found)), ("by", found.by), ("began", text.fine_clock(found.began)),
         ("ended", text.fine_clock(found.ended)), ("done", _progress_text(found)),
+        *([("requested", text.number(found.requested))] if found.running else []),
         ("gone", text.number(found.gone)), ("unreadable", text.number(found.unreadable)),
         *((f"left: {name}", text.number(count)) for name, count in found.refused.items()),
         ("examined", text.number(found.examined)), ("runner", found.runner or "-"),
@@ -156,6 +163,6 @@ def resume(id: str, detach: bool) -> None:
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))
 @click.argument("id")
 def stop(id: str) -> None:
-    """End the job ID. Finished work is not undone; the remaining messages stay dead letters."""
+    """End the job ID. Finished work is not undone; the remaining messages stay as they are."""
     with common_options().client() as client:
         _said(id, client.admin.job_stop(id), "stopped", "has ended already")

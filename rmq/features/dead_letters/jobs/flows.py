@@ -14,17 +14,19 @@ from typing import Any
 
 from rmq.errors import InvalidValue, JobNotFound, ScriptFailed
 from rmq.features.dead_letters import redrive_to
+from rmq.features.dead_letters.filter_terms import conditions as conditions_of
 from rmq.features.dead_letters.flows import Filter
 from rmq.features.dead_letters.jobs import job as jobs_core, scripts
 from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, JobVerb
 from rmq.features.dead_letters.jobs.scripts import JobReply
 from rmq.kernel.core import pause
-from rmq.kernel.core.keys import job_key, job_log_key, jobs_key
+from rmq.kernel.core.keys import SlotKeys, job_key, job_log_key, jobs_key
 from rmq.kernel.core.validation import UNREADABLE, check_int, check_rate
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline, server_ms
+from rmq.kernel.transport.lua.script_loader import plain
 
 log = logging.getLogger("rmq")
 
@@ -37,7 +39,7 @@ STARTING_S = 60  # after this time, a listed job that was never stored is remove
 IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (
     "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
-    "ended", "examined", "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
+    "ended", "examined", "runner", "running", *(f"count_{letter}" for letter in jobs_core.LETTERS),
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
     """Record the end of a job in the audit trail and in the list. Repetitions change nothing."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
+    text += f", {job.requested} requested" if job.requested else ""
     text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
     yield from note(prefix, AuditLine(job.ended_ms, job.by, "job end", job.id, text))
     key = jobs_key(prefix)
@@ -55,11 +58,23 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
 # --- start and change -----------------------------------------------------------------------------
 
 
-def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
+def check_verb(verb: str) -> JobVerb:
+    """Return the verb of a job.
+
+    Raises:
+        InvalidValue: The verb is unknown.
+    """
+    known: JobVerb | None = next((each for each in VERBS if each == verb), None)
+    if known is None:
+        raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
+    return known
+
+
+def check_conditions(verb: JobVerb, conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Check conditions and convert them to JSON values.
 
     Raises:
-        InvalidValue, InvalidType: A condition is not valid for dead letters.
+        InvalidValue, InvalidType: A condition is not valid for the messages of the verb.
     """
     given = {name: value for name, value in conditions.items() if value is not None}
     wanted = Filter(**given)
@@ -71,7 +86,16 @@ def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
         given["older_than"] = wanted.older_ms / 1000
     if wanted.filter is not None:
         given["filter"] = wanted.filter.text
+    if verb == "cancel":
+        _check_living(wanted)
     return given
+
+
+def _check_living(wanted: Filter) -> None:
+    """Refuse conditions on the time of death, which only dead letters have."""
+    named = [each.where.name for each in conditions_of(wanted.filter.term)] if wanted.filter else []
+    if wanted.older_ms or wanted.died_ms or {"age", "died"} & {*named}:
+        raise InvalidValue("filter: age, died and older_than need dead letters; a cancel has none")
 
 
 def job_start(
@@ -84,6 +108,7 @@ def job_start(
     expected: int | None,
     to: str | None = None,
     dedup_key: str | None = None,
+    running: bool = False,
 ) -> Flow[Job]:
     """Store a job, which a runner must then run.
 
@@ -91,13 +116,11 @@ def job_start(
         TopicNotFound: The topic, or the target topic, does not exist.
         InvalidValue, InvalidType: A value is not valid.
     """
-    known: JobVerb | None = next((each for each in VERBS if each == verb), None)
-    if known is None:
-        raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
+    known = check_verb(verb)
     check_rate(rate)
     if expected is not None:
         check_int(expected, "expected", 0, 2**53)
-    given = check_conditions(conditions)
+    given = check_conditions(known, conditions)
     who = pause.who(by)
     yield from opening.ensure_open(context, create=False)
     for id in given.get("ids", ()):
@@ -106,24 +129,37 @@ def job_start(
         if known != "redrive":
             raise InvalidValue("to: only for a redrive")
         yield from redrive_to.open_target(context, to)
+    if running and known != "cancel":
+        raise InvalidValue("running: only for a cancel")
+    accepted = (yield from accepted_by_slot(context)) if known == "cancel" else []
     job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")
     # List the job first: a job that is not listed would never be run.
     listed = LISTED_ACTIVE + now_ms // 1000
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
-    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to)
+    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to, running, accepted)
     began = yield scripts.job_start(prefix, job_id, fields)
     started = yield from job(prefix, job_id)
-    text = _text_of(known, given, to)
-    if text != _text_of(started.verb, started.conditions, started.to):
+    text = _text_of(known, given, to, running)
+    if text != _text_of(started.verb, started.conditions, started.to, started.running):
         raise InvalidValue(f"dedup_key: it started job {job_id}, which does something else")
     text += f" at {rate:g}/s" if rate else ""
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
     return started
 
 
-def _text_of(verb: str, given: Mapping[str, Any], to: str | None) -> str:
-    return f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
+def accepted_by_slot(context: TopicContext) -> Flow[list[int]]:
+    """Return the acceptance number of the newest message of each slot."""
+    return (yield from pipeline([_accepted(keys) for keys in context.slots]))
+
+
+def _accepted(keys: SlotKeys) -> Command[int]:
+    return Command(plain("HGET"), (keys.slot,), ["accepted"], lambda reply: int(reply or 0))
+
+
+def _text_of(verb: str, given: Mapping[str, Any], to: str | None, running: bool) -> str:
+    text = f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
+    return text + (", also in flight" if running else "")
 
 
 def _conditions_text(given: Mapping[str, Any]) -> str:

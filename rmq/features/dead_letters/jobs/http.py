@@ -1,4 +1,4 @@
-"""Jobs: redrives and purges that the services of a server run in the background."""
+"""Jobs: redrives, purges and cancels that the services of a server run in the background."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rmq.http_framework.operation import (
 from rmq.http_framework.requests import (
     BY,
     Answer,
+    Count,
     CursorText,
     Done,
     JobText,
@@ -107,24 +108,38 @@ class Job(Answer):
     runner: str
     to: str | None
     refused: dict[str, int]
+    running: bool
+    requested: int
 
 
 @TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
-    """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
+    """Start a redrive, purge or cancel of messages of a topic, which continues after this answer.
 
-    To count the dead letters first, use a dry run of `redrive` or `purge`. A repeated request with
-    the same header Idempotency-Key starts no second job. A repeated request without the header
-    starts one, but each dead letter is still sent back only once.
+    To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
+    repeated request with the same header Idempotency-Key starts no second job. A repeated request
+    without the header starts one, but each message is still changed only once.
     """
-    if body.verb == "purge":
+    if body.verb != "redrive":
         context.require(Role.ADMIN)  # as a purge requires
         check_confirm(body.confirm, path.topic)
     job = await context.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
         expected=body.expected, to=body.to, dedup_key=context.headers.get("Idempotency-Key"),
+        running=body.running,
     )  # fmt: skip
     return job_of(job)
+
+
+@TABLE.post("/topics/{topic}/jobs/matches", role=Role.OPERATOR)
+async def count_job_matches(
+    context: RequestContext, path: TopicPath, body: http.JobMatches
+) -> Count:
+    """Count the messages that a job would change now. Change nothing."""
+    found = await context.admin.job_matches(
+        path.topic, body.verb, conditions=body.given(), running=body.running
+    )
+    return Count(count=found)
 
 
 @TABLE.get("/jobs/{job}", NONE)
@@ -170,14 +185,15 @@ async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> D
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    "gone" means that the message was no longer a dead letter. "conflict" and all outcomes listed
-    after it mean that the other topic refused the message, which stayed dead.
+    "gone" means that the message was no longer a dead letter, or was settled before a cancel. The
+    outcomes from "conflict" to "not durable" mean that the other topic refused the message, which
+    stayed dead. The outcomes after them mean that a message could not be cancelled.
     """
 
     id: str
     outcome: Literal[
         "done", "gone", "unreadable", "conflict", "too large", "full", "paused", "moving",
-        "not durable",
+        "not durable", "requested", "already requested", "in flight", "in query", "dead",
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A job, which redrives or purges dead letters in the background, and its fields in Redis."""
+"""A job, which changes many messages in the background, and its fields in Redis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,7 +17,7 @@ from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
-JobVerb = Literal["redrive", "purge"]
+JobVerb = Literal["redrive", "purge", "cancel"]
 JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
@@ -26,7 +26,10 @@ ENDED = ("stopped", "done")
 # dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
 REFUSED["n"] = "not durable"  # stored in the other topic, but in fewer copies than it requires
-LETTERS = {"1": "done", "0": "gone", "x": "unreadable"} | REFUSED
+# Outcomes of messages that a cancel left alone.
+NOT_CANCELLED = {"a": "already requested", "i": "in flight", "q": "in query", "d": "dead"}
+LEFT = REFUSED | NOT_CANCELLED
+LETTERS = {"1": "done", "r": "requested", "0": "gone", "x": "unreadable"} | LEFT
 _CODE = re.compile(r"[0-9a-v]{8}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
@@ -63,24 +66,28 @@ class Job(NamedTuple):
 
     Attributes:
         id: Name of the topic, a dot and 8 characters.
-        topic: Topic of the dead letters.
-        verb: "redrive" or "purge".
-        conditions: Conditions that the dead letters must meet, as the caller set them. Empty for
-            all dead letters.
+        topic: Topic of the messages.
+        verb: "redrive" or "purge" of dead letters, or "cancel" of waiting messages.
+        conditions: Conditions that the messages must meet, as the caller set them. Empty for all
+            messages.
         rate: Maximum number of messages per second, or None for no limit.
         keep_ms: For a purge, how long the letters stay in the trash, in ms.
         by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
-        began_ms: Start of the job, in epoch ms. Messages that died later are not touched.
+        began_ms: Start of the job, in epoch ms. Messages that died later are not touched. A cancel
+            does not touch messages that were accepted later.
         ended_ms: End of the job, in epoch ms, or None.
-        expected: Number of matching dead letters at the start, or None if they were not counted.
-        examined: Number of dead letters examined.
-        done: Number of matching dead letters sent back, or put into the trash.
-        gone: Number of matching dead letters that had been removed before the job reached them.
+        expected: Number of matching messages at the start, or None if they were not counted.
+        examined: Number of messages examined. A cancel may examine a message several times.
+        done: Number of matching messages sent back, put into the trash, or cancelled.
+        gone: Number of matching messages that had been removed before the job reached them.
         unreadable: Number of matching dead letters that stayed because their record is unreadable.
         runner: Name of the current runner, or empty.
         to: For a redrive, another topic that gets the messages, or None.
-        refused: Number of matching dead letters that the other topic refused, by outcome.
+        refused: Number of matching messages that were left as they are, by outcome: dead letters
+            that the other topic refused, or messages that could not be cancelled.
+        running: For a cancel, whether it also cancels messages in flight.
+        requested: Number of matching messages in flight whose cancellation the job requested.
     """
 
     id: str
@@ -101,11 +108,14 @@ class Job(NamedTuple):
     runner: str
     to: str | None = None
     refused: Mapping[str, int] = MappingProxyType({})
+    running: bool = False
+    requested: int = 0
 
     @property
     def matched(self) -> int:
-        """Number of matching dead letters handled so far."""
-        return self.done + self.gone + self.unreadable + sum(self.refused.values())
+        """Number of matching messages handled so far."""
+        done = self.done + self.requested
+        return done + self.gone + self.unreadable + sum(self.refused.values())
 
     @property
     def began(self) -> datetime:
@@ -141,6 +151,8 @@ class JobOutcome(NamedTuple):
         outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic also
             "conflict" (the topic has a message with this id), "too large", "full", "paused" (sends
             to the topic), "moving" (to a third topic) or "not durable" (stored in too few copies).
+            Of a cancel "done", "requested", "gone" (settled), or why it could not be cancelled:
+            "already requested", "in flight", "in query" or "dead".
     """
 
     id: MessageId
@@ -155,6 +167,8 @@ def definition(
     by: str,
     expected: int | None,
     to: str | None,
+    running: bool,
+    accepted: Sequence[int],
 ) -> list[str]:
     """Return the fields and values of a job's definition, as arguments of job_start."""
     fields = {
@@ -166,6 +180,8 @@ def definition(
         "expected": "" if expected is None else str(expected),
         "to": to or "",
     }
+    if verb == "cancel":
+        fields |= {"running": "1" if running else "", "accepted": " ".join(map(str, accepted))}
     return [text for pair in fields.items() for text in pair]
 
 
@@ -200,5 +216,6 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         number("expected") if text("expected") else None,
         number("examined"), counts["done"], counts["gone"], counts["unreadable"], text("runner"),
         text("to") or None,
-        {name: counts[name] for name in REFUSED.values() if counts[name]},
+        {name: counts[name] for name in LEFT.values() if counts[name]},
+        bool(text("running")), counts["requested"],
     )  # fmt: skip

@@ -14,39 +14,50 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import math
 import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
+from rmq.errors import InvalidValue, JobNotFound, OutcomeUnknown, Unavailable
 from rmq.features.dead_letters import redrive_to, scripts as dead_letters_scripts
 from rmq.features.dead_letters.flows import REDRIVE_MAX, Filter
 from rmq.features.dead_letters.jobs import flows, job as jobs_core, scripts as jobs_scripts
 from rmq.features.dead_letters.jobs.job import ENDED, Job
 from rmq.features.dead_letters.jobs.scripts import JobStepReply, JobTaken
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
+from rmq.kernel.core import record
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import HELD_MIN
 from rmq.kernel.topic import opening, reading, scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep, pipeline
+from rmq.kernel.transport.flow.steps import (
+    Command,
+    Flow,
+    Progress,
+    RawCommand,
+    Sleep,
+    pipeline,
+    server_ms,
+)
 
 log = logging.getLogger("rmq")
 
 HOLD_MS = 10_000  # lease of a runner; after its death, another runner continues after this time
 RENEW_S = 2.0  # longest time between two reads of the job
-PAGE = 400  # dead letters of one read, which takes Redis 2 ms
+PAGE = 400  # messages of one read, which takes Redis 2 ms
 BATCH_MAX = 1000
 # A batch of this size ends at the end of a page. The next read would begin again with the last
 # millisecond of that page.
 BATCH_MIN = 200
-EXAMINED_MAX = 5000  # dead letters that are examined between two reads of the job
+EXAMINED_MAX = 5000  # messages that are examined between two reads of the job
 # How long slots remember the outcomes of the recorded batch; less than KEPT_S.
 REMEMBERED_MS = 240_000
 BEHIND_MS = 1000  # a job with a rate may catch up on a delay of this length
@@ -54,25 +65,29 @@ BATCHES_PER_S = 8  # batches per second of a job with a rate
 
 
 class _Cursor(NamedTuple):
-    """The last examined dead letter, by its time of death and its name in the sorted set."""
+    """The last examined message, by its score and its name in the sorted set.
+
+    `turn` is the position in the queues of the slot that a job reads one after the other.
+    """
 
     slot: int = 0
-    died: float = -1.0
+    score: float = -math.inf
     member: bytes = b""
+    turn: int = 0
 
     def pack(self) -> str:
-        return f"{self.slot} {self.died!r} {self.member.hex()}"
+        return f"{self.slot} {self.score!r} {self.member.hex()} {self.turn}"
 
     @classmethod
     def unpack(cls, text: str) -> _Cursor:
         if not text:
             return cls()
-        slot, died, member = text.split(" ")
-        return cls(int(slot), float(died), bytes.fromhex(member))
+        slot, score, member, *turn = text.split(" ")  # an older version wrote no turn
+        return cls(int(slot), float(score), bytes.fromhex(member), int(turn[0]) if turn else 0)
 
 
 class _Batch(NamedTuple):
-    """Matching dead letters of one slot, and the position of the search."""
+    """Matching messages of one slot, and the position of the search."""
 
     slot: int
     ids: list[bytes]
@@ -82,15 +97,37 @@ class _Batch(NamedTuple):
 
 
 class _Search:
-    """Find the dead letters of a job, starting at its cursor."""
+    """Find the messages of a job, starting at its cursor.
 
-    def __init__(self, context: TopicContext, job: Job, cursor: _Cursor) -> None:
-        self._context = context
-        self._began_ms = job.began_ms
-        self._wanted = Filter(**job.conditions)
-        self.examined = job.examined
-        self._cursor = cursor
-        self._page: deque[QueueMember] = deque()
+    Messages of a cancel move between the queues that the search reads one after the other. So a
+    cancel of messages in flight reads both queues twice. It finds each message, unless consumers
+    have given that message back twice and received it again in the meantime.
+
+    Args:
+        context: Topic of the messages.
+        wanted: Conditions that the messages must meet.
+        queues: Queues of a slot in the order in which they are read.
+        began_ms: Time until which dead letters died.
+        accepted: By slot, the acceptance number until which messages of a cancel were accepted.
+        cursor: Position at which the search starts.
+        examined: Number of messages that were examined before.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        wanted: Filter,
+        queues: Sequence[str],
+        began_ms: int,
+        accepted: Sequence[int],
+        cursor: _Cursor,
+        examined: int,
+    ) -> None:
+        self._context, self._wanted, self._queues = context, wanted, queues
+        self._began_ms, self._accepted = began_ms, accepted
+        self.examined, self._cursor = examined, cursor
+        # Messages that were read, each with itself if the job may change it.
+        self._page: deque[tuple[QueueMember, QueueMember | None]] = deque()
         self._size = reading.CallSize(PAGE)
         self._ids: dict[int, list[MessageId]] = {}
         for id in sorted({context.check_id(id) for id in self._wanted.ids or ()}):
@@ -107,37 +144,64 @@ class _Search:
                 if len(ids) >= BATCH_MIN:
                     break
                 read = yield from self._read(slots[slot])
-                self._page.extend((yield from self._wanted.whole(self._context, read)))
+                candidates = yield from self._candidates(slots[slot], read)
+                self._page.extend((each, candidates.get(each.id)) for each in read)
+            turn = self._cursor.turn
             if not self._page:
                 if ids:
                     break  # a batch belongs to a single slot
-                slot += 1
-                self._cursor = _Cursor(slot)
+                is_last = turn + 1 >= len(self._queues) or self._wanted.ids is not None
+                self._cursor = _Cursor(slot + 1) if is_last else _Cursor(slot, turn=turn + 1)
+                slot = self._cursor.slot
                 continue
-            member = self._page.popleft()
+            member, candidate = self._page.popleft()
             self.examined += 1
-            self._cursor = _Cursor(slot, member.score, member_of(member.id))
-            if self._wanted.fits(member, self._began_ms):
-                ids.append(member.id)
+            self._cursor = _Cursor(slot, member.score, member_of(member.id), turn)
+            if candidate and self._wanted.fits(candidate, self._began_ms):
+                ids.append(candidate.id)
         return _Batch(slot, ids, self._cursor, self.examined, slot >= len(slots))
 
     def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        """Return the next dead letters of a slot after the cursor, or an empty list at the end."""
+        """Return the next messages of a slot after the cursor, or an empty list at the end."""
         if self._wanted.ids is not None:
             return (yield from self._read_ids(keys))
-        offset = 0
+        offset, queue = 0, self._queues[self._cursor.turn]
         while True:
             page: list[QueueMember] = yield scripts.peek(
-                keys, "dead", low=repr(self._cursor.died), high=str(self._began_ms),
+                keys, queue, low=repr(self._cursor.score),
+                high=str(self._began_ms) if queue == "dead" else "+inf",
                 offset=offset, limit=self._size.count,
             )  # fmt: skip
             if page:
                 self._size.learn(page)
-            behind = self._cursor[1:]
+            behind = self._cursor[1:3]
             fresh = [each for each in page if (each.score, member_of(each.id)) > behind]
             if fresh or not page:
                 return fresh
-            offset += len(page)  # all letters of the page have the same time and were examined
+            offset += len(page)  # all messages of the page have the same score and were examined
+
+    def _candidates(
+        self, keys: SlotKeys, read: list[QueueMember]
+    ) -> Flow[dict[bytes, QueueMember]]:
+        """Return the read messages that the job may change, by id, with their whole bodies."""
+        meant = read
+        if self._wanted.ids is None:
+            meant = [each for each in read if self._is_meant(each)]
+            if meant and meant[0].queue == "prepare":
+                meant = yield from self._not_requested(keys, meant)
+        whole = yield from self._wanted.whole(self._context, meant)
+        return {each.id: each for each in whole}
+
+    def _not_requested(self, keys: SlotKeys, members: list[QueueMember]) -> Flow[list[QueueMember]]:
+        """Return the messages in flight that the job can still cancel, and has not counted."""
+        names = [b"~" + member_of(each.id) for each in members]
+        requests = yield RawCommand("job", "HMGET", keys.slot, *names)
+        return [
+            each
+            for each, request in zip(members, requests, strict=True)
+            if (request is None or float(request) != each.score % 1000)
+            and (each.score < HELD_MIN or self._cursor.turn == 1)
+        ]
 
     def _read_ids(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
         # Within a slot, the byte order of ids equals the order of members.
@@ -146,21 +210,28 @@ class _Search:
             found: list[QueueMember | None] = yield from pipeline(
                 [scripts.get(keys, id) for id in left[at : at + PAGE]]
             )
-            dead = [
+            meant = [
                 each._replace(score=0.0)
                 for each in found
                 if each is not None and self._is_meant(each)
             ]
-            if dead:
-                return dead
+            if meant:
+                return meant
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether a message is dead, with the time of death that the conditions require."""
-        if member.queue != "dead" or member.score > self._began_ms:
+        """Return whether a message is in the right queue since before the job began.
+
+        A dead letter must also have the time of death that the conditions require.
+        """
+        if member.queue not in self._queues:
             return False
-        died_ms = self._wanted.died_ms.get(MessageId(member.id))
-        return died_ms is None or member.score == died_ms
+        if member.queue == "dead":
+            died_ms = self._wanted.died_ms.get(MessageId(member.id))
+            return member.score <= self._began_ms and died_ms in (None, member.score)
+        slot = MessageId(member.id).slot
+        number = record.number_of(member.record, member.newest)
+        return number is not None and slot < len(self._accepted) and number <= self._accepted[slot]
 
 
 class _Lost(Exception):
@@ -215,8 +286,12 @@ class _Runner:
             letters = yield from self._act(job, keys, number, ids)
             is_forgotten = taken.now_ms - int(fields["noted"]) > REMEMBERED_MS
             if is_forgotten and self.target is None:
-                letters = letters.replace("0", "1")
-        search = _Search(self.context, job, _Cursor.unpack(cursor))
+                letters = letters.replace("0", "1").replace("a", "r")
+        accepted = [int(word) for word in fields.get("accepted", b"").split()]
+        search = _Search(
+            self.context, Filter(**job.conditions), _queues_of(job.verb, job.running),
+            job.began_ms, accepted, _Cursor.unpack(cursor), job.examined,
+        )  # fmt: skip
         most = BATCH_MAX
         if job.rate is not None:
             most = max(1, min(BATCH_MAX, int(job.rate / BATCHES_PER_S)))
@@ -273,7 +348,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Redrive or purge a batch, maybe again. Return one character for each message."""
+        """Change a batch, maybe again. Return one character for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -292,6 +367,8 @@ class _Runner:
     ) -> Command[str]:
         name = b"@job-%s-%d" % (jobs_core.code_of(self.id).encode(), part)
         session = ReplaySession(name, number)
+        if job.verb == "cancel":
+            return scripts.cancel(self.context, keys, session, ids, job.running)
         if job.verb == "purge":
             return dead_letters_scripts.trash(keys, session, ids, job.keep_ms, job.began_ms)
         return dead_letters_scripts.redrive(self.context, keys, session, ids, job.began_ms)
@@ -305,6 +382,33 @@ class _Runner:
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
         mover = redrive_to.Redrive(self.context, keys, target, token, job.began_ms, True)
         return (yield from mover.move(ids))
+
+
+def _queues_of(verb: str, running: bool) -> Sequence[str]:
+    if verb != "cancel":
+        return ("dead",)
+    return ("store", "prepare", "store", "prepare") if running else ("store",)
+
+
+def matches(
+    context: TopicContext, verb: str, conditions: Mapping[str, Any], running: bool
+) -> Flow[int]:
+    """Count the messages that a job would change now."""
+    known = flows.check_verb(verb)
+    wanted = Filter(**flows.check_conditions(known, conditions))
+    if running and known != "cancel":
+        raise InvalidValue("running: only for a cancel")
+    yield from opening.ensure_open(context, create=False)
+    now_ms = yield from server_ms("job_matches")
+    accepted = yield from flows.accepted_by_slot(context)
+    queues = _queues_of(known, running)[:2]
+    search = _Search(context, wanted, queues, now_ms, accepted, _Cursor(), 0)
+    count = 0
+    while True:
+        batch = yield from search.next(BATCH_MAX)
+        count += len(batch.ids)
+        if batch.is_last:
+            return count
 
 
 def runner_name() -> str:

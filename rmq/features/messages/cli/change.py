@@ -1,4 +1,4 @@
-"""`rmq cancel`, `rmq reschedule`, `rmq priority`: change waiting messages."""
+"""`rmq reschedule`, `rmq priority`: change waiting messages one by one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def _expand_stdin(words: tuple[str, ...]) -> Iterator[str]:
             yield word
 
 
-def _change_each(
-    topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]
-) -> int:
+def change_each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]) -> int:
     """Change messages individually, and print the result of each change."""
     common = common_options()
     message_ids = read_ids(ids)
@@ -72,32 +70,6 @@ def _change_each(
 
 
 @click.command(
-    cls=Command,
-    examples=(
-        "rmq cancel orders 34qdd3l8pc001f8d2kpl0v9r4c",
-        "rmq cancel orders 34qdd3l8pc001f8d2kpl0v9r4c --running",
-        "rmq peek orders --json | jq -r .id | rmq cancel orders -",
-    ),
-)
-@click.argument("topic")
-@IDS
-@click.option(
-    "--running", is_flag=True, help="Also request the cancellation of messages in flight."
-)
-def cancel(topic: str, ids: tuple[str, ...], running: bool) -> int:
-    """Cancel waiting messages of TOPIC; - reads ids from stdin.
-
-    With --running, a message in flight gets the status requested: its handler is interrupted, and
-    the message ends as cancelled unless its consumer acks it. Other messages are not changed. Exit
-    code 4 means that only some messages were cancelled. Exit code 3 means that no message was
-    cancelled.
-    """
-    return _change_each(
-        topic, ids, lambda opened, message_id: opened.cancel(message_id, running=running)
-    )
-
-
-@click.command(
     cls=Command, examples=("rmq reschedule orders 34qdd3l8pc001f8d2kpl0v9r4c --delay 2h",)
 )
 @click.argument("topic")
@@ -112,7 +84,7 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
     """
     if (at is None) == (delay is None):
         raise click.UsageError("use either --at or --delay")
-    return _change_each(
+    return change_each(
         topic, ids, lambda opened, message_id: opened.reschedule(message_id, at=at, delay=delay)
     )
 
@@ -128,4 +100,4 @@ def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
     changed. Exit code 4 means that only some messages were changed. Exit code 3 means that no
     message was changed.
     """
-    return _change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))
+    return change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))
