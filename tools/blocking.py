@@ -53,7 +53,7 @@ SOURCES = (
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
-    "AsyncInvoker": "PlainInvoker", "AsyncInvokerBase": "PlainInvokerBase",
+    "AsyncInvoker": "PlainInvoker",
     "AwaitableHandle": "HandleBase", "AsyncCall": "PlainCall", "call_hooks_async": "call_hooks",
     "drive_async": "drive", "run_async": "run",
     "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",

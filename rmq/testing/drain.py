@@ -31,7 +31,7 @@ from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.worker.handled_topic import Show, close_flows, make_flows, show_for
 from rmq.worker.receiving.claiming import claim_keys
-from rmq.worker.running.invoker import AsyncInvoker, invoker_class
+from rmq.worker.running.invoker import CancellableInvoker, invoker_class
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.running_worker import check_hooks
 from rmq.worker.settling.disposition import Disposition, runtime_exceeded
@@ -150,7 +150,7 @@ class DrainedHandler:
 
     async def run_async(self, deliveries: list[InnerDelivery]) -> Dispositions:
         """Run an async function."""
-        assert isinstance(self.invoker, AsyncInvoker)
+        assert isinstance(self.invoker, CancellableInvoker)
         self.raised = None
         if self.handler.batch:
             return await self.invoker.run_batch(deliveries)

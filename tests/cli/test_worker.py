@@ -235,8 +235,8 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
 
 LOCKED_IN_FORKS = """
 import logging
-from rmq.worker.running import invoker_bases
-invoker_bases.FORK_LOG_S = 0.2
+from rmq.worker.running import invoker_base
+invoker_base.FORK_LOG_S = 0.2
 parent, lock = os.getpid(), threading.Lock()
 lock.acquire()
 

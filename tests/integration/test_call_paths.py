@@ -23,7 +23,7 @@ LIMITS = {
     "send": (11, 27),
     "receive": (12, 37),
     "ack": (11, 34),
-    "handled": (23, 80),
+    "handled": (22, 80),
 }
 
 Function = tuple[str, str, int]  # file below rmq/, name, line

@@ -22,7 +22,7 @@ from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
-from rmq.worker.running.invoker import AsyncInvoker, TopicInvokers
+from rmq.worker.running.invoker import CancellableInvoker, TopicInvokers
 from rmq.worker.settling.disposition import Report
 
 log = logging.getLogger("rmq")
@@ -264,7 +264,7 @@ class TopicFeed:
         """Set the event of a cancelled delivery, and cancel the task of its async handler."""
         delivery.cancelled().set()
         invoker = self.invokers.invoker_for(delivery)
-        if isinstance(invoker, AsyncInvoker):
+        if isinstance(invoker, CancellableInvoker):
             invoker.interrupt(delivery)
 
     # --- errors and reports -----------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
 The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is generated from
-`AsyncInvoker`. `invoker_bases` has the code that differs between them.
+`AsyncInvoker`. `CancellableInvoker` also ends the call of an async handler at its `max_runtime`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,23 +20,28 @@ from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
-from rmq.worker.running.invoker_bases import AsyncCall, AsyncInvokerBase
+from rmq.worker.running.event_loop import call_in
+from rmq.worker.running.invoker_base import AsyncCall, InvokerBase
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.settling.disposition import (
     ACK,
     DONE_BEFORE,
     Disposition,
+    RuntimeExceeded,
     Settled,
     acked,
+    cancelled_run,
+    error_of_run,
     outcome_of,
     outcomes,
+    runtime_exceeded,
     undecodable,
     without_then,
 )
 from rmq.worker.settling.unhandled import Unhandled
 
 
-class AsyncInvoker(AsyncInvokerBase):
+class AsyncInvoker(InvokerBase):
     """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
     async def run(self, delivery: InnerDelivery) -> Disposition:
@@ -85,6 +92,27 @@ class AsyncInvoker(AsyncInvokerBase):
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             await call_hooks_async(self.hooks.after_handle, shown, outcome)
         return disposition
+
+    async def _call(
+        self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any
+    ) -> None:
+        try:
+            returned = await self.handler.function(*arguments, **filled)
+        finally:
+            if os.getpid() != self._pid:
+                self._end_fork()
+        if returned is not None:
+            await self._use_returned(delivery, returned)
+
+    async def _raised_by(
+        self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
+    ) -> BaseException | None:
+        """Return the error that a call raised for some deliveries."""
+        try:
+            await call()
+        except BaseException as error:  # sys.exit() in a handler is a failure
+            return error
+        return None
 
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned. Add it and its follow-ups to the delivery."""
@@ -149,7 +177,72 @@ class AsyncInvoker(AsyncInvokerBase):
         return [(delivery, disposition) for delivery, disposition, _ in results]
 
 
-AnyInvoker = PlainInvoker | AsyncInvoker
+class CancellableInvoker(AsyncInvoker):
+    """Cancels the call of an async handler at its `max_runtime`, or on request.
+
+    For a plain handler, the watchdog checks the `max_runtime`.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._tasks: dict[InnerDelivery, asyncio.Task[Any]] = {}  # of running handlers
+
+    async def _raised_by(
+        self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
+    ) -> BaseException | None:
+        """Await a call for at most the shortest `max_runtime` of the deliveries.
+
+        Return its error.
+        """
+        limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
+        seconds = min((limit for limit in limits if limit is not None), default=None)
+        task: Any = None  # None: no request to cancel interrupts the call
+        if deliveries and not self.handler.batch:
+            task = asyncio.current_task()
+            self._tasks[deliveries[0]] = task
+        try:
+            if task is not None and deliveries[0].is_cancelled:
+                raise asyncio.CancelledError  # before `interrupt` could find the task
+            if seconds is not None:
+                return await _raised_within(call, seconds)
+            await call()
+        except BaseException as error:
+            if task is not None and deliveries[0].is_cancelled:
+                return cancelled_run(error)
+            return error_of_run(error, self.dispositions.is_stopping)
+        finally:
+            if task is not None and self._tasks.pop(deliveries[0], None) is None:
+                task.uncancel()  # `interrupt` has cancelled it; the worker uses it again
+        return None
+
+    def interrupt(self, delivery: InnerDelivery) -> None:
+        """Cancel the task that runs the handler for a delivery, if there is one.
+
+        Any thread may call this, after it has set the delivery's `cancelled`.
+        """
+        task = self._tasks.get(delivery)
+        if task is not None:
+            call_in(task.get_loop(), self._interrupt_now, delivery)
+
+    def _interrupt_now(self, delivery: InnerDelivery) -> None:
+        task = self._tasks.pop(delivery, None)  # None: the handler has ended meanwhile
+        if task is not None:
+            task.cancel()
+
+
+async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
+    """Await a call. If it took too long, return an error even if it has returned a result."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            await call()
+    except BaseException:
+        if not limit.expired():
+            raise
+    return runtime_exceeded(seconds) if limit.expired() else None
+
+
+AnyInvoker = PlainInvoker | CancellableInvoker
 
 
 class TopicInvokers:
@@ -190,6 +283,6 @@ class TopicInvokers:
         )
 
 
-def invoker_class(handler: Handler) -> type[PlainInvoker] | type[AsyncInvoker]:
+def invoker_class(handler: Handler) -> type[PlainInvoker] | type[CancellableInvoker]:
     """Return the class of invoker for a handler."""
-    return AsyncInvoker if handler.is_async else PlainInvoker
+    return CancellableInvoker if handler.is_async else PlainInvoker

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from rmq.kernel.delivery.delivery import settle_with_of
 from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
-from rmq.worker.running.invoker_bases import PlainCall, PlainInvokerBase
+from rmq.worker.running.invoker_base import InvokerBase, PlainCall
 from rmq.worker.settling.disposition import (
     ACK,
     DONE_BEFORE,
@@ -27,7 +29,7 @@ from rmq.worker.settling.disposition import (
 )
 
 
-class PlainInvoker(PlainInvokerBase):
+class PlainInvoker(InvokerBase):
     """Runs one handler, with its claims, hooks, middleware and dependencies."""
 
     def run(self, delivery: InnerDelivery) -> Disposition:
@@ -78,6 +80,25 @@ class PlainInvoker(PlainInvokerBase):
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             call_hooks(self.hooks.after_handle, shown, outcome)
         return disposition
+
+    def _call(self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = self.handler.function(*arguments, **filled)
+        finally:
+            if os.getpid() != self._pid:
+                self._end_fork()
+        if returned is not None:
+            self._use_returned(delivery, returned)
+
+    def _raised_by(
+        self, call: PlainCall, deliveries: Sequence[InnerDelivery] = ()
+    ) -> BaseException | None:
+        """Return the error that a call raised for some deliveries."""
+        try:
+            call()
+        except BaseException as error:  # sys.exit() in a handler is a failure
+            return error
+        return None
 
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned. Add it and its follow-ups to the delivery."""

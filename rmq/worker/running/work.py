@@ -20,7 +20,7 @@ from rmq.kernel.core.interceptor import call_hook
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.worker.handled_topic import HandledTopic
 from rmq.worker.running.executors import Work
-from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers
+from rmq.worker.running.invoker import AnyInvoker, CancellableInvoker, TopicInvokers
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.running.max_runtime import RuntimeLimit, RuntimeLimits
 from rmq.worker.running.poison import PoisonSuspects
@@ -119,7 +119,7 @@ class HandlerWork:
     def run_function(self) -> Callable[[Any], Any]:
         """Return the function that runs one work item of this handler."""
         invoker, batch = self.invoker, self.handler.batch
-        if isinstance(invoker, AsyncInvoker):
+        if isinstance(invoker, CancellableInvoker):
             if self._is_ordered:
                 return self._run_in_order_async
             return partial(self._run_batch_async if batch else self._run_one_async, invoker)
@@ -134,12 +134,14 @@ class HandlerWork:
             self._begin_run([delivery])
             self._report(delivery, invoker.run(delivery))
 
-    async def _run_one_async(self, invoker: AsyncInvoker, delivery: InnerDelivery) -> None:
+    async def _run_one_async(self, invoker: CancellableInvoker, delivery: InnerDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery], CANCEL_S)
             self._report(delivery, await self._run_cancellable(invoker, delivery))
 
-    async def _run_cancellable(self, invoker: AsyncInvoker, delivery: InnerDelivery) -> Disposition:
+    async def _run_cancellable(
+        self, invoker: CancellableInvoker, delivery: InnerDelivery
+    ) -> Disposition:
         try:
             return await invoker.run(delivery)
         except asyncio.CancelledError as error:
@@ -218,7 +220,9 @@ class HandlerWork:
         for delivery, disposition in invoker.run_batch(ready):
             self._report(delivery, disposition)
 
-    async def _run_batch_async(self, invoker: AsyncInvoker, batch: list[InnerDelivery]) -> None:
+    async def _run_batch_async(
+        self, invoker: CancellableInvoker, batch: list[InnerDelivery]
+    ) -> None:
         ready = self._begin_batch(batch, CANCEL_S)
         try:
             dispositions = await invoker.run_batch(ready)
@@ -243,7 +247,7 @@ class HandlerWork:
             delivery = next(steps, None)
             while delivery is not None:
                 invoker = self._invokers.invoker_for(delivery)
-                assert not isinstance(invoker, AsyncInvoker)
+                assert not isinstance(invoker, CancellableInvoker)
                 decide = self._invokers.unhandled.disposition if invoker is None else invoker.run
                 delivery = _resume(steps, decide(delivery))
 

@@ -1,0 +1,98 @@
+"""Base class of the invokers: claims, hooks, and processes that a handler has forked."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rmq.kernel.core.interceptor import Hooks, active
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.handlers.around import wrapped_call
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.handlers.scopes import Values
+from rmq.worker.handled_topic import Show
+from rmq.worker.settling.detached_claims import DetachedClaims
+from rmq.worker.settling.disposition import HandlerDispositions
+
+log = logging.getLogger("rmq")
+
+FORK_LOG_S = 5.0  # longest log call of a process that a handler forked
+STDERR = 2  # file descriptor; sys.stderr may have none
+
+PlainCall = Callable[[], object]
+AsyncCall = Callable[[], Awaitable[object]]
+
+
+class InvokerBase:
+    """A handler with its claims, its middleware and the hooks of interceptors.
+
+    Args:
+        handler: The handler.
+        show: Makes the object that the handler gets for a delivery.
+        hooks: Hooks of the interceptors.
+        claims: Claims of the handler, if it has claims.
+        process_values: Values of the dependencies and lifespans of this process. They are filled in
+            before the first call of the handler.
+        is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        show: Show,
+        hooks: Hooks,
+        claims: DetachedClaims | None = None,
+        process_values: Values | None = None,
+        is_stopping: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.handler = handler
+        self.show = show
+        self.hooks = hooks
+        self.claims = claims
+        self.dispositions = HandlerDispositions(handler, show, is_stopping)
+        self._pid = os.getpid()
+        self._middleware = active(handler.middleware)
+        values = {} if process_values is None else process_values
+        self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
+        hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
+        self._is_shown = bool(hooked or handler.takes != "b")  # otherwise the delivery is not used
+
+    def _call(self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any) -> Any:
+        """Call the handler, and await it if it is async. `delivery` is None for a batch."""
+        raise NotImplementedError
+
+    def _end_fork(self) -> None:
+        """End a process that the handler has forked. It would continue as a copy of this worker.
+
+        A thread that logged during the fork may have left a lock of a log stream locked forever in
+        this process. So the process also ends if the log call does not return.
+        """
+        faulthandler.dump_traceback_later(FORK_LOG_S, exit=True, file=STDERR)
+        log.error(
+            "handler %s: a process that it forked came back from it, and is ended; end it by "
+            "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
+        )  # fmt: skip
+        os._exit(1)
+
+    @contextmanager
+    def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
+        """Keep claims up to date during a call.
+
+        Yields a set. The caller adds to it each delivery whose work is done.
+        """
+        done: set[InnerDelivery] = set()
+        if self.claims is None:
+            yield done
+            return
+        for delivery in deliveries:
+            self.claims.begin(delivery)
+        try:
+            yield done
+        finally:
+            for delivery in deliveries:
+                self.claims.end(delivery, delivery in done)
