@@ -18,7 +18,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           order, each message goes back to its old place, and no message is taken before the
           longest wait is over.
 ]]
---- @keys slot store prepare records dead failures audit bodies settled0 settled1
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -44,6 +44,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
+end
+if fields[DEAD_TO] then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
 end
 if #ids == 0 then
   return validity

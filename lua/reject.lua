@@ -37,9 +37,9 @@ end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')
 end
-local created, max_retries, dead_retention_ms, blocked, audited, grouped, cancelling = unpack(
-  redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited',
-    'groups', 'cancelling'))
+local created, max_retries, dead_retention_ms, blocked, audited, grouped, cancelling, dead_to =
+  unpack(redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked',
+    'audited', 'groups', 'cancelling', 'dead_to'))
 if not created then
   fail('GONE', slot)
 end
@@ -49,12 +49,11 @@ local from, add_follow_ups = FIRST + 3 * n, nil -- first argument of the follow-
 if #ARGV >= from then
   --- @include "lib/follow_ups/given_follow_ups"
   local given = given_follow_ups(from, n)
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
   add_follow_ups = function(answer)
     local of_dead = of_deliveries(given, answer, 'd')
     local last_number = redis.call('HGET', slot, 'follow_ups')
-    return #of_dead > 0 and ' ' .. add_pending(of_dead, last_number, now, now_us) or ''
+    return #of_dead > 0 and ' ' .. add_pending(of_dead, last_number, now, now_us, ':', CLAIM_MS)
+      or ''
   end
 elseif #ARGV ~= from - 1 then
   fail('ARG', 'errors')
@@ -65,6 +64,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
 if audited then
   redis.call('ZCARD', audit)
+end
+if dead_to or add_follow_ups then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
 end
 if #valid_ids == 0 then
   return letters
@@ -93,6 +96,7 @@ if #valid_ids > 0 then
   redis.call('ZREM', prepare, unpack(valid_ids))
   local died = {
     ids = valid_ids, delivery_counts = delivery_counts, details = details, reason = ARGV[5],
+    dead_to = dead_to,
   }
   add_dead(died, audited, tonumber(dead_retention_ms), now)
 end

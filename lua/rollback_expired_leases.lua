@@ -13,7 +13,7 @@ Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in 
 Atomic    A lease is given back once, however many callers find it. The first write frees memory. A
           second run gives back the leases that the first run left.
 ]]
---- @keys slot store prepare records dead failures audit bodies settled0 settled1
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/slot_fields"
@@ -33,6 +33,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
+end
+if fields[DEAD_TO] then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
 end
 if #expired == 0 then
   return { 0, 0, 0 }

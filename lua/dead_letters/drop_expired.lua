@@ -15,7 +15,7 @@ Atomic    Types are checked before the first write, and the first write frees me
           messages are sent or received in between. The next pass finds a message that this pass
           missed.
 ]]
---- @keys slot store records dead failures merge audit bodies
+--- @keys slot store records dead failures merge audit bodies pending targets
 --- @include "lib/audit"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -27,8 +27,8 @@ Atomic    Types are checked before the first write, and the first write frees me
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
-local created, slot_chunk, on_expire, dead_retention_ms, audited = unpack(redis.call('HMGET', slot,
-  'created', 'chunk', 'on_expire', 'dead_retention_ms', 'audited'))
+local created, slot_chunk, on_expire, dead_retention_ms, audited, dead_to = unpack(redis.call(
+  'HMGET', slot, 'created', 'chunk', 'on_expire', 'dead_retention_ms', 'audited', 'dead_to'))
 if not created then
   fail('GONE', slot)
 end
@@ -38,6 +38,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', merge)
 redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
+if dead_to then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
+end
 local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')
 local members, score_of = {}, {}
 for i = 1, #page, 2 do
@@ -106,6 +110,7 @@ for i = 1, #ids do
   delivery_counts[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
 local died = { ids = ids, delivery_counts = delivery_counts, reason = 'x', details = '' }
+died.dead_to = dead_to
 add_dead(died, audited, tonumber(dead_retention_ms), now)
 release_groups()
 return reply

@@ -158,7 +158,7 @@ if kept then
 end
 local any_out = let_next_out and let_next_out()
 local is_unblocked = unblock(blocked, now)
-local added = #away > 0 and add_pending(away, last_number, now, now_us)
+local added = #away > 0 and add_pending(away, last_number, now, now_us, ':', CLAIM_MS)
 local answer = letters .. ' ' .. (added or '0 0')
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
 remember(call, now, answer)

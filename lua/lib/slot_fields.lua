@@ -12,7 +12,7 @@ local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
 local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
 -- Of read_return_fields, with CREATED, FRONT, MAX_RETRIES, DELIVERED, ORDERED, AUDITED and GROUPS:
 local RETRY, JITTER, RETENTION, AWAITED, BLOCKED = 2, 3, 5, 7, 9
-local GROUPS_PAUSED, CANCELLING = 13, 14
+local GROUPS_PAUSED, CANCELLING, DEAD_TO = 13, 14, 15
 
 -- Read the fields that a script needs to store messages. `session`: field of the caller's session.
 --- @inline
@@ -34,5 +34,5 @@ end
 local function read_return_fields()
   return redis.call('HMGET', slot, 'created', 'retry', 'jitter', 'front', 'dead_retention_ms',
     'max_retries', 'waiting', 'delivered', 'blocked', 'ordered', 'audited', 'groups',
-    'groups_paused', 'cancelling')
+    'groups_paused', 'cancelling', 'dead_to')
 end

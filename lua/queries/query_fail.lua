@@ -18,7 +18,7 @@ Atomic    A message moves in the step that marks its number, so no second call m
           for the query. The owner is not checked, because any task of the query may fail a message.
           The first write frees memory. A second run finds the marks and changes nothing.
 ]]
---- @keys slot store prepare records dead failures audit bodies query querylog querymarks
+--- @keys slot store prepare records dead failures audit bodies query querylog querymarks pending targets
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -61,6 +61,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
+end
+if fields[DEAD_TO] then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
 end
 
 -- Return the letter of message i if it cannot be failed, else nil.
@@ -114,6 +118,7 @@ local function reject()
   local let_next_out = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
   local died = { ids = ids, delivery_counts = delivery_counts, details = details, reason = 'r' }
+  died.dead_to = fields[DEAD_TO]
   add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   local any_out = let_next_out and let_next_out()
   if unblock(fields[BLOCKED], now) or any_out and is_awaited(fields[AWAITED], now) then

@@ -19,7 +19,7 @@ Atomic    A message leaves the log in the step that rejects it. So a message tha
           if it is in flight for another consumer, or if query_fail took it out. The first write
           frees memory. A second run continues.
 ]]
---- @keys slot prepare records dead failures audit query querylog bodies querymarks store
+--- @keys slot prepare records dead failures audit query querylog bodies querymarks store pending targets
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
@@ -32,8 +32,8 @@ local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[7], 1, MOST, 'limit')
-local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot,
-  'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited'))
+local created, max_retries, dead_retention_ms, blocked, audited, dead_to = unpack(redis.call(
+  'HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited', 'dead_to'))
 if not created then
   fail('GONE', slot)
 end
@@ -55,6 +55,10 @@ redis.call('ZCARD', prepare)
 if audited then
   redis.call('ZCARD', audit)
 end
+if dead_to then
+  redis.call('ZCARD', pending)
+  redis.call('ZCARD', targets)
+end
 local ids, delivery_counts = {}, {}
 for i = 1, #page do
   local number, score = first + i, scores[i] and tonumber(scores[i])
@@ -67,7 +71,7 @@ allow_oom(prepare)
 if #ids > 0 then
   local let_next_out = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
-  local died = { ids = ids, delivery_counts = delivery_counts, reason = 'r' }
+  local died = { ids = ids, delivery_counts = delivery_counts, reason = 'r', dead_to = dead_to }
   died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)
   add_dead(died, audited, tonumber(dead_retention_ms), now)
   local any_out = let_next_out and let_next_out()

@@ -8,7 +8,7 @@ ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6..] pairs of setting, value. The topic need not have `paused`, `paused_send`, `limit`,
-          `timed_priority`, `resizes` and `delivered_from`.
+          `timed_priority`, `resizes`, `delivered_from` and `dead_to`.
 Returns   1 created or changed, 0 had these settings or later settings, -1 belongs to a topic with
           another stamp
 Cost      O(settings)
@@ -121,7 +121,7 @@ if is_known then
   local forgotten = adapt_settings()
   -- This write needs no memory: after it, Redis does not check memory.
   redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held',
-    limit ~= own_limit and 'bucket' or 'limit')
+    'dead_to', limit ~= own_limit and 'bucket' or 'limit')
   if limit ~= own_limit then
     redis.call('UNLINK', rates)
   end

@@ -21,6 +21,7 @@ from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.delivery.dispositions import DISPOSITIONS
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
+from rmq.kernel.follow_ups.flows import sweep
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import opening
@@ -211,6 +212,8 @@ class DrainedTopic:
 
     def _receive(self) -> list[InnerDelivery]:
         deliveries = self._transport.run(self._flows.receive(self._most, 0))
+        if self.context.settings.dead_to is not None:
+            self._transport.run(sweep(self.context))  # copies of messages that have expired
         if deliveries and self._handlers.has_claims:
             claim_keys(deliveries, self._handlers, self._flows, self._transport)
         return deliveries

@@ -61,9 +61,10 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
         "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s", "--max-depth", "50",
-        "--groups", "concurrency=5, share.gold=4",
+        "--groups", "concurrency=5, share.gold=4", "--dead-to", f"{name}-graves",
     ]  # fmt: skip
 
+    run("topic", "create", f"{name}-graves")
     made = json.loads(run("topic", "create", name, *given, "--json").stdout)
 
     assert (made["topic"], made["created"]) == (name, True)
@@ -73,7 +74,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
         "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s", "max_depth": 50,
-        "groups": "concurrency=5,share.gold=4",
+        "groups": "concurrency=5,share.gold=4", "dead_to": f"{name}-graves",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
     shown = run("topic", "show", name).stdout

@@ -36,25 +36,33 @@ PLACES = {
     "groups": "slot store",
     "lateness_report": "slot",
     "merge": "slot store records merge settled0 settled1 failures audit bodies",
-    "nack": "slot store prepare records dead failures audit bodies settled0 settled1",
+    "nack": (
+        "slot store prepare records dead failures audit bodies settled0 settled1 pending targets"
+    ),
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
     "pending": "slot pending targets",
     "pending_send": "slot store records settled0 settled1 failures merge audit bodies prepare",
     "pending_settle": "slot records dead failures audit bodies pending targets",
-    "prepare": "slot store prepare records dead failures merge audit bodies leases rates",
+    "prepare": (
+        "slot store prepare records dead failures merge audit bodies leases rates pending targets"
+    ),
     "progress": "slot prepare records results keeping",
     "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
     "purge": "slot store records failures merge audit bodies",
     "queries": "slot queries leases",
     "query_again": "slot query querylog",
-    "query_fail": "slot store prepare records dead failures audit bodies query querylog querymarks",
+    "query_fail": (
+        "slot store prepare records dead failures audit bodies query querylog querymarks "
+        "pending targets"
+    ),
     "query_rollback": "slot prepare failures query querylog queries leases querymarks",
     "query_inspect": "slot query querylog",
     "query_read": "slot prepare records failures query querylog querymarks",
     "query_release": "slot store prepare failures records query querylog queries",
     "query_reject": (
-        "slot prepare records dead failures audit query querylog bodies querymarks store"
+        "slot prepare records dead failures audit query querylog bodies querymarks store "
+        "pending targets"
     ),
     "query_renew": "slot query querylog queries leases",
     "query_settle": (
@@ -62,7 +70,8 @@ PLACES = {
         "querymarks"
     ),
     "query_take": (
-        "slot store prepare records dead failures merge audit query querylog queries bodies rates"
+        "slot store prepare records dead failures merge audit query querylog queries bodies "
+        "rates pending targets"
     ),
     "redrive": "slot store records dead failures prepare",
     "redrive_hold": "slot dead records",
@@ -79,7 +88,7 @@ PLACES = {
     "result": "slot store prepare records dead trash results keeping",
     "resize_scan": "slot store prepare records",
     "rollback_expired_leases": (
-        "slot store prepare records dead failures audit bodies settled0 settled1"
+        "slot store prepare records dead failures audit bodies settled0 settled1 pending targets"
     ),
     "schedule_delete": "slot schedules schedule_times",
     "schedule_due": "slot schedules schedule_times",
@@ -106,7 +115,7 @@ PLACES = {
         "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
         "failures pending targets"
     ),
-    "drop_expired": "slot store records dead failures merge audit bodies",
+    "drop_expired": "slot store records dead failures merge audit bodies pending targets",
     "tidy": (
         "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals "
         "store prepare"
@@ -159,6 +168,10 @@ SELDOM += [("tidy", "store"), ("tidy", "prepare")]
 CANCELLING = ("nack", "reject", "release", "rollback_expired_leases")
 SELDOM += [(script, place) for script in CANCELLING for place in ("settled0", "settled1")]
 SELDOM += [("release", "audit"), ("release", "bodies")]
+# Only where the topic copies its dead letters: test_copy_dead.
+COPYING = ("drop_expired", "nack", "prepare", "query_fail", "query_reject", "query_take",
+           "rollback_expired_leases")  # fmt: skip
+SELDOM += [(script, place) for script in COPYING for place in ("pending", "targets")]
 AT_ONCE = {
     script: [place for place in places.split() if (script, place) not in SELDOM]
     for script, places in sorted(PLACES.items())

@@ -319,3 +319,26 @@ def test_a_guard_does_not_refuse_the_follow_ups_of_a_rejection(
 
     assert [result.verb for result in broker.drain()] == ["reject"]
     assert [message.body for message in broker.sent(other)] == [1]
+
+
+def test_copies_of_dead_letters_are_handled_in_the_same_drain(
+    broker: Broker, other: rmq.Topic
+) -> None:
+    topic = broker.client.topic("t", dead_to="other", max_retries=0)
+    seen: list[Any] = []
+
+    @topic.handler
+    def fail(body: str) -> None:
+        raise ValueError(body)
+
+    @other.handler
+    def bury(body: str, d: rmq.Delivery) -> None:
+        seen.append((body, d.marks["rmq-dead-reason"]))
+
+    topic.send("failed")
+    topic.send("expired", expires=0.001)
+    broker.clock.advance(1)
+    broker.drain(raises=False)
+
+    assert sorted(seen) == [("expired", "expired"), ("failed", "failed")]
+    assert len(broker.dead(topic)) == 2

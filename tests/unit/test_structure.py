@@ -40,7 +40,8 @@ FILES = sorted(
 # Results and progress, from Python: 690 lines and 7 files; as_completed reads its handles: 1.
 # `rmq result`, the result over HTTP and in the console: 190.
 # Cancelling many messages as a job: 245 lines and 1 file.
-LIMITS = {"lines": 49_230, "files": 435, "private": 76}
+# Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
+LIMITS = {"lines": 49_428, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

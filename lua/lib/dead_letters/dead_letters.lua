@@ -1,5 +1,6 @@
 -- Add messages to the DeadQueue, and drop old dead letters.
 --- @needs slot dead failures
+--- @include "lib/follow_ups/copy_dead"
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"
 
@@ -18,7 +19,8 @@ end
 -- Add messages to the DeadQueue. Their records stay. If the topic has a retention, some dead
 -- letters past it are dropped: more than are added.
 --   died: `ids`; for each the number of its deliveries (`delivery_counts`); `reason`, a letter
---     (lib/settle/attempts); `details`: the text of each error, or one text for all
+--     (lib/settle/attempts); `details`: the text of each error, or one text for all; `dead_to`, the
+--     field of the slot, if the messages are copied there
 --   retention: ms, or 0
 local function add_dead(died, audited, retention, now)
   local ids, counts, details, reason = died.ids, died.delivery_counts, died.details, died.reason
@@ -40,6 +42,9 @@ local function add_dead(died, audited, retention, now)
     redis.call('HSET', failures, unpack(noted))
   end
   redis.call('HINCRBY', slot, 'dead_lettered', #ids)
+  if died.dead_to then
+    copy_dead(died, now)
+  end
   if retention > 0 then
     drop_old_dead(audited, now - retention, now, math.max(10, 2 * #ids))
   end

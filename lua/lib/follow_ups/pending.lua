@@ -32,12 +32,15 @@ end
 
 -- Store follow-ups as pending entries, at most 1000. Claim their targets, unless another process
 -- sends to them.
---   given: for each target its name, and the messages: member, head, and rest of the record
+--   given: for each target its name, and the messages: member, head, and rest of the record; of
+--     copies of dead letters, what lib/follow_ups/entry names
 --   last_number: the field `follow_ups` of the slot
+--   mark: behind the numbers, ':' for follow-ups
+--   hold_ms: how long the caller alone sends to these targets
 -- Returns `<number> <claim> <targets>`, as ack_then does
-local function add_pending(given, last_number, now, now_us)
+local function add_pending(given, last_number, now, now_us, mark, hold_ms)
   local number = math.max(tonumber(last_number or 0) + 1, now_us)
-  local claim_until = string.format('%.0f', now + CLAIM_MS)
+  local claim_until = string.format('%.0f', now + hold_ms)
   local entries, e, texts = {}, 0, { number_text(number), claim_until }
   for i = 1, #given do
     local target, messages, stem = given[i].target, given[i].messages, nil
@@ -47,7 +50,7 @@ local function add_pending(given, last_number, now, now_us)
         stem = target .. ':' .. string.sub(number_text(number), 1, NUMBER_DIGITS - 6)
       end
       entries[e + 1] = '0'
-      entries[e + 2] = stem .. string.format('%06d', last_six) .. ':' .. messages[m]
+      entries[e + 2] = stem .. string.format('%06d', last_six) .. mark .. messages[m]
       e, number = e + 2, number + 1
     end
     local score = redis.call('ZSCORE', targets, target)

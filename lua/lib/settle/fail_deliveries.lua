@@ -111,7 +111,7 @@ local function fail_deliveries(failed, fields, now, now_us)
   end
   local let_next_out = leave and leave(leaving, died and set_of(died.ids), later)
   if died then
-    died.reason = failed.reason
+    died.reason, died.dead_to = failed.reason, fields[DEAD_TO]
     add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   end
   if places then

@@ -8,7 +8,8 @@
 -- decides.
 local function end_expired(take, gone)
   local fields, now, ids = take.fields, take.now, gone.ids
-  local on_expire, retention = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
+  local on_expire, retention, dead_to = unpack(redis.call('HMGET', slot, 'on_expire',
+    'dead_retention_ms', 'dead_to'))
   local let_next_out
   if fields[GROUPED] then
     local _, leaving = take.group_functions()
@@ -22,6 +23,7 @@ local function end_expired(take, gone)
       account_for('accounted', add_numbers(gone.records, number_of, {}), now)
     end
   else
+    gone.dead_to = dead_to
     add_dead(gone, fields[AUDITED], tonumber(retention), now)
   end
   if let_next_out then

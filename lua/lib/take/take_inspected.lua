@@ -1,5 +1,5 @@
 -- Taking messages that may have expired or may be in the merge index.
---- @needs store dead merge bodies
+--- @needs store dead merge bodies pending targets
 --- @include "lib/records/envelope"
 --- @include "lib/member"
 --- @include "lib/slot_fields"
@@ -32,6 +32,10 @@ local function take_inspected(take, batch)
   local expired, merge_keys = inspect(batch, take.now)
   redis.call('ZCARD', dead)
   redis.call('HLEN', bodies)
+  if expired then
+    redis.call('ZCARD', pending)
+    redis.call('ZCARD', targets)
+  end
   redis.call('ZREM', store, unpack(batch.ids, 1, batch.count))
   if #merge_keys > 0 then
     redis.call('HDEL', merge, unpack(merge_keys))

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgpack
-
 from rmq.errors import DecodeError, InvalidValue, TopicVanished
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import Arrival, ArrivalReply, HeldLetter
@@ -63,25 +61,10 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
         DecodeError: The record cannot be read, or its large body is missing.
     """
     fields = core_record.read(data)
-    core_record.check_body(fields.flags)
     headers = {name: text for name, text in fields.headers.items() if name != AUDIT_MARK}
     headers |= {FROM_MARK: topic, ID_MARK: id}
-    packed: bytes = msgpack.packb(headers)
-    if len(packed) > 0xFFFF:
-        raise DecodeError(f"its headers have {len(packed)} bytes")
-    head, envelope = core_record.envelope(
-        fields.codec,
-        fields.priority,
-        due_ms=None if fields.priority else 0,
-        expires_ms=max(0, fields.expires_ms - now_ms),
-        merge_key=fields.merge_key
-        and core_record.merge_key_of_type(
-            fields.merge_key, fields.headers.get(core_record.TYPE_MARK)
-        ),
-        collects=bool(fields.flags & core_record.COLLECTS),
-    )
-    head, envelope = core_record.with_headers(head, envelope, packed)
-    return MovedRecord(head, envelope + fields.body, len(fields.body))
+    head, rest = core_record.moved(fields, headers, max(0, fields.expires_ms - now_ms))
+    return MovedRecord(head, rest, len(fields.body))
 
 
 PAGE = 200  # letters of one call; each takes Redis about 10 us

@@ -52,7 +52,7 @@ def drop_expired(
         script_loader.load("drop_expired"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
-            keys.bodies,
+            keys.bodies, keys.pending, keys.targets,
         ),
         [clock.now_us, context.channel, keys.index, rank, limit],
         lambda reply: DropExpiredReply(*reply),

@@ -394,9 +394,18 @@ def paused(look: Look) -> Flow[list[Sight]]:
 
 
 def pending(look: Look) -> Flow[list[Sight]]:
-    """Check for follow-ups that have waited long for their topic."""
+    """Check for follow-ups that have waited long for their topic, or whose topic is missing."""
     found = list[tuple[float, Sight]]()
-    for topic in (yield from look.topics()):
+    topics = yield from look.topics()
+    names = {topic.name for topic in topics}
+    for topic in topics:
+        dead_to = topic.settings.dead_to
+        if dead_to is not None and dead_to.topic not in names:
+            text = (
+                f"{topic.name}: its setting dead_to names topic {dead_to}, which does not exist, "
+                "so copies of dead letters are dropped"
+            )
+            found.append((0.0, Sight("warning", text, f"rmq topic create {dead_to}")))
         count, waited_ms = topic.total["pending"], topic.total["pending_ms"]
         if count and waited_ms > PENDING_MS:
             text = (

@@ -120,6 +120,7 @@ def query_take(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
+            keys.pending, keys.targets,
         ),
         [*_asked_by(lease), lease.lease_ms, after, limit, most_bytes, keys.created],
         _log_of_take,
@@ -277,6 +278,7 @@ def query_reject(
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run), keys.store,
+            keys.pending, keys.targets,
         ),
         [*_asked_by(lease), context.channel, keys.index, upto, limit, reason],
         lambda reply: QuerySettleReply(reply[0], reply[1], 0, *_other_owner(reply[2:])),
@@ -313,6 +315,7 @@ def query_fail(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.audit, keys.bodies, *_query_keys(keys, run), _marks_key(keys, run),
+            keys.pending, keys.targets,
         ),
         [
             clock.now_us, context.channel, keys.index, "f" if retry else "r",

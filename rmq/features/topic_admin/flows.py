@@ -71,11 +71,13 @@ def topic_set(
     Raises:
         TopicNotFound: The topic does not exist.
         TopicVanished: The topic is being deleted.
-        InvalidValue: A limit is too small for the topic's slots.
+        InvalidValue: A limit is too small for the topic's slots, or `dead_to` names a topic that
+            cannot get the copies.
         SettingsMismatch: The settings differ from `unless_changed`.
     """
-    values = settings.to_redis(asked)
     yield from opening.open(context, create=False)
+    asked = yield from opening.with_dead_to(context, asked)
+    values = settings.to_redis(asked)
     replace(context.settings, **asked)  # checks settings that depend on each other
     revision = None if unless_changed is None else context.revision
     if unless_changed in (None, context.settings):

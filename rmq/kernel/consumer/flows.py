@@ -254,6 +254,7 @@ class ConsumerFlows:
         reasons = [reason for _, reason in self._unreadable]
         try:
             yield from settle.reject(self.context, leases, reasons, "u").run()
+            yield from self.follow_ups.send_copies(leases.slots)
         except (OutcomeUnknown, Unavailable):
             raise  # the next call tries again
         except RMQError:
@@ -412,8 +413,8 @@ class ConsumerFlows:
         lost = note(deliveries, answer)
         if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
-        if self.follow_ups.stored:
-            yield from self.follow_ups.send()
+        if self.follow_ups.stored or "d" in answer:
+            yield from self.follow_ups.send(deliveries if "d" in answer else ())
         if error is None:
             return lost
         if settling.unanswered:

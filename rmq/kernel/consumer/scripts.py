@@ -341,7 +341,7 @@ def prepare(
         script_loader.load("prepare"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.bodies, keys.leases, keys.rates,
+            keys.audit, keys.bodies, keys.leases, keys.rates, keys.pending, keys.targets,
         ),
         [
             clock.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, sleeps,
@@ -454,7 +454,7 @@ def rollback_expired_leases(
         script_loader.load("rollback_expired_leases"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
-            keys.bodies, keys.settled0, keys.settled1,
+            keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
         ),
         [clock.now_us, context.channel, keys.index, limit],
         lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
@@ -512,8 +512,8 @@ def nack(
     return Command(
         script_loader.load("nack"),
         (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit, keys.bodies, keys.settled0, keys.settled1,
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,

@@ -204,7 +204,8 @@ def _texts(details: bytes) -> tuple[str, str, str]:
     return str(error), str(lines), str(rest[0]) if rest else ""
 
 
-def _reason(letter: str) -> str:
+def reason_of(letter: str) -> str:
+    """Return the word for the letter of a reason."""
     return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
 
 
@@ -219,7 +220,7 @@ def decode(entry: bytes) -> Failure | None:
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
     """Decode a failure without its time, so that equal failures share one cache entry."""
     error, lines, _ = _texts(details)
-    return Failure(_reason(reason), deliveries, error, lines)
+    return Failure(reason_of(reason), deliveries, error, lines)
 
 
 def attempts(entry: bytes) -> tuple[Attempt, ...]:
@@ -235,7 +236,7 @@ def _attempts(entry: bytes) -> Iterator[Attempt]:
         is_attempt = reason not in _NO_ATTEMPT
         shown = ("", "", "") if flags & _CARRIED else texts
         when = datetime.fromtimestamp(min(at_ms, _TIME_MAX) / 1000, UTC)
-        yield Attempt(number if is_attempt else None, when, _reason(reason), *shown)
+        yield Attempt(number if is_attempt else None, when, reason_of(reason), *shown)
         number -= is_attempt
         if len(parts.items) < at + 8:
             return

@@ -216,6 +216,32 @@ def read(data: bytes) -> Record:
     )
 
 
+def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple[bytes, bytes]:
+    """Return a record with other headers, for another topic: its head, and its rest from byte 9 on.
+
+    Body, codec, priority and merge key are unchanged. The message is due at once.
+
+    Args:
+        fields: The record.
+        headers: All headers of the new record.
+        expires_ms: Lifetime from now in ms, or 0 for no limit.
+
+    Raises:
+        DecodeError: The large body is missing, or the headers are too large.
+    """
+    check_body(fields.flags)
+    packed: bytes = msgpack.packb(headers)
+    if len(packed) > 0xFFFF:
+        raise DecodeError(f"its headers have {len(packed)} bytes")
+    key = fields.merge_key and merge_key_of_type(fields.merge_key, fields.headers.get(TYPE_MARK))
+    head, before = envelope(
+        fields.codec, fields.priority, due_ms=None if fields.priority else 0,
+        expires_ms=expires_ms, merge_key=key, collects=bool(fields.flags & COLLECTS),
+    )  # fmt: skip
+    head, before = with_headers(head, before, packed)
+    return head, before + fields.body
+
+
 def merge_key_of_type(key: str, message_type: str | None) -> str:
     """Return a merge key as it is stored. Messages of different types do not merge.
 

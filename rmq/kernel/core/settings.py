@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 from rmq.kernel.core import (
+    dead_to as dead_tos,
     delivery_limits,
     layout as layouts,
     pause,
@@ -21,6 +22,7 @@ from rmq.kernel.core import (
     slo as slos,
 )
 from rmq.kernel.core.body_limits import BODY_CEILING, BODY_DEFAULT, CALL_BYTES
+from rmq.kernel.core.dead_to import DeadTo
 from rmq.kernel.core.delivery_limits import Limit, Limits, parse_limits
 from rmq.kernel.core.groups import OFF as NO_GROUPS, Groups, parse_groups
 from rmq.kernel.core.keys import SLOTS_MAX
@@ -190,6 +192,7 @@ class TopicSettings(TypedDict, total=False):
     slo: str | None
     groups: Groups | str | None
     max_depth: int | None
+    dead_to: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +236,8 @@ class Settings:
             only a label.
         max_depth: Largest number of follow-ups in a row that may lead to a follow-up of a message
             of this topic, or 0 for no limit. A message that would exceed it becomes a dead letter.
+        dead_to: Topic that gets a copy of each message of this topic that becomes a dead letter, in
+            the same step, or None.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
         sends_paused: Pause of all sends, or None if they are not paused.
         layout: Effects of `Admin.topic_resize` on the slots, or None if the topic was never
@@ -258,6 +263,7 @@ class Settings:
     slo: str = slos.OFF
     groups: Groups | None = None
     max_depth: int = DEPTH_DEFAULT
+    dead_to: DeadTo | None = None
     paused: Pause | None = None
     sends_paused: Pause | None = None
     layout: Layout | None = None
@@ -346,6 +352,7 @@ class Settings:
                 self.timed_priority or (self.default_priority if self.groups else "")
             ),
             "resizes": str(layout.resizes) if layout else "",
+            "dead_to": self.dead_to.of_slot(index) if self.dead_to else "",
             "delivered_from": str(layout.delivered_from or "")
             if layout and index < self.slots
             else "",
@@ -409,10 +416,13 @@ _CHECKS: dict[str, tuple[str, Any]] = {
         "max_depth",
         lambda v: 0 if v is None else check_int(v, "max_depth", 0, DEPTH_CEILING),
     ),
+    "dead_to": ("dead_to", dead_tos.parse),
 }
 PUBLIC = tuple(_CHECKS)
 # Settings that topics of an older version do not have, and their text.
-_LATER = {"slo": slos.OFF, "groups": NO_GROUPS, "max_depth": str(DEPTH_DEFAULT)}
+_LATER = {
+    "slo": slos.OFF, "groups": NO_GROUPS, "max_depth": str(DEPTH_DEFAULT), "dead_to": dead_tos.OFF,
+}  # fmt: skip
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 
 # Settings that `topic_set` cannot change, and why.
@@ -426,8 +436,13 @@ CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
 
 def _to_redis(name: str, value: Any) -> str:
     if value is None:
-        return NO_GROUPS if name == "groups" else "memory"
+        return "memory" if name == "durability" else "off"
     return value.to_redis() if hasattr(value, "to_redis") else str(value)
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Return a setting without what its caller does not name: the slots of `dead_to`."""
+    return str(value) if name == "dead_to" else _to_redis(name, value)
 
 
 def _describe(name: str, value: Any) -> Any:
@@ -438,8 +453,8 @@ def _describe(name: str, value: Any) -> Any:
         return format_duration(value / 1000) if value else "off"
     if name == "retry":
         return policies.describe(value)
-    if name == "groups":
-        return str(value or NO_GROUPS)
+    if name in ("groups", "dead_to"):
+        return str(value or "off")
     return describe_durability(value) if name == "durability" else str(value)
 
 
@@ -490,6 +505,8 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
             values[name] = _read_durability(text)
         elif name == "limit":
             values[name] = delivery_limits.from_redis(text)
+        elif name == "dead_to":
+            values[name] = dead_tos.from_redis(text)
         elif name in ("groups", "slo", "overflow", "on_expire"):
             values[name] = _CHECKS[name][1](text)
         elif name in ("slots", "max_retries", "max_length", "max_body", "max_depth"):
@@ -544,7 +561,7 @@ def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) ->
         name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
         f"{_describe(name, value)} in settings"
         for name, value in requested.items()
-        if _to_redis(name, getattr(actual, name)) != _to_redis(name, value)
+        if _comparable(name, getattr(actual, name)) != _comparable(name, value)
     }
     if differences:
         slots = actual.slots, requested.get("slots", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -153,7 +153,12 @@ def _is_too_deep(context: TopicContext, depth: int) -> bool:
 
 
 def _depth_of(delivery: InnerDelivery) -> int:
-    text = delivery.marks.get(DEPTH_MARK, "") if delivery.record[0] & record.HEADERS else ""
+    return depth_in(delivery.marks) if delivery.record[0] & record.HEADERS else 0
+
+
+def depth_in(headers: Mapping[str, str]) -> int:
+    """Return the number of follow-ups in a row that led to a message, from its headers."""
+    text = headers.get(DEPTH_MARK, "")
     return int(text) if text.isdigit() else 0
 
 

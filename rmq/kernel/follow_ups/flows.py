@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgpack
@@ -32,7 +33,8 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.delivery.dispositions import FollowUp, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.follow_ups import scripts
+from rmq.kernel.follow_ups import copies, scripts
+from rmq.kernel.follow_ups.copies import is_copy
 from rmq.kernel.follow_ups.encode import (
     EncodedFollowUp,
     FollowUpList,
@@ -159,14 +161,30 @@ class FollowUps:
             follow_ups = follow_ups.plus((yield from encode(self._context, delivery, topic, out)))
         return follow_ups
 
-    def send(self) -> Flow[None]:
-        """Send the follow-ups that acks have stored."""
+    def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
+        """Send the follow-ups that were stored. `dead`: deliveries that may be dead letters now."""
         while self.stored:
             try:
                 stored = self.stored.popleft()
             except IndexError:
-                return  # another thread sends them
+                break  # another thread sends them
             yield from send_stored(self._context, stored)
+        yield from self.send_copies(delivery.origin.keys.index for delivery in dead)
+
+    def send_copies(self, slots: Iterable[int]) -> Flow[None]:
+        """Send the pending copies of dead letters of slots."""
+        context, dead_to = self._context, self._context.settings.dead_to
+        if dead_to is None:
+            return
+        for index in sorted(set(slots)):
+            if index >= len(context.slots):
+                return  # the topic was created again with fewer slots
+            try:
+                target = dead_to.of_slot(index)
+                yield from _try_send(context, context.slots[index], target, b"", [])
+            except StorageError as error:
+                log.debug("topic %r: copies are sent later: %s", context.name, error)
+                return
 
 
 def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
@@ -309,25 +327,49 @@ def _attempt(
     """Store pending follow-ups in their topic, or return why they are not stored."""
     name, index = topic_and_index(target)
     other, _ = target_of(context, name)
+    are_copies = is_copy(entries[0])
+    run = list(takewhile(lambda entry: is_copy(entry) == are_copies, entries))
+    reason = "the topic does not exist"
     for is_last in (False, True):
         try:
             yield from opening.ensure_open(other, create=False, fails_fast=True)
-            return (yield from _store_fitting(other, index, keys, entries))
+            if index >= len(other.slots):
+                reason = f"the topic was created again, and has no slot {index}"
+                break
+            if are_copies:
+                return (yield from _store_copies(context, other, index, keys, run))
+            return (yield from _store_fitting(other, index, keys, run))
         except TopicNotFound:
             break
         except TopicVanished:
             other.forget()  # it may have been created again
             if is_last:
                 raise
-    return _Attempt(0, refused="the topic does not exist")
+    if are_copies:
+        copies.drop(context, name, len(run), reason)
+        return _Attempt(len(run))
+    return _Attempt(0, refused=reason)
+
+
+def _store_copies(
+    context: TopicContext, target: TopicContext, index: int, keys: SlotKeys, run: Sequence[Entry]
+) -> Flow[_Attempt]:
+    """Store the first of some copies of dead letters, without those that their topic refuses."""
+    made = yield from copies.messages(context, keys, target, index, run)
+    places = [place for place, entry in enumerate(made) if entry is not None]
+    entries = [entry for entry in made if entry is not None]
+    if not entries:
+        return _Attempt(len(made))
+    attempt = yield from _store(target, index, keys, entries)
+    if attempt.stored == len(entries):
+        return _Attempt(len(made))
+    return attempt._replace(stored=places[attempt.stored])
 
 
 def _store_fitting(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
     """Store the pending follow-ups before the first that its topic refuses permanently."""
-    if index >= len(target.slots):
-        return _Attempt(0, refused=f"the topic was created again, and has no slot {index}")
     most, fitting = target.settings.max_body, entries
     if max(map(len, entries)) > most + ENTRY_BYTES:
         for place, entry in enumerate(entries):

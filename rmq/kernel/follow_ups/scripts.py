@@ -21,10 +21,12 @@ T = TypeVar("T")
 # delivery, from 1. A message is member, head, and the rest of the record.
 ByTarget = Mapping[str, Sequence[tuple[int, bytes]]]
 # A pending follow-up: stored together with the ack, but not yet in its own topic. It is the number
-# in 16 digits, a colon, and the message.
+# in 16 digits, a colon, and the message. A copy of a dead letter has COPY in place of the colon,
+# then the letter of the reason, the member, and the whole record.
 Entry = bytes
-_DIGITS = 16
-_RECORD_AT = _DIGITS + 1 + MEMBER_SIZE
+COPY = b"!"
+DIGITS = 16
+_RECORD_AT = DIGITS + 1 + MEMBER_SIZE
 _HEAD = 4  # bytes of the head of a record
 ENTRY_BYTES = _RECORD_AT + _HEAD  # of an entry without the rest of the record
 
@@ -36,7 +38,7 @@ def entry_of(number: int, message: bytes) -> Entry:
 
 def number_of(entry: Entry) -> int:
     """Return the number of a pending follow-up."""
-    return int(entry[:_DIGITS])
+    return int(entry[:DIGITS])
 
 
 def record_of(entry: Entry) -> Record:

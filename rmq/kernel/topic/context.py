@@ -108,6 +108,7 @@ class TopicContext:
         self.created, self.identity = stamp, created
         self.revision = revision
         self.settings = settings
+        self.had_pending |= settings.dead_to is not None
         self._is_open = True
         self.is_ready = ready
         self.keep_settings()

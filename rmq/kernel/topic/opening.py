@@ -14,6 +14,7 @@ import logging
 import re
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from rmq.errors import (
@@ -28,6 +29,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.kernel.core import settings
+from rmq.kernel.core.dead_to import DeadTo
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import scripts
@@ -103,7 +105,8 @@ def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -
         if not create:
             raise not_found(context)
         yield from _refuse_lookalike(context)
-        reply = yield scripts.topic(context, wanted.to_redis())
+        requested = yield from with_dead_to(context, context.requested)
+        reply = yield scripts.topic(context, Settings(**requested).to_redis())
     kept = settings.from_redis(context.name, reply.kept)
     _refuse_deleting(context, reply)
     settings.check_matches(context.name, context.requested, kept)
@@ -124,7 +127,46 @@ def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
     if reply.state:
         yield from warn()
+        declared = _declared(context, wanted.dead_to)
+        if declared is not None and not declared.is_open:
+            yield from open(declared)  # other programs cannot create it
     return bool(reply.state)
+
+
+def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | None:
+    """Return the topic of the setting `dead_to`, if this program has declared it."""
+    name = dead_to and dead_to.topic
+    return next((each for each in list(context.siblings) if each.name == name), None)
+
+
+def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[str, Any]]:
+    """Return settings with the number of slots of the topic that `dead_to` names.
+
+    Raises:
+        InvalidValue: `dead_to` names the topic itself, or a topic with groups.
+        TopicNotFound: That topic does not exist, and this program has not declared it.
+    """
+    dead_to: DeadTo | None = requested.get("dead_to")
+    if dead_to is None:
+        return requested
+    if dead_to.topic == context.name:
+        raise InvalidValue("dead_to: a topic cannot name itself; give another topic")
+    declared = _declared(context, dead_to)
+    target = declared or TopicContext(
+        context.prefix, dead_to.topic, context.codec, context.sessions, {}
+    )
+    reply = yield scripts.topic(target, None)
+    if reply.state < 0 and declared is None:
+        raise not_found(target)
+    found = Settings(**target.requested)
+    if reply.state >= 0:
+        found = settings.from_redis(target.name, reply.kept)
+    if found.groups:
+        raise InvalidValue(
+            f"dead_to: {target.name!r} has groups, and copies of dead letters keep no order of "
+            "groups; give a topic without groups"
+        )
+    return {**requested, "dead_to": replace(dead_to, slots=found.slots)}
 
 
 def not_found(context: TopicContext) -> TopicNotFound:

@@ -129,6 +129,9 @@ _settings = with_options(
         type=int,
         help="Maximum number of follow-ups in a row, or 0 for no limit.  [1000]",
     ),
+    click.option(
+        "--dead-to", metavar="TOPIC", help="Topic that gets a copy of each dead letter.  [off]"
+    ),
 )
 
 

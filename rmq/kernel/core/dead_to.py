@@ -1,0 +1,50 @@
+"""The setting `dead_to`: the topic that gets a copy of each message that becomes a dead letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmq.kernel.core.keys import SLOTS_MAX, check_name
+from rmq.kernel.core.validation import check_int
+
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadTo:
+    """The topic that gets copies of dead letters.
+
+    Args:
+        topic: Name of the topic.
+        slots: Number of slots that the topic had when the setting was stored, or 0 if the setting
+            was not stored yet.
+    """
+
+    topic: str
+    slots: int = 0
+
+    def __str__(self) -> str:
+        return self.topic
+
+    def to_redis(self) -> str:
+        """Return the setting as its text in Redis."""
+        return f"{self.topic}:{self.slots}"
+
+    def of_slot(self, index: int) -> str:
+        """Return the name of the slot that gets the copies from a slot."""
+        return f"{self.topic}:{index % max(1, self.slots)}"
+
+
+def parse(value: object) -> DeadTo | None:
+    """Return the setting from the name of a topic. None and "off" turn the setting off."""
+    if value is None or value == OFF:
+        return None
+    return value if isinstance(value, DeadTo) else DeadTo(check_name(value, "dead_to"))
+
+
+def from_redis(text: str) -> DeadTo | None:
+    """Read the setting from its text in Redis."""
+    if text == OFF:
+        return None
+    topic, _, slots = text.rpartition(":")
+    return DeadTo(check_name(topic, "dead_to"), check_int(int(slots), "dead_to", 0, SLOTS_MAX))

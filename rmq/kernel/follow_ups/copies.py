@@ -1,0 +1,108 @@
+"""Copies of dead letters, for the topic that the setting `dead_to` names.
+
+The script that ends a message stores a pending entry with its record. The process that sends the
+entry makes the message of it here. A copy that its topic cannot take for good is dropped, because
+its dead letter is still in the source topic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rmq.errors import DecodeError
+from rmq.kernel.core import codec, failure, ids, record
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.follow_ups.encode import DEPTH_MARK, depth_in
+from rmq.kernel.follow_ups.scripts import COPY, DIGITS, Entry, entry_of, number_of
+from rmq.kernel.topic import reading
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Flow
+
+log = logging.getLogger("rmq")
+
+REASON_MARK, ID_MARK = "rmq-dead-reason", "rmq-dead-id"  # headers of a copy
+# Headers that are valid for the dead letter only: its audit number, and a request for its result.
+OF_LETTER = ("rmq-audit", "rmq-keep")
+CALL_BYTES = 4 * 1024 * 1024  # records and bodies of the copies of one call
+_RECORD_AT = DIGITS + 2 + ids.MEMBER_SIZE
+
+
+def is_copy(entry: Entry) -> bool:
+    """Return whether a pending entry is a copy of a dead letter."""
+    return entry[DIGITS : DIGITS + 1] == COPY
+
+
+def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
+    """Log that copies are dropped."""
+    log.warning(
+        "topic %r: %d copies of dead letters are not sent to topic %r: %s", context.name, count,
+        topic, reason,
+    )  # fmt: skip
+
+
+def messages(
+    context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
+) -> Flow[list[Entry | None]]:
+    """Turn the first of some copies into follow-ups, as many as one call may store.
+
+    Args:
+        context: Topic of the dead letters.
+        source: Slot of the dead letters.
+        target: Topic that gets the copies.
+        index: Slot of this topic.
+        run: The entries of the copies.
+
+    Returns:
+        For each copy, from the first on, an entry that `pending_send` accepts. None if the topic
+        cannot take the copy.
+    """
+    records: list[bytes] = []
+    size = 0
+    for entry in run:
+        data = entry[_RECORD_AT:]
+        size += len(data) + (record.size_of(data) if record.positions([data]) else 0)
+        if records and size > CALL_BYTES:
+            break
+        records.append(data)
+    members = [entry[DIGITS + 2 : _RECORD_AT] for entry in run[: len(records)]]
+    letters = ids.ids_of(members, source.middle)
+    records = yield from reading.fetch(source, letters, records)
+    made: list[Entry | None] = []
+    for entry, letter, data in zip(run, letters, records, strict=False):
+        try:
+            made.append(_message(context, target, index, entry, letter, data))
+        except DecodeError as error:
+            drop(context, target.name, 1, str(error))
+            made.append(None)
+    return made
+
+
+def _message(
+    context: TopicContext,
+    target: TopicContext,
+    index: int,
+    entry: Entry,
+    letter: bytes,
+    data: bytes,
+) -> Entry:
+    fields = record.read(data)
+    depth, most = depth_in(fields.headers) + 1, context.settings.max_depth
+    if 0 < most < depth:
+        raise DecodeError(f"message {ids.MessageId(letter)} is number {depth} of a chain, and the "
+                          f"max_depth is {most}")  # fmt: skip
+    if codec.reference_of(fields.codec, fields.body) is not None:
+        raise DecodeError("its body is in a store outside of Redis")
+    if len(fields.body) > target.settings.max_body:
+        raise DecodeError(
+            f"its body is larger than the topic's max_body, {target.settings.max_body}"
+        )
+    headers = {name: text for name, text in fields.headers.items() if name not in OF_LETTER} | {
+        REASON_MARK: failure.reason_of(chr(entry[DIGITS + 1])),
+        ID_MARK: str(ids.MessageId(letter)),
+        DEPTH_MARK: str(depth),
+    }
+    head, rest = record.moved(fields, headers)
+    id = ids.make_one(index, target.check)
+    return entry_of(number_of(entry), member_of(id) + head + rest)
