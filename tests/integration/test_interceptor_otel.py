@@ -116,6 +116,57 @@ def test_with_parent_the_consumers_span_is_in_the_trace_of_the_send(
     assert [key(one.context) for one in handled.links] == [key(sent)]
 
 
+@pytest.mark.parametrize("parent", [True, False], ids=["one trace", "linked"])
+@pytest.mark.parametrize("style", [*STYLES, "returned", "rejected"])
+def test_the_trace_of_a_message_continues_in_its_follow_up(
+    link: Any, traces: Traces, name: str, style: str, parent: bool
+) -> None:
+    client = link(OpenTelemetry(traces.provider, parent=parent))
+    topic, other = client.topic(name), client.topic(f"{name}-other")
+    other.open()
+    handle(other, "plain", lambda body, d: None)
+
+    if style == "async":
+
+        @topic.handler
+        async def awaited(body: str, d: rmq.AsyncDelivery) -> None:
+            await d.then(other, body)
+
+    elif style == "plain":
+
+        @topic.handler
+        def plain(body: str, d: rmq.Delivery) -> None:
+            d.then(other, body)
+
+    elif style == "returned":
+
+        @topic.handler
+        def returned(body: str) -> rmq.Then:
+            return rmq.Then(None, (other, Outgoing(body)))
+
+    else:
+
+        @topic.handler
+        def rejected(body: str) -> None:
+            raise rmq.Reject("no", then=[(other, Outgoing(body))])
+
+    topic.send("x")
+    work(client, lambda: len(traces.handled) == 2)
+
+    (sent, follow_up) = traces.sent
+    first, second = sorted(traces.handled, key=lambda span: str(span.name))
+    assert [span.name for span in (follow_up, second)] == [
+        f"send {name}-other", f"process {name}-other",
+    ]  # fmt: skip
+    assert follow_up.parent is not None
+    assert key(follow_up.parent) == key(first)
+    assert [key(each.context) for each in second.links] == [key(follow_up)]
+    if parent:
+        assert second.parent is not None
+        assert key(second.parent) == key(follow_up)
+        assert second.context.trace_id == sent.context.trace_id
+
+
 def test_without_it_there_are_no_spans_and_no_headers(link: Any, traces: Traces, name: str) -> None:
     client = link()
     topic = client.topic(name)

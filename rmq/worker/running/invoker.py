@@ -47,8 +47,7 @@ class AsyncInvoker(InvokerBase):
     async def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
         run = self._run if delivery.claim is None else self._run_claimed
-        disposition = await run(delivery)
-        return await self.with_then(delivery, disposition) if disposition.then else disposition
+        return await run(delivery)
 
     async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)
@@ -88,6 +87,8 @@ class AsyncInvoker(InvokerBase):
                 disposition = (
                     ACK if raised is None else self.dispositions.by_error(delivery, raised)
                 )
+        if disposition.then:  # a trace continues in the follow-ups, so before the hooks
+            disposition = await self.with_then(delivery, disposition)
         if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             await call_hooks_async(self.hooks.after_handle, shown, outcome)
@@ -146,7 +147,7 @@ class AsyncInvoker(InvokerBase):
         for guard in self._middleware:
             raised = await self._raised_by(partial(guard.on_duplicate_async, self.show(delivery)))
             if raised is not None:
-                return self.dispositions.by_error(delivery, raised)
+                return await self.with_then(delivery, self.dispositions.by_error(delivery, raised))
         return DONE_BEFORE
 
     async def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
@@ -155,7 +156,7 @@ class AsyncInvoker(InvokerBase):
         with self._claiming(batch) as done:
             settled = await self._run_batch(batch)
             done.update(acked(settled))
-        return [(each, await self.with_then(each, how)) for each, how in decided + settled]
+        return decided + settled
 
     async def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}
@@ -172,6 +173,10 @@ class AsyncInvoker(InvokerBase):
             call = partial(function, [shown[delivery] for delivery in ready])
             raised = await self._raised_by(call, ready)
             results += self.dispositions.of_batch(ready, raised)
+        results = [
+            (delivery, await self.with_then(delivery, how) if how.then else how, raised)
+            for delivery, how, raised in results
+        ]
         for delivery, outcome in outcomes(results, started):
             await call_hooks_async(self.hooks.after_handle, shown[delivery], outcome)
         return [(delivery, disposition) for delivery, disposition, _ in results]

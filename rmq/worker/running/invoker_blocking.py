@@ -35,8 +35,7 @@ class PlainInvoker(InvokerBase):
     def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
         run = self._run if delivery.claim is None else self._run_claimed
-        disposition = run(delivery)
-        return self.with_then(delivery, disposition) if disposition.then else disposition
+        return run(delivery)
 
     def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)
@@ -76,6 +75,8 @@ class PlainInvoker(InvokerBase):
                 disposition = (
                     ACK if raised is None else self.dispositions.by_error(delivery, raised)
                 )
+        if disposition.then:  # a trace continues in the follow-ups, so before the hooks
+            disposition = self.with_then(delivery, disposition)
         if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             call_hooks(self.hooks.after_handle, shown, outcome)
@@ -132,7 +133,7 @@ class PlainInvoker(InvokerBase):
         for guard in self._middleware:
             raised = self._raised_by(partial(guard.on_duplicate, self.show(delivery)))
             if raised is not None:
-                return self.dispositions.by_error(delivery, raised)
+                return self.with_then(delivery, self.dispositions.by_error(delivery, raised))
         return DONE_BEFORE
 
     def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
@@ -141,7 +142,7 @@ class PlainInvoker(InvokerBase):
         with self._claiming(batch) as done:
             settled = self._run_batch(batch)
             done.update(acked(settled))
-        return [(each, self.with_then(each, how)) for each, how in decided + settled]
+        return decided + settled
 
     def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         shown = {delivery: self.show(delivery) for delivery in batch}
@@ -156,6 +157,10 @@ class PlainInvoker(InvokerBase):
             call = partial(function, [shown[delivery] for delivery in ready])
             raised = self._raised_by(call, ready)
             results += self.dispositions.of_batch(ready, raised)
+        results = [
+            (delivery, self.with_then(delivery, how) if how.then else how, raised)
+            for delivery, how, raised in results
+        ]
         for delivery, outcome in outcomes(results, started):
             call_hooks(self.hooks.after_handle, shown[delivery], outcome)
         return [(delivery, disposition) for delivery, disposition, _ in results]
