@@ -46,7 +46,7 @@ HIDDEN = "***"
 
 
 class _Variable(NamedTuple):
-    """An environment variable without an entry in the file, and the program that reads it."""
+    """An environment variable that no configuration file can replace, and who reads it."""
 
     name: str
     reader: str

@@ -225,7 +225,7 @@ def send_due(
 def _calls(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int, errors: dict[str, RMQError]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each step of the due schedules: name, command, and whether it sends a message."""
+    """Yield the commands of due schedules: name, command, and whether it sends a message."""
     for schedule in due:
         try:
             definition = Definition.unpack(schedule.definition)

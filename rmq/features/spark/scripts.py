@@ -219,7 +219,7 @@ def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle the messages of a slot that a query holds, from the beginning of its log.
+    """Settle the messages that a query holds in a slot, up to the number `upto`.
 
     Args:
         context: Context of the topic.
@@ -272,7 +272,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make messages of a query in one slot dead letters, from the beginning of its log."""
+    """Make the messages that a query holds in a slot dead letters, up to the number `upto`."""
     return Command(
         script_loader.load("query_reject"),
         (

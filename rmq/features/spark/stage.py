@@ -81,7 +81,7 @@ def columns_of(
 def flows_of(
     context: TopicContext, name: str | None, keep: Duration, late: bool
 ) -> stage_flows.StageFlows:
-    """Check the arguments of `Topic.stage`, and return the flows of a stage."""
+    """Check the arguments of `Topic.stage`. Return the `StageFlows` of the stage."""
     keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
     chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
     return stage_flows.StageFlows(context, chosen, keep_ms, late)

@@ -178,7 +178,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls that repeat the hand-overs for a slot's credit which has ended."""
+    """Return calls that read again the messages handed over for the ended credits of a slot."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [

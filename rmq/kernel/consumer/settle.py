@@ -281,9 +281,9 @@ class Settling(Generic[T]):
         return replies
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the replay sessions of calls without a reply, to repeat them.
+        """Keep the calls that got no reply, to repeat them. `numbers` are their positions.
 
-        Give back the others.
+        A call repeats in its replay session. The sessions of the other calls are given back.
         """
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
         self._context.sessions.give(*others)

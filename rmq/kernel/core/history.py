@@ -175,7 +175,7 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings to read for a chart with this step: one that fits, and all coarser."""
+    """Return the rings to read for a chart with this step: one that fits, and all coarser rings."""
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 

@@ -72,7 +72,7 @@ def shared_lease(score: float) -> int:
 
 
 def lease_range(number: int) -> tuple[str, str]:
-    """Return the range of scores of a shared lease, in the form that Redis reads a range."""
+    """Return the range of scores of a shared lease, as arguments of ZRANGEBYSCORE."""
     low = SHARED_MIN + number * 1000
     return str(low), f"({low + 1000}"
 

@@ -86,7 +86,7 @@ class Awaited:
         return channel, self.id.member
 
     def note(self, state: ResultState) -> bool:
-        """Record the state. Return whether waiting longer is of no use."""
+        """Record the state. Return whether the caller need not wait any longer."""
         has_kept, self.has_kept = self.has_kept, self.has_kept or state.keeps
         self.state = state
         if state.outcome is not None or state.place == "dead":
@@ -194,7 +194,7 @@ class Waiting:
         return []
 
     def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:
-        """Read some messages. Return the messages that need no longer wait."""
+        """Read the states of messages. Return those for which no more waiting is needed."""
         due = [each for name in names for each in self._left[name]]
         if len(due) == 1 and self._signals is not None:
             states = [(yield from _read_one(self._signals, due[0]))]

@@ -17,7 +17,7 @@ _PLACES = {"s": "waiting", "p": "in_flight", "d": "dead", "g": "gone"}
 
 
 class ResultReply(NamedTuple):
-    """What the script `result` knows of a message.
+    """The reply to the script `result` about one message.
 
     Attributes:
         place: "waiting", "in_flight", "dead" (also in the trash), or "gone".

@@ -116,7 +116,7 @@ class ResultSignals:
             return list(self._waiters)
 
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
-        """Let a caller hear of these messages. It is to read them now, and whenever it has news."""
+        """Tell a caller from now on when it must read these messages. It reads them now, too."""
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
             self._start()
@@ -144,7 +144,7 @@ class ResultSignals:
                     del self._waiters[channel]
 
     def note(self, channel: bytes, members: bytes) -> None:
-        """Give news about some messages to their callers. `members` are their joined names."""
+        """Let callers read these messages again. `members` are the joined names of the messages."""
         with self._lock:
             of_channel = self._waiters.get(channel)
             if of_channel:
@@ -154,7 +154,7 @@ class ResultSignals:
                         waiter.note([(channel, member)])
 
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
-        """Give news about all messages of some channels (None: of all) to their callers."""
+        """Let callers read again all their messages of some channels (None: of all channels)."""
         with self._lock:
             for channel in list(self._waiters) if channels is None else channels:
                 news: dict[Waiter, list[Name]] = {}

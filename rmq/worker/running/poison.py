@@ -43,7 +43,7 @@ class PoisonSuspects:
         self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 
     def watch(self, running: dict[Any, float]) -> None:
-        """Add the runs of one handler of this process, with the time at which each began."""
+        """Watch the runs of one handler. `running` has the time at which each run began."""
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:

@@ -66,7 +66,7 @@ class Caller:
         raise NotImplementedError
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return False as `claim` does."""
+        """Make the next call for all waiting callers. Return False if that is impossible."""
         raise NotImplementedError
 
     def finish(self, outcome: Any) -> None:
@@ -237,7 +237,7 @@ class WaitingThread(Caller):
         return self._role.setdefault(None, role) is role
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return False as `claim` does."""
+        """Make the next call for all waiting callers. Return False if that is impossible."""
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
             return False
