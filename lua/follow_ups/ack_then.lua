@@ -14,12 +14,12 @@ ARGV[7..] n members (13 bytes each), their n receipts, and n results: '' or s su
           over before it is handled; and behind this letter, the details (lib/results/results), at
           most 300 000 bytes. Then the follow-ups (lib/follow_ups/given_follow_ups)
 Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 settled, 0 the
-          receipt is no longer valid. The number of the first pending entry; the next entries have
-          the next numbers, in the order of the arguments; 0 if there are none. The claim of the
-          caller (pending_settle). For each target that got entries, `<target>=` and a letter: n the
-          caller sends the entries, which are the only entries of this target; o the caller reads
-          and sends the entries, some are older; w another process sends them
-Cost      O((n + f) log L), f = follow-ups, L = leases, messages or pending entries of the slot
+          receipt is no longer valid. The number of the first pending entry, or 0 if there are none;
+          the next entries have the next numbers, in the order of the arguments. The claim of the
+          caller (pending_settle). For each target that got entries, `<target>=` and a letter. With
+          n, the caller sends the entries, which are the only entries of this target. With o, some
+          entries are older, and the caller reads and sends all. With w, another process sends them.
+Cost      O((n + f) log L), f = follow-ups, L = leases, messages or pending entries of the slot.
 Atomic    Result and follow-ups of a delivery are stored if its receipt is valid, else dropped. A
           result is stored only for a message with the mark (lib/results/keep_mark). If sends to
           this slot are paused, or it is full, or it has older pending entries for itself, its

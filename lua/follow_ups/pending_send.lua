@@ -9,12 +9,12 @@ ARGV[3]   index                the slot's index, sent to the consumers that are 
 ARGV[4]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[5]   source               the slot that has the entries: `<topic>:<index>`
 ARGV[6..] entries (lib/follow_ups/entry), at most 1000, 16 MiB in all, the numbers in growing order.
-          The record is as for send
+          The record is as for send.
 Returns   {how many entries are stored, from the first on, by this call or an earlier call; a letter
-          if that is not all: p sends are paused, f the slot is full (max_length)}
-Cost      O(n log L), n = entries, L = messages waiting in the slot
+          if some are not stored: p sends are paused, f the slot is full (max_length)}.
+Cost      O(n log L), n = entries, L = messages waiting in the slot.
 Atomic    The field `<` and source of the slot has the highest number that was stored. An entry
-          with a number up to that is not stored again, also if its message was settled meanwhile.
+          with a number up to this number is not stored again, even if its message is settled.
           Its caller sends the entries of a source in their order, so no lower number comes later.
           A follow-up whose id is in the slot, or was settled within the dedup window, adds nothing,
           as in send. Redis refuses the first write at maxmemory. A second run gives the same reply.
@@ -43,7 +43,8 @@ if fields[CREATED] ~= ARGV[4] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 
--- Return how many entries have a number up to `highest`. Numbers grow.
+-- Return how many entries have a number up to `highest`. The numbers must grow. So after the first
+-- number above `highest`, only the last number is checked.
 --- @inline
 local function count_stored(highest)
   local count, last = 0, ''
@@ -57,7 +58,7 @@ local function count_stored(highest)
       fail('ARG', 'order')
     end
     last = digits
-    if i == n or i == count + 1 then -- numbers between two larger ones are larger
+    if i == n or i == count + 1 then
       local number = whole_number(digits, 0, NUMBER_MOST, 'number')
       if number <= highest then
         count = i
@@ -117,7 +118,7 @@ if new > 0 then
     end
     local batch, reply = { given = members, at = 0, count = new, large = false }, nil
     reply, serves_sleepers = store_messages(batch, fields, now)
-    if reply[2] == 'F' then -- drop_lowest has no room for so many, or they are the lowest
+    if reply[2] == 'F' then -- drop_lowest has no room for all of them, or they are the lowest
       new, letter = 0, 'f'
     end
   end
