@@ -17,7 +17,6 @@ import hashlib
 import os
 import re
 import tempfile
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,10 +28,10 @@ from rmq.errors import ConfigurationError
 from rmq.kernel.transport.lua.inlining import (
     END,
     STRING,
+    block_end,
     folded,
     inlined,
     is_used,
-    outside_of,
     without_comments,
 )
 from rmq.kernel.transport.lua.shortening import shortened
@@ -141,6 +140,12 @@ def _body(name: str) -> str:
     return _HEADER.sub("", source(name))
 
 
+@functools.cache
+def _header_lines(name: str) -> int:
+    """Return the number of lines of a file that come before its body."""
+    return source(name).count("\n") - _body(name).count("\n")
+
+
 def _part(name: str, mark: Mark | None) -> str:
     return mark(name, _body(name)) if mark else _body(name)
 
@@ -206,7 +211,7 @@ def expanded(
         sites: Gets the places of the include lines of each library.
     """
     here = set() if known is None else known
-    first = source(name).count("\n") - text.count("\n") + 1 if name else 1
+    first = _header_lines(name) + 1 if name else 1
     blocks: list[tuple[int, set[str]]] = []  # indentation and libraries of the blocks around a line
     lines = []
     for number, line in enumerate(text.splitlines(keepends=True), first):
@@ -225,7 +230,11 @@ def expanded(
         if sites is not None:
             sites.setdefault(part, []).append(f"lua/{path_of(name)}.lua:{number}")
         placed = expanded(_part(part, mark), inside, mark, part, sites)
-        lines.append(textwrap.indent(placed, indent) if indent else placed)
+        if indent:
+            placed = "".join(
+                [indent + ln if ln.strip() else ln for ln in placed.splitlines(keepends=True)]
+            )
+        lines.append(placed)
         if indent:
             if not blocks or blocks[-1][0] < depth:
                 blocks.append((depth, set()))
@@ -246,8 +255,7 @@ def pruned(text: str) -> str:
             continue
         indent, function, table = definition.groups()
         end = definition.end()
-        outside = indent and outside_of(indent).search(plain, end)
-        if not is_used(function or table, plain, end, outside.start() if outside else len(plain)):
+        if not is_used(function or table, plain, end, block_end(indent, plain, end)):
             text, plain = text[:start] + text[end:], plain[:start] + plain[end:]
     return text
 
