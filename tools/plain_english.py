@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import subprocess
-import tokenize
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -76,6 +74,16 @@ RULES = {
 }
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n\s*\n|\n(?=\s*[-*|#])")
 
+# `tokenize` takes ten times as long to find comments.
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""'
+    r"|'''(?:\\.|[^\\])*?'''"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'(?:\\.|[^'\\\n])*'"
+    r"|#[^\n]*",
+    re.DOTALL,
+)
+
 Prose = Iterator[tuple[int, str]]  # number and text of each line that a person reads
 
 
@@ -90,7 +98,7 @@ class Hit(NamedTuple):
 
 def python_prose(text: str) -> Prose:
     """Yield the lines of docstrings and comments of a Python file."""
-    for node in ast.walk(ast.parse(text)):
+    for node in _statements(ast.parse(text)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if ast.get_docstring(node, clean=False) is not None:
@@ -98,9 +106,21 @@ def python_prose(text: str) -> Prose:
             assert isinstance(first, ast.Expr)
             assert isinstance(first.value, ast.Constant)
             yield from enumerate(str(first.value.value).split("\n"), first.lineno)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("# ")
+    for found in _STRING_OR_COMMENT.finditer(text):
+        if found[0].startswith("#"):
+            yield text.count("\n", 0, found.start()) + 1, found[0].lstrip("# ")
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and its statements, the outer before the inner ones."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, field, ())
+            if isinstance(inner, list):
+                waiting += inner
 
 
 def lua_prose(text: str) -> Prose:

@@ -20,9 +20,9 @@ from tests.server.running import until
 from tests.servers import Server as Redis, die_with_parent, free_port
 
 ROOT = Path(__file__).parents[2]
-LOOK = (
-    "import rmq.kernel.transport.lua.script_loader as s; print(s.directory()); "
-    "print(len([s.load(n).sha for n in s.names()])); "
+WHERE = "import rmq.kernel.transport.lua.script_loader as s; print(s.directory()); "
+LOOK = (  # composes each script to name its lines: 2 s
+    f"{WHERE}print(len([s.load(n).sha for n in s.names()])); "
     "from rmq.kernel.transport.lua.error_places import with_places as w; "
     "e = lambda n: ' '.join(f'user_script:{i}' for i in range(4000)); "
     "print(len([n for n in s.names() if f'lua/{s.path_of(n)}.lua:' in w(e(n), n)]))"
@@ -198,8 +198,8 @@ def test_the_sdist_holds_what_it_takes_to_test(built: Path) -> None:
 
 def test_a_bare_checkout_and_an_editable_install_read_the_tree(tmp_path: Path) -> None:
     for cwd in (ROOT, tmp_path):
-        where = ran(sys.executable, "-c", LOOK, cwd=cwd).splitlines()[0]
-        assert Path(where) == ROOT / "lua"
+        where = ran(sys.executable, "-c", f"{WHERE}print(s.load('send').sha)", cwd=cwd).split()
+        assert where == [str(ROOT / "lua"), script_loader.load("send").sha]
     assert "dlq" in ran(sys.executable, str(ROOT / "cli.py"), "--help", cwd=tmp_path)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
+import functools
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
@@ -43,36 +42,43 @@ FILES = sorted(
 # Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
 LIMITS = {"lines": 49_428, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
-NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-    tokenize.ENCODING, tokenize.ENDMARKER,
-}  # fmt: skip
 
 
 def code_lines(text: str) -> int:
     """How many lines of a module have code."""
+    return _figures_of(text)[0]
+
+
+def private_uses(text: str) -> int:
+    """How often a module uses a private name of another object."""
+    return _figures_of(text)[1]
+
+
+@functools.cache
+def _figures_of(text: str) -> tuple[int, int]:
+    """Return lines of code and private uses: one walk of the tree, without `tokenize`."""
     docs: set[int] = set()
+    strings: set[int] = set()  # whose lines may be blank, or begin with #
+    private = 0
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
         first = body[0] if isinstance(body, list) and body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             docs.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docs)
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        private += isinstance(node, ast.Attribute) and _is_private_of_another(node)
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    code = {number for number, line in lines if line and not line.startswith("#")}
+    return len((code | strings) - docs), private
 
 
-def private_uses(text: str) -> int:
-    """How often a module uses a private name of another object."""
-    return sum(
-        isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
+def _is_private_of_another(node: ast.Attribute) -> bool:
+    return (
+        node.attr.startswith("_")
         and not node.attr.startswith("__")
         and node.attr not in OF_TUPLES
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
-        for node in ast.walk(ast.parse(text))
     )
 
 
