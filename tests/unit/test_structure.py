@@ -40,7 +40,8 @@ FILES = sorted(
 # `rmq result`, the result over HTTP and in the console: 190.
 # Cancelling many messages as a job: 245 lines and 1 file.
 # Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
-LIMITS = {"lines": 49_428, "files": 437, "private": 76}
+# Composing scripts with less CPU: 15 lines.
+LIMITS = {"lines": 49_443, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
