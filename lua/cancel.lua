@@ -25,7 +25,7 @@ Atomic    Only waiting messages are removed, with everything that belongs to the
           (lib/settle/end_cancelled). The request is also published, so that the worker hears of it
           at once. A call that is sent twice gets the first answer again.
 ]]
---- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies
+--- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/envelope"
@@ -34,6 +34,7 @@ Atomic    Only waiting messages are removed, with everything that belongs to the
 --- @include "lib/leases/receipt"
 --- @include "lib/member"
 --- @include "lib/replay"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/send/dedup_window"
 --- @include "lib/writes"
 local CANCEL_MOST = 200
@@ -110,6 +111,8 @@ local function delete_waiting()
   redis.call('HLEN', records)
   redis.call('HLEN', failures)
   redis.call('HLEN', bodies)
+  redis.call('HLEN', results)
+  redis.call('ZCARD', keeping)
   redis.call('SCARD', settled0)
   redis.call('SCARD', settled1)
   if audited then
@@ -123,6 +126,7 @@ local function delete_waiting()
   --- @include "lib/groups/leave_groups"
   local let_next_out = leaving_groups(ids, nil, nil, scores)
   redis.call('ZREM', store, unpack(ids))
+  note_outcomes(ids, now, 'c')
   drop_for_good(audited, tonumber(chunk or 1), ids, now)
   if #merge_keys > 0 then
     redis.call('HDEL', merge, unpack(merge_keys))

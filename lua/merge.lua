@@ -1,7 +1,8 @@
 --[[
 merge: store messages that wait for their time range, or merge each into the waiting message with
 the same merge key, which keeps its consume time. The messages are handled in their order, as if
-each had a call of its own. `failures` and `audit` are for messages that drop_lowest drops.
+each had a call of its own. `failures`, `audit`, `results` and `keeping` are for messages that
+drop_lowest drops.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -36,7 +37,7 @@ Atomic    The waiting messages are found and changed in one step. A refused call
           index: the next message opens a new window. Room is made after all have merged, so a
           dropped message takes with it all messages that merged into it.
 ]]
---- @keys slot store records merge settled0 settled1 failures audit bodies
+--- @keys slot store records merge settled0 settled1 failures audit bodies results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"

@@ -18,7 +18,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           order, each message goes back to its old place, and no message is taken before the
           longest wait is over.
 ]]
---- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -42,6 +42,8 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end

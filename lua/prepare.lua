@@ -49,7 +49,7 @@ Atomic    All messages are read and checked before they move; the first write fr
           takes nothing until no delivery is in flight and the slot no longer waits. Then it takes,
           and clears the field.
 ]]
---- @keys slot store prepare records dead failures merge audit bodies leases rates pending targets
+--- @keys slot store prepare records dead failures merge audit bodies leases rates pending targets results keeping
 --- @include "lib/split_call"
 --- @include "lib/slot_fields"
 --- @include "lib/take/reply_bits"

@@ -1,8 +1,9 @@
 --[[
 publish: move the next entry of a stage into the queue, either messages as send stores them, or one
 message as merge stores it. Messages that have moved are no longer in the stage, so they cannot move
-twice. In the end, a published stage has one empty text. `failures` and `audit` are for messages
-that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+twice. In the end, a published stage has one empty text. `failures`, `audit`, `results` and
+`keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping
+consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -19,7 +20,7 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
           again; another call continues. A missing stage is an error: it has expired, or never
           existed.
 ]]
---- @keys slot store records settled0 settled1 failures merge audit stage bodies prepare
+--- @keys slot store records settled0 settled1 failures merge audit stage bodies prepare results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"

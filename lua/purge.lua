@@ -17,13 +17,14 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
           touched. If the next message of a group goes out, consumers are woken. A call that is sent
           twice gets the first answer again and deletes no second page.
 ]]
---- @keys slot queue records failures merge audit bodies
+--- @keys slot queue records failures merge audit bodies results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/drop_for_good"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
 --- @include "lib/replay"
+--- @include "lib/results/note_outcomes"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')
 local earlier_answer = replayed(ARGV[2])
@@ -41,6 +42,8 @@ redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
 if #ARGV > 6 then
@@ -62,12 +65,16 @@ for i = 1, any_merge_key and #ids or 0 do
   merge_keys[#merge_keys + 1] = indexed_key(key, ids[i])
 end
 local let_next_out
-if string.sub(queue, -5) == 'store' then
+local is_store = string.sub(queue, -5) == 'store' -- dead letters have ended before
+if is_store then
   local store = queue
   --- @include "lib/groups/leave_groups"
   let_next_out = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
+if is_store then
+  note_outcomes(ids, now, 'p')
+end
 drop_for_good(audited, tonumber(chunk), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))

@@ -19,7 +19,7 @@ Atomic    Like nack. Follow-ups of a delivery are stored if it becomes a dead le
           A follow-up for this slot becomes a pending entry as well. In a slot in order, the last
           reject of a batch wakes the consumers that wait for the end of the batch.
 ]]
---- @keys slot prepare records dead failures audit bodies store settled0 settled1 pending targets
+--- @keys slot prepare records dead failures audit bodies store settled0 settled1 pending targets results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
@@ -62,6 +62,8 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 if audited then
   redis.call('ZCARD', audit)
 end

@@ -17,7 +17,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           that is sent twice gets the first answer again. In a slot in order, each message goes back
           to its old place, and no message is taken before the wait is over.
 ]]
---- @keys slot store prepare failures records audit bodies settled0 settled1
+--- @keys slot store prepare failures records audit bodies settled0 settled1 results keeping
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"

@@ -13,7 +13,7 @@ Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in 
 Atomic    A lease is given back once, however many callers find it. The first write frees memory. A
           second run gives back the leases that the first run left.
 ]]
---- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets
+--- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/slot_fields"
@@ -31,6 +31,8 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end

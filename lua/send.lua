@@ -1,7 +1,8 @@
 --[[
 send: store messages in one slot. A message adds nothing if its id is in the slot, or if its sender
-keeps the id and it was settled within the dedup window. `failures`, `merge` and `audit` are for
-messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+keeps the id and it was settled within the dedup window. `failures`, `merge`, `audit`, `results` and
+`keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping
+consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
@@ -32,7 +33,7 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
           A send that adds nothing writes a field again, so that a wait for copies covers the
           earlier send.
 ]]
---- @keys slot store records settled0 settled1 failures merge audit bodies prepare
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare results keeping
 --- @include "lib/split_call"
 --- @include "lib/slot_fields"
 local BEFORE = 7 -- arguments before the messages
@@ -47,6 +48,7 @@ local last_call = fields[SESSION] -- number, time and answer; false in a new ses
 --- @include "lib/replay"
 --- @include "lib/records/large_bodies"
 --- @include "lib/records/note_offloaded"
+--- @include "lib/results/keep_mark"
 --- @include "lib/results/note_marks"
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"

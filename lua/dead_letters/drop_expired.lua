@@ -15,7 +15,7 @@ Atomic    Types are checked before the first write, and the first write frees me
           messages are sent or received in between. The next pass finds a message that this pass
           missed.
 ]]
---- @keys slot store records dead failures merge audit bodies pending targets
+--- @keys slot store records dead failures merge audit bodies pending targets results keeping
 --- @include "lib/audit"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -23,6 +23,7 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/groups/leave_groups"
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
@@ -42,6 +43,8 @@ if dead_to then
   redis.call('ZCARD', pending)
   redis.call('ZCARD', targets)
 end
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')
 local members, score_of = {}, {}
 for i = 1, #page, 2 do
@@ -99,6 +102,7 @@ if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
 if on_expire == 'drop' then
+  note_outcomes(ids, now, 'e')
   drop_records(ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)

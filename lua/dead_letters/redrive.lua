@@ -15,9 +15,10 @@ Cost      O(n log L), at most 4 MiB of records. Members beyond that are not read
           shorter.
 Atomic    Only dead letters move, each to the end of its priority. A letter without a priority is
           due now. An expiry that has passed is removed. The failure entry stays, and notes the
-          redrive. A call that is sent twice gets the first answer again.
+          redrive. The result is removed, because the message lives again. A call that is sent twice
+          gets the first answer again.
 ]]
---- @keys slot store records dead failures prepare
+--- @keys slot store records dead failures prepare results keeping
 --- @include "lib/settle/attempts"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -27,6 +28,7 @@ Atomic    Only dead letters move, each to the end of its priority. A letter with
 --- @include "lib/records/envelope"
 --- @include "lib/wake/wake"
 --- @include "lib/replay"
+--- @include "lib/results/results"
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -49,6 +51,8 @@ end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local redrive, write_entries
 if grouped then
   --- @include "lib/groups/enter_groups"
@@ -129,6 +133,7 @@ if #without_expiry > 0 then
   redis.call('HSET', records, unpack(without_expiry))
 end
 redis.call('ZREM', dead, unpack(ids))
+drop_results(ids)
 local retries, lefts = tonumber(max_retries), {}
 for i = 1, #ids do
   lefts[i] = retries + 1

@@ -1,7 +1,8 @@
 --[[
 redrive_send: store dead letters of another topic, each letter once. This is the second of three
-steps, after redrive_hold and before redrive_settle. `failures`, `merge`, `audit` and `bodies` are
-for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+steps, after redrive_hold and before redrive_settle. `failures`, `merge`, `audit`, `bodies`,
+`results` and `keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a
+sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -23,7 +24,7 @@ Atomic    The outcome for a member and token is final. Each later call returns i
           outcome is forgotten an hour after the removal or the refusal (lib/dead_letters/arrivals).
           Redis refuses the first write at maxmemory.
 ]]
---- @keys slot store records settled0 settled1 failures merge audit bodies prepare arrivals
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare arrivals results keeping
 --- @include "lib/dead_letters/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"

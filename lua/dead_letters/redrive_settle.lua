@@ -14,7 +14,7 @@ Atomic    A dead letter is removed only if it is held under the token that was s
           remembered as settled, and for 30 days as gone to another topic. Works while Redis is at
           maxmemory. A call that is sent twice gets the first answer again.
 ]]
---- @keys slot dead records failures audit bodies settled0 settled1 arrivals
+--- @keys slot dead records failures audit bodies settled0 settled1 arrivals results keeping
 --- @include "lib/dead_letters/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -22,6 +22,7 @@ Atomic    A dead letter is removed only if it is held under the token that was s
 --- @include "lib/records/drop_for_good"
 --- @include "lib/member"
 --- @include "lib/replay"
+--- @include "lib/results/results"
 --- @include "lib/send/dedup_window"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
@@ -41,6 +42,8 @@ redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 redis.call('ZCARD', arrivals)
 local window, turn = tonumber(dedup_ms or 0), tonumber(settled_turn)
 if window > 0 then
@@ -70,6 +73,7 @@ allow_oom(dead)
 drop_holds(released)
 if #stored > 0 then
   redis.call('ZREM', dead, unpack(stored))
+  drop_results(stored)
   drop_for_good(audited, tonumber(chunk), stored, now, true)
   redis.call('HINCRBY', slot, 'redriven', #stored)
 end

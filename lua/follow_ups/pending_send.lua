@@ -1,7 +1,8 @@
 --[[
 pending_send: store follow-ups that another slot has as pending entries, each once. This is the
-second step, after ack_then and before pending_settle. `failures`, `merge`, `audit` and `bodies` are
-for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
+second step, after ack_then and before pending_settle. `failures`, `merge`, `audit`, `bodies`,
+`results` and `keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a
+sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -19,7 +20,7 @@ Atomic    The field `<` and source of the slot has the highest number that was s
           A follow-up whose id is in the slot, or was settled within the dedup window, adds nothing,
           as in send. Redis refuses the first write at maxmemory. A second run gives the same reply.
 ]]
---- @keys slot store records settled0 settled1 failures merge audit bodies prepare
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare results keeping
 --- @include "lib/add"
 --- @include "lib/check"
 --- @include "lib/clock"

@@ -20,7 +20,7 @@ Atomic    Only entries with numbers up to the given number are removed, so a lat
           and only while it is the first entry. A claim lasts 5 s, and each reply with entries
           renews it. Works while Redis is at maxmemory. A second run finds nothing to remove.
 ]]
---- @keys slot records dead failures audit bodies pending targets
+--- @keys slot records dead failures audit bodies pending targets results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/follow_ups/pending"
@@ -48,6 +48,8 @@ if refused then
   redis.call('HLEN', failures)
   redis.call('ZCARD', audit)
   redis.call('HLEN', bodies)
+  redis.call('HLEN', results)
+  redis.call('ZCARD', keeping)
 end
 redis.call('ZCARD', pending)
 local score = redis.call('ZSCORE', targets, target)

@@ -18,7 +18,7 @@ Atomic    A message moves in the step that marks its number, so no second call m
           for the query. The owner is not checked, because any task of the query may fail a message.
           The first write frees memory. A second run finds the marks and changes nothing.
 ]]
---- @keys slot store prepare records dead failures audit bodies query querylog querymarks pending targets
+--- @keys slot store prepare records dead failures audit bodies query querylog querymarks pending targets results keeping
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -59,6 +59,8 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end

@@ -19,7 +19,7 @@ Atomic    A message leaves the log in the step that rejects it. So a message tha
           if it is in flight for another consumer, or if query_fail took it out. The first write
           frees memory. A second run continues.
 ]]
---- @keys slot prepare records dead failures audit query querylog bodies querymarks store pending targets
+--- @keys slot prepare records dead failures audit query querylog bodies querymarks store pending targets results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
@@ -51,6 +51,8 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 redis.call('ZCARD', prepare)
 if audited then
   redis.call('ZCARD', audit)

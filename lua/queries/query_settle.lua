@@ -31,11 +31,12 @@ Atomic    A message leaves the log in the step that settles it. It only leaves t
           it may be too early until a rollback corrects it. The first write needs no memory. A
           second run continues. Bytes are returned once.
 ]]
---- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks
+--- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/settle/remove_deliveries"
 --- @include "lib/send/dedup_window"
 local now = clock(ARGV[1])
@@ -87,6 +88,8 @@ local function forget_bytes()
   end
 end
 
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)
 local failed = redis.call('HLEN', failures)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
@@ -237,6 +240,8 @@ if #ids > 0 then
     scores[i] = waiting_scores[ids[i]] or false
   end
   local let_next_out = leaving_groups(ids, nil, nil, scores)
+  allow_oom(prepare)
+  note_outcomes(ids, now, 's')
   local removed = remove_deliveries(large or offloaded, ids, failed, low, high)
   if kept then
     remember_settled(window, last_turn, now, kept)

@@ -26,7 +26,7 @@ Atomic    If there are numbers after `from`, nothing is received, even if their 
           moves. The first write needs no memory. If the slot has no more records, the script notes
           that no message of it expires.
 ]]
---- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates pending targets
+--- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates pending targets results keeping
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"

@@ -1,7 +1,7 @@
 --[[
 schedule_send: send the message of a schedule for one time, and move the schedule to its next time;
-or only move it. `failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops,
-`prepare` is for a hand-over to a sleeping consumer.
+or only move it. `failures`, `merge`, `audit`, `bodies`, `results` and `keeping` are for messages
+that drop_lowest drops, `prepare` is for a hand-over to a sleeping consumer.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
@@ -28,7 +28,7 @@ Atomic    Sending and moving are one step, which needs the revision and the time
           moved without a message if its last move was more than a minute in the future: the clock
           was set back since.
 ]]
---- @keys slot store records settled0 settled1 failures merge audit bodies schedules schedule_times prepare
+--- @keys slot store records settled0 settled1 failures merge audit bodies schedules schedule_times prepare results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"

@@ -15,8 +15,9 @@ Returns   A list of numbers, and a text at its end:
                  dropped, purged, dead letters dropped
           29-30  paused groups, groups held by a dead letter
           31-32  pending follow-ups, and how long the oldest of up to 24 targets has waited, ms
-          33     the server's time (epoch ms)
-          34     the counts of lateness_report, as text
+          33     results
+          34     the server's time (epoch ms)
+          35     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
           has no time. The script compares the first due message and the first messages of the 24
@@ -26,7 +27,7 @@ Cost      O(log L), up to 50 look-ups, L = messages of the slot. With a limit fo
           2000 records of 8 MiB at most.
 Atomic    Reads only: one moment of one slot.
 ]]
---- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures pending targets
+--- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures pending targets keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/follow_ups/pending"
@@ -174,6 +175,7 @@ for i = 1, #counters do
 end
 reply[#reply + 1] = redis.call('ZCARD', pending)
 reply[#reply + 1] = pending_age(now_us)
+reply[#reply + 1] = redis.call('ZCARD', keeping)
 reply[#reply + 1] = now
 reply[#reply + 1] = lateness or ''
 return reply

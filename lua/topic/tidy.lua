@@ -2,25 +2,26 @@
 tidy: drop everything in a slot that has passed its time.
 
 It drops dead letters past the topic's retention, letters in the trash, settled ids past the dedup
-window, and old answers in replay sessions. It drops full buckets of limits for each key, and old
-notes of messages that went to another topic. Groups that wait for a message which somebody deleted
-by hand continue.
+window, and old answers in replay sessions. It drops full buckets of limits for each key, results
+past their keeping, and old notes of messages that went to another topic. Groups that wait for a
+message which somebody deleted by hand continue.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   limit                1 to 1000: most dead letters, and most buckets and notes of each kind
+ARGV[2]   limit                1 to 1000: most dead letters, and most buckets, results and notes
 Returns   {number of dead letters dropped, also from the trash; 1 if there is more to drop, else 0}
 Cost      O(n log L), n = limit, L = messages of the slot. Each call reads the entries of about 100
           groups, and the next call continues behind them. Redis frees the ids in another thread.
 Atomic    Types are checked before the first write, and no write needs memory. A second run
           continues.
 ]]
---- @keys slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals store prepare
+--- @keys slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals store prepare results keeping
 --- @include "lib/dead_letters/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/take/key_limits"
 --- @include "lib/replay"
+--- @include "lib/results/results"
 --- @include "lib/send/dedup_window"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
@@ -45,6 +46,8 @@ redis.call('ZCARD', rates)
 redis.call('ZCARD', arrivals)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 allow_oom(dead) -- the first write of sweep_sessions may add a field
 if last_turn then
@@ -56,6 +59,7 @@ end
 sweep_sessions(now, 100)
 local more = forget_full_buckets(now, limit)
 more = forget_arrivals(now, limit) or more
+more = forget_results(now, limit) == limit or more
 if grouped then
   --- @include "lib/groups/lost_members"
   free_groups(grouped)

@@ -383,21 +383,21 @@ def _limited(verb: str) -> Call:
     return call
 
 
+# Keys that a script looks at if it makes room for a message.
+DROPPING = ("failures", "merge", "audit", "bodies", "results", "keeping")
+
 REACHING |= {
     **{(verb, "rates"): _limited(verb) for verb in ("prepare", "query_take", "stats")},
     ("prepare", "leases"): _call(
         lambda f, b: consumer_scripts.prepare(b.keys, b.session(), 10, 30_000, True, shared=f.lease)
     ),
-    **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
-    ("schedule_send", "bodies"): _scheduling,
-    **{("redrive_send", place): _arriving for place in ("failures", "merge", "audit", "bodies")},
-    **{("pending_send", place): _following for place in ("failures", "merge", "audit", "bodies")},
+    **{("schedule_send", place): _scheduling for place in DROPPING},
+    **{("redrive_send", place): _arriving for place in DROPPING},
+    **{("pending_send", place): _following for place in DROPPING},
     ("ack_then", "merge"): _settling_and_following,
-    ("send", "failures"): _dropping,
-    ("send", "merge"): _dropping,
-    ("send", "audit"): _dropping,
-    **{("merge", place): _merging for place in ("failures", "audit", "bodies")},
-    **{("publish", place): _publishing for place in ("failures", "merge", "audit", "bodies")},
+    **{("send", place): _dropping for place in DROPPING if place != "bodies"},
+    **{("merge", place): _merging for place in DROPPING if place != "merge"},
+    **{("publish", place): _publishing for place in DROPPING},
     ("query_settle", "store"): _with_another_query,
     **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle", "redrive_settle")},
 }

@@ -11,6 +11,7 @@ from rmq.kernel.core import keys
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, place_of
+from tests.lua.following import ack_then
 from tests.lua.furnished import RUN, furnish
 
 
@@ -165,7 +166,7 @@ def furnished_in_order(box, script):
     furnished = furnish(box)
     if script in TAKING:
         box.rollback()
-        box.ack(furnished.leased, furnished.failed)
+        ack_then(box, [furnished.leased, furnished.failed])
         box.run(scripts.lease_release(box.handle.channel, box.keys, furnished.lease, 10))
         box.run(scripts.query_rollback(box.keys, RUN, 10, force=True))
         box.rollback()

@@ -30,6 +30,8 @@ WAKING = (
 FREEING = ("ack", "query_reject", "query_settle", "reject")
 # Where they let the next message of a group out: test_group_changes.
 LETTING_OUT = ("cancel", "drop_expired", "purge")
+# They only tell the senders that wait for results: test_results.
+TELLING = ("pending_settle", "progress", "query_take")
 PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 
@@ -50,7 +52,10 @@ def test_every_script_that_signals_is_looked_at_here() -> None:
     signalling = {
         name for name in script_loader.names() if "'PUBLISH'" in script_loader.load(name).text
     }
-    assert signalling == {*WAKING, *FREEING, *LETTING_OUT, *PROBING, "slot", "group_resume"}
+    assert signalling == {
+        *WAKING, *FREEING, *LETTING_OUT, *PROBING, *TELLING, "slot",
+        "group_resume",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("script", WAKING)

@@ -24,7 +24,10 @@ PLACES = {
         "targets results keeping"
     ),
     "audit_open": "slot audit",
-    "cancel": "slot store prepare records dead failures merge settled0 settled1 audit bodies",
+    "cancel": (
+        "slot store prepare records dead failures merge settled0 settled1 audit bodies results "
+        "keeping"
+    ),
     "audit_scan": "slot store prepare dead records trash",
     "claim": "claim",
     "due_counts": "slot store",
@@ -35,26 +38,33 @@ PLACES = {
     "group_resume": "slot store",
     "groups": "slot store",
     "lateness_report": "slot",
-    "merge": "slot store records merge settled0 settled1 failures audit bodies",
+    "merge": "slot store records merge settled0 settled1 failures audit bodies results keeping",
     "nack": (
-        "slot store prepare records dead failures audit bodies settled0 settled1 pending targets"
+        "slot store prepare records dead failures audit bodies settled0 settled1 pending "
+        "targets results keeping"
     ),
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
     "pending": "slot pending targets",
-    "pending_send": "slot store records settled0 settled1 failures merge audit bodies prepare",
-    "pending_settle": "slot records dead failures audit bodies pending targets",
+    "pending_send": (
+        "slot store records settled0 settled1 failures merge audit bodies prepare results keeping"
+    ),
+    "pending_settle": "slot records dead failures audit bodies pending targets results keeping",
     "prepare": (
-        "slot store prepare records dead failures merge audit bodies leases rates pending targets"
+        "slot store prepare records dead failures merge audit bodies leases rates pending "
+        "targets results keeping"
     ),
     "progress": "slot prepare records results keeping",
-    "publish": "slot store records settled0 settled1 failures merge audit stage bodies prepare",
-    "purge": "slot store records failures merge audit bodies",
+    "publish": (
+        "slot store records settled0 settled1 failures merge audit stage bodies prepare results "
+        "keeping"
+    ),
+    "purge": "slot store records failures merge audit bodies results keeping",
     "queries": "slot queries leases",
     "query_again": "slot query querylog",
     "query_fail": (
         "slot store prepare records dead failures audit bodies query querylog querymarks "
-        "pending targets"
+        "pending targets results keeping"
     ),
     "query_rollback": "slot prepare failures query querylog queries leases querymarks",
     "query_inspect": "slot query querylog",
@@ -62,45 +72,52 @@ PLACES = {
     "query_release": "slot store prepare failures records query querylog queries",
     "query_reject": (
         "slot prepare records dead failures audit query querylog bodies querymarks store "
-        "pending targets"
+        "pending targets results keeping"
     ),
     "query_renew": "slot query querylog queries leases",
     "query_settle": (
-        "slot prepare records failures settled0 settled1 audit query querylog queries store bodies "
-        "querymarks"
+        "slot prepare records failures settled0 settled1 audit query querylog queries store "
+        "bodies querymarks results keeping"
     ),
     "query_take": (
         "slot store prepare records dead failures merge audit query querylog queries bodies "
-        "rates pending targets"
+        "rates pending targets results keeping"
     ),
-    "redrive": "slot store records dead failures prepare",
+    "redrive": "slot store records dead failures prepare results keeping",
     "redrive_hold": "slot dead records",
     "redrive_send": (
-        "slot store records settled0 settled1 failures merge audit bodies prepare arrivals"
+        "slot store records settled0 settled1 failures merge audit bodies prepare arrivals "
+        "results keeping"
     ),
-    "redrive_settle": "slot dead records failures audit bodies settled0 settled1 arrivals",
+    "redrive_settle": (
+        "slot dead records failures audit bodies settled0 settled1 arrivals results keeping"
+    ),
     "reject": (
-        "slot prepare records dead failures audit bodies store settled0 settled1 pending targets"
+        "slot prepare records dead failures audit bodies store settled0 settled1 pending "
+        "targets results keeping"
     ),
-    "release": "slot store prepare failures records audit bodies settled0 settled1",
+    "release": "slot store prepare failures records audit bodies settled0 settled1 results keeping",
     "renew": "claim",
     "reschedule": "slot store prepare records dead",
     "result": "slot store prepare records dead trash results keeping",
     "resize_scan": "slot store prepare records",
     "rollback_expired_leases": (
-        "slot store prepare records dead failures audit bodies settled0 settled1 pending targets"
+        "slot store prepare records dead failures audit bodies settled0 settled1 pending "
+        "targets results keeping"
     ),
     "schedule_delete": "slot schedules schedule_times",
     "schedule_due": "slot schedules schedule_times",
     "schedule_pause": "slot schedule_times",
     "schedule_resume": "slot schedules schedule_times",
     "schedule_send": (
-        "slot store records settled0 settled1 failures merge audit bodies schedules schedule_times "
-        "prepare"
+        "slot store records settled0 settled1 failures merge audit bodies schedules "
+        "schedule_times prepare results keeping"
     ),
     "schedule_set": "slot schedules schedule_times",
     "schedules": "slot schedules schedule_times",
-    "send": "slot store records settled0 settled1 failures merge audit bodies prepare",
+    "send": (
+        "slot store records settled0 settled1 failures merge audit bodies prepare results keeping"
+    ),
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
@@ -113,12 +130,14 @@ PLACES = {
     "stage_push": "slot stage",
     "stats": (
         "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
-        "failures pending targets"
+        "failures pending targets keeping"
     ),
-    "drop_expired": "slot store records dead failures merge audit bodies pending targets",
+    "drop_expired": (
+        "slot store records dead failures merge audit bodies pending targets results keeping"
+    ),
     "tidy": (
         "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals "
-        "store prepare"
+        "store prepare results keeping"
     ),
     "trash": "slot dead trash deaths records failures audit bodies",
     "restore": "slot dead trash deaths",
@@ -167,7 +186,7 @@ SELDOM += [("tidy", "store"), ("tidy", "prepare")]
 # Only where a cancellation was requested: test_cancel_running.
 CANCELLING = ("nack", "reject", "release", "rollback_expired_leases")
 SELDOM += [(script, place) for script in CANCELLING for place in ("settled0", "settled1")]
-SELDOM += [("release", "audit"), ("release", "bodies")]
+SELDOM += [("release", place) for place in ("audit", "bodies", "results", "keeping")]
 # Only where the topic copies its dead letters: test_copy_dead.
 COPYING = ("drop_expired", "nack", "prepare", "query_fail", "query_reject", "query_take",
            "rollback_expired_leases")  # fmt: skip

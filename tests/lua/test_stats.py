@@ -167,6 +167,7 @@ def test_every_counter_tells_what_was_done(make_box):
         "rolled_back": 2, "dead_lettered": 1, "redriven": 1, "cancelled": 1, "expired": 1,
         "dropped": 3, "purged": 1, "dead_dropped": 0,
         "groups_paused": 0, "groups_held": 0, "pending": 0, "pending_ms": 0,
+        "results": 0,
     }  # fmt: skip
     assert found["remembered"] == 3
 

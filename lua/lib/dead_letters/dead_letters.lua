@@ -3,6 +3,7 @@
 --- @include "lib/follow_ups/copy_dead"
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"
+--- @include "lib/results/note_outcomes"
 
 -- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and
 -- return how many were dropped. The first write frees memory. `audited`: the field of the slot.
@@ -16,8 +17,8 @@ local function drop_old_dead(audited, before, now, limit)
   return #ids
 end
 
--- Add messages to the DeadQueue. Their records stay. If the topic has a retention, some dead
--- letters past it are dropped: more than are added.
+-- Add messages to the DeadQueue, which ends them. Their records stay. If the topic has a retention,
+-- some dead letters past it are dropped: more than are added.
 --   died: `ids`; for each the number of its deliveries (`delivery_counts`); `reason`, a letter
 --     (lib/settle/attempts); `details`: the text of each error, or one text for all; `dead_to`, the
 --     field of the slot, if the messages are copied there
@@ -45,6 +46,7 @@ local function add_dead(died, audited, retention, now)
   if died.dead_to then
     copy_dead(died, now)
   end
+  note_outcomes(ids, now, 'd')
   if retention > 0 then
     drop_old_dead(audited, now - retention, now, math.max(10, 2 * #ids))
   end

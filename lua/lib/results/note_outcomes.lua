@@ -27,11 +27,11 @@ local function note_outcomes(ids, now, letter, given)
       end
     end
     local details, entries = nil, {}
-    if #marked > 0 and not given then
+    if #marked > 0 and not given and letter ~= 's' then
       details = redis.call('HMGET', failures, unpack(marked))
     end
     for n = 1, #marked do
-      local text = given and given[positions[n]] or letter .. (details[n] or '')
+      local text = given and given[positions[n]] or letter .. (details and details[n] or '')
       entries[2 * n - 1] = marked[n]
       entries[2 * n] = string.sub(text, 1, 1) .. at .. string.sub(text, 2)
       noted[#noted + 1] = marked[n]

@@ -4,8 +4,8 @@ rmq/kernel/results/entry.py.
 
 A message keeps its result if its record has a mark (lib/results/keep_mark). The field `outcomes` of
 a slot says that the slot has stored such a message. In a slot without the field, no script reads
-records for this. Every script that ends messages calls `note_outcomes`, by itself or through
-add_dead (lib/dead_letters/dead_letters) or drop_for_good (lib/records/drop_for_good).
+records for this. Every script that ends messages calls note_outcomes (lib/results/note_outcomes).
+For messages that die, add_dead (lib/dead_letters/dead_letters) calls it.
 
 The hash `results` has an entry for each message; `keeping` has the end of its keeping, epoch ms.
 

@@ -1,7 +1,8 @@
 -- Making room in a full slot whose topic drops the lowest priority.
---- @needs slot store records failures merge audit bodies
+--- @needs slot store records failures merge audit bodies results keeping
 --- @include "lib/records/drop_for_good"
 --- @include "lib/records/record_bytes"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/scores/score_ranges"
 
 -- Return a function that drops waiting messages of the lowest priorities, all below the priorities
@@ -28,6 +29,8 @@ local function plan_drop_lowest(excess, added, now)
   local unmerged = {}
   redis.call('HLEN', failures)
   redis.call('HLEN', bodies)
+  redis.call('HLEN', results)
+  redis.call('ZCARD', keeping)
   local audited = redis.call('ZCARD', audit) > 0
   if redis.call('HLEN', merge) > 0 then
     for i = 1, #lowest do
@@ -40,6 +43,7 @@ local function plan_drop_lowest(excess, added, now)
     if #unmerged > 0 then
       redis.call('HDEL', merge, unpack(unmerged))
     end
+    note_outcomes(lowest, now, 'o')
     drop_for_good(audited, 100, lowest, now)
     redis.call('HINCRBY', slot, 'dropped', #lowest)
   end

@@ -6,6 +6,7 @@
 --- @include "lib/member"
 --- @include "lib/send/group_entrances"
 --- @include "lib/records/record_bytes"
+--- @include "lib/results/keep_mark"
 --- @include "lib/scores/score"
 --- @include "lib/slot_fields"
 

@@ -1,8 +1,9 @@
 -- End the deliveries whose cancellation was requested, for scripts that give deliveries back.
---- @needs slot prepare records failures audit bodies settled0 settled1
+--- @needs slot prepare records failures audit bodies settled0 settled1 results keeping
 --- @include "lib/check"
 --- @include "lib/groups/given_back_functions"
 --- @include "lib/records/drop_for_good"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/settle/cancel_requests"
 --- @include "lib/send/dedup_window"
 
@@ -16,6 +17,8 @@ local function delete_cancelled(ids, now)
   redis.call('HLEN', failures)
   redis.call('HLEN', records)
   redis.call('HLEN', bodies)
+  redis.call('HLEN', results)
+  redis.call('ZCARD', keeping)
   if audited then
     redis.call('ZCARD', audit)
   end
@@ -25,6 +28,7 @@ local function delete_cancelled(ids, now)
     let_next_out = leave(ids)
   end
   redis.call('ZREM', prepare, unpack(ids))
+  note_outcomes(ids, now, 'c')
   drop_for_good(audited, tonumber(chunk or 1), ids, now)
   forget_requests(ids, cancelling)
   redis.call('HINCRBY', slot, 'cancelled', #ids)

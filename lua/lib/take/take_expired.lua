@@ -2,6 +2,7 @@
 --- @needs slot failures
 --- @include "lib/audit"
 --- @include "lib/dead_letters/dead_letters"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/slot_fields"
 
 -- Drop the expired messages of a batch, or add them to the DeadQueue: the topic's `on_expire`
@@ -16,6 +17,7 @@ local function end_expired(take, gone)
     let_next_out = leaving(ids, on_expire ~= 'drop')
   end
   if on_expire == 'drop' then
+    note_outcomes(ids, now, 'e')
     drop_records(ids)
     redis.call('HDEL', failures, unpack(ids))
     redis.call('HINCRBY', slot, 'expired', #ids)

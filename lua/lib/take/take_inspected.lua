@@ -1,5 +1,5 @@
 -- Taking messages that may have expired or may be in the merge index.
---- @needs store dead merge bodies pending targets
+--- @needs store dead merge bodies pending targets results keeping
 --- @include "lib/records/envelope"
 --- @include "lib/member"
 --- @include "lib/slot_fields"
@@ -36,6 +36,8 @@ local function take_inspected(take, batch)
     redis.call('ZCARD', pending)
     redis.call('ZCARD', targets)
   end
+  redis.call('HLEN', results)
+  redis.call('ZCARD', keeping)
   redis.call('ZREM', store, unpack(batch.ids, 1, batch.count))
   if #merge_keys > 0 then
     redis.call('HDEL', merge, unpack(merge_keys))

@@ -27,7 +27,10 @@ def redrive(
     """
     return Command(
         script_loader.load("redrive"),
-        (keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare),
+        (
+            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
+            keys.results, keys.keeping,
+        ),
         [
             clock.now_us, session.call, context.channel, keys.index,
             "" if died_by_ms is None else died_by_ms, *members_of(ids),
@@ -52,7 +55,7 @@ def drop_expired(
         script_loader.load("drop_expired"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
-            keys.bodies, keys.pending, keys.targets,
+            keys.bodies, keys.pending, keys.targets, keys.results, keys.keeping,
         ),
         [clock.now_us, context.channel, keys.index, rank, limit],
         lambda reply: DropExpiredReply(*reply),
@@ -178,6 +181,7 @@ def redrive_send(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.prepare, keys.arrivals,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, context.channel, keys.index, keys.created,
@@ -201,6 +205,7 @@ def redrive_settle(
         (
             keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
             keys.settled0, keys.settled1, keys.arrivals,
+            keys.results, keys.keeping,
         ),
         [clock.now_us, session.call, *pairs],
         bytes.decode,

@@ -148,6 +148,7 @@ def schedule_send(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.schedules, keys.schedule_times, keys.prepare,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, context.channel, keys.index, keys.created, *schedule,

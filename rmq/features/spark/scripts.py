@@ -120,7 +120,7 @@ def query_take(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
-            keys.pending, keys.targets,
+            keys.pending, keys.targets, keys.results, keys.keeping,
         ),
         [*_asked_by(lease), lease.lease_ms, after, limit, most_bytes, keys.created],
         _log_of_take,
@@ -235,6 +235,7 @@ def query_settle(
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store, keys.bodies,
             _marks_key(keys, lease.run),
+            keys.results, keys.keeping,
         ),
         [
             *_asked_by(lease), context.channel, keys.index, since, upto, limit,
@@ -278,7 +279,7 @@ def query_reject(
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run), keys.store,
-            keys.pending, keys.targets,
+            keys.pending, keys.targets, keys.results, keys.keeping,
         ),
         [*_asked_by(lease), context.channel, keys.index, upto, limit, reason],
         lambda reply: QuerySettleReply(reply[0], reply[1], 0, *_other_owner(reply[2:])),
@@ -315,7 +316,7 @@ def query_fail(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
             keys.audit, keys.bodies, *_query_keys(keys, run), _marks_key(keys, run),
-            keys.pending, keys.targets,
+            keys.pending, keys.targets, keys.results, keys.keeping,
         ),
         [
             clock.now_us, context.channel, keys.index, "f" if retry else "r",
@@ -405,6 +406,7 @@ def publish(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies, keys.prepare,
+            keys.results, keys.keeping,
         ),
         [clock.now_us, context.channel, keys.index, session.call, keys.created],
         _publish_reply,

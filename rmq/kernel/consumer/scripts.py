@@ -342,6 +342,7 @@ def prepare(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.bodies, keys.leases, keys.rates, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, b"%d" % limit, b"%d" % lease_ms, sleeps,
@@ -455,6 +456,7 @@ def rollback_expired_leases(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [clock.now_us, context.channel, keys.index, limit],
         lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
@@ -514,6 +516,7 @@ def nack(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
@@ -540,6 +543,7 @@ def reject(
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             keys.bodies, keys.store, keys.settled0, keys.settled1, keys.pending, keys.targets,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, reason, len(ids),
@@ -570,6 +574,7 @@ def release(
         (
             keys.slot, keys.store, keys.prepare, keys.failures, keys.records, keys.audit,
             keys.bodies, keys.settled0, keys.settled1,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, wait_ms,

@@ -162,6 +162,7 @@ def _send(
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.prepare,
+            keys.results, keys.keeping,
         ),
         [*before, *messages],
         _send_reply,
@@ -208,6 +209,7 @@ def merge(
         (
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
             keys.failures, keys.audit, keys.bodies,
+            keys.results, keys.keeping,
         ),
         [clock.now_us, session.call, context.channel, keys.index, keys.created, *each],
         _send_reply,

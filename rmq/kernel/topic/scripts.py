@@ -32,6 +32,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
             keys.store, keys.prepare,
+            keys.results, keys.keeping,
         ),
         [clock.now_us, limit],
         lambda reply: TidyReply(reply[0], reply[1] == 1),
@@ -43,7 +44,7 @@ STATS = (
     "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms", "expired_leases",
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
     "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
-    "groups_paused", "groups_held", "pending", "pending_ms", "now_ms",
+    "groups_paused", "groups_held", "pending", "pending_ms", "results", "now_ms",
 )  # fmt: skip
 
 
@@ -173,6 +174,7 @@ def purge(
         (
             keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
             keys.bodies,
+            keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, high, limit,
@@ -208,7 +210,7 @@ def cancel(
         script_loader.load("cancel"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, keys.audit, keys.bodies,
+            keys.settled0, keys.settled1, keys.audit, keys.bodies, keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, b"1" if running else b"0",
@@ -252,7 +254,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
-            keys.pending, keys.targets,
+            keys.pending, keys.targets, keys.keeping,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply[:-1], strict=True)),

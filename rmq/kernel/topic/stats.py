@@ -35,6 +35,7 @@ GAUGES = {
     "groups_held": "groups held by a dead letter",
     "pending": "follow-ups not in their topic yet",
     "pending_ms": "oldest of these waits for",
+    "results": "results kept",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
 }
