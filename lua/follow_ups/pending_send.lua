@@ -87,6 +87,7 @@ elseif new > 0 and count_room(new) < new then
 end
 if new > 0 then
   --- @include "lib/records/note_offloaded"
+  --- @include "lib/results/keep_mark"
   --- @include "lib/results/note_marks"
   --- @include "lib/scores/score"
   --- @include "lib/send/group_entrances"

@@ -41,7 +41,8 @@ FILES = sorted(
 # Cancelling many messages as a job: 245 lines and 1 file.
 # Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
 # Composing scripts with less CPU: 15 lines.
-LIMITS = {"lines": 49_443, "files": 437, "private": 76}
+# Keys of results in the calls of all scripts that end messages: 4 lines.
+LIMITS = {"lines": 49_447, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -204,8 +204,7 @@ def redrive_settle(
         script_loader.load("redrive_settle"),
         (
             keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
-            keys.settled0, keys.settled1, keys.arrivals,
-            keys.results, keys.keeping,
+            keys.settled0, keys.settled1, keys.arrivals, keys.results, keys.keeping,
         ),
         [clock.now_us, session.call, *pairs],
         bytes.decode,

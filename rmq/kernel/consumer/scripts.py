@@ -210,17 +210,12 @@ def query_rollback(
     return Command(
         script_loader.load("query_rollback"),
         (
-            keys.slot,
-            keys.prepare,
-            keys.failures,
-            *_query_keys(keys, run),
-            keys.queries,
-            keys.leases,
-            keys.querymarks_stem + run.encode(),
+            keys.slot, keys.prepare, keys.failures, *_query_keys(keys, run), keys.queries,
+            keys.leases, keys.querymarks_stem + run.encode(),
         ),
         [clock.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
         lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),
-    )
+    )  # fmt: skip
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
@@ -573,8 +568,7 @@ def release(
         script_loader.load("release"),
         (
             keys.slot, keys.store, keys.prepare, keys.failures, keys.records, keys.audit,
-            keys.bodies, keys.settled0, keys.settled1,
-            keys.results, keys.keeping,
+            keys.bodies, keys.settled0, keys.settled1, keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, wait_ms,

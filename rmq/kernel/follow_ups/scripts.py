@@ -155,8 +155,7 @@ def pending_send(
         script_loader.load("pending_send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.prepare,
-            keys.results, keys.keeping,
+            keys.merge, keys.audit, keys.bodies, keys.prepare, keys.results, keys.keeping,
         ),
         [
             clock.now_us, context.channel, keys.index, keys.created, source, *entries,
@@ -189,8 +188,7 @@ def pending_settle(
         script_loader.load("pending_settle"),
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.audit, keys.bodies,
-            keys.pending, keys.targets,
-            keys.results, keys.keeping,
+            keys.pending, keys.targets, keys.results, keys.keeping,
         ),
         [
             clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,

@@ -161,8 +161,7 @@ def _send(
         script_loader.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.prepare,
-            keys.results, keys.keeping,
+            keys.merge, keys.audit, keys.bodies, keys.prepare, keys.results, keys.keeping,
         ),
         [*before, *messages],
         _send_reply,
@@ -208,8 +207,7 @@ def merge(
         script_loader.load("merge"),
         (
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
-            keys.failures, keys.audit, keys.bodies,
-            keys.results, keys.keeping,
+            keys.failures, keys.audit, keys.bodies, keys.results, keys.keeping,
         ),
         [clock.now_us, session.call, context.channel, keys.index, keys.created, *each],
         _send_reply,

@@ -31,8 +31,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
-            keys.store, keys.prepare,
-            keys.results, keys.keeping,
+            keys.store, keys.prepare, keys.results, keys.keeping,
         ),
         [clock.now_us, limit],
         lambda reply: TidyReply(reply[0], reply[1] == 1),
@@ -173,8 +172,7 @@ def purge(
         script_loader.load("purge"),
         (
             keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
-            keys.bodies,
-            keys.results, keys.keeping,
+            keys.bodies, keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index, high, limit,
