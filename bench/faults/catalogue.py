@@ -116,4 +116,7 @@ ROWS = (
     Row("F37", "processes that send follow-ups die between any two steps, while Redis fails over, "
         "topics are resized or paused, and `rmq server` is killed",
         "each follow-up of an acked message is sent once, through a chain of five topics"),
+    Row("F38", "messages are cancelled while their workers are killed, Redis fails over and the "
+        "topic is resized",
+        "each message ends once, as succeeded or cancelled; a requested delivery is the last one"),
 )  # fmt: skip

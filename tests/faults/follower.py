@@ -88,7 +88,7 @@ def topics(client: rmq.Client, stem: str) -> list[rmq.Topic]:
 def main(text: str, _: str = "") -> int:
     task = Task(**json.loads(text))
     if task.command:
-        _die_before(task.command, task.nth)
+        die_before(task.command, task.nth)
     if BROKEN.get(task.broken):
         script_loader.load = loader(BROKEN[task.broken])  # type: ignore[assignment]
     if task.broken == "removed-first":
@@ -110,7 +110,7 @@ def main(text: str, _: str = "") -> int:
         return rmq.Worker(client, heartbeat="thread", grace=1).run()
 
 
-def _die_before(command: str, nth: int) -> None:
+def die_before(command: str, nth: int) -> None:
     seen = itertools.count()
 
     def dying(flow: Any) -> Any:
@@ -129,7 +129,10 @@ def _die_before(command: str, nth: int) -> None:
             except BaseException as caught:
                 error = caught
 
-    Transport.run = lambda self, flow: _run(self, dying(flow))  # type: ignore[method-assign]
+    def run(self: Transport, flow: Any, **options: Any) -> Any:
+        return _run(self, dying(flow), **options)
+
+    Transport.run = run  # type: ignore[method-assign]
 
 
 def _remove_first(context: Any, keys: Any, target: str, entries: Any) -> Any:

@@ -27,6 +27,7 @@ from tests.databases import Postgres, fresh
 from tests.faults import (
     bank_scene,
     bank_storm,
+    cancels_storm,
     follow_ups_storm,
     groups_storm,
     hostile,
@@ -229,6 +230,13 @@ def calls_interrupted(stage: Stage, seed: int) -> Played:
     return interrupts.played(stage.redis.url, stage.name(), seed)
 
 
+def cancels(stage: Stage, seed: int) -> Played:
+    """Messages that are cancelled; the seed chooses a server, Sentinel or a Cluster."""
+    place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+    with stage.folder() as folder:
+        return cancels_storm.played(place, folder, stage.name(), random.Random(seed))
+
+
 def follow_ups(stage: Stage, seed: int) -> Played:
     """Chains of follow-ups; the seed chooses a server, Sentinel or a Cluster."""
     place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
@@ -251,4 +259,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "tenants": many_tenants,
     "interrupts": calls_interrupted,
     "follow-ups": follow_ups,
+    "cancels": cancels,
 }
