@@ -42,7 +42,8 @@ FILES = sorted(
 # Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
 # Composing scripts with less CPU: 15 lines.
 # Keys of results in the calls of all scripts that end messages: 4 lines.
-LIMITS = {"lines": 49_447, "files": 437, "private": 76}
+# Follow-ups: a process that was stopped renews its claim before it sends: 3 lines.
+LIMITS = {"lines": 49_450, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

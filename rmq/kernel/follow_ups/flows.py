@@ -76,6 +76,7 @@ SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because mes
 FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
 SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
 REST_S = 300.0  # time between two sweeps of a topic without them
+CLAIM_S = 4.0  # a claim lasts 5 s; a process that was stopped for longer sends nothing under it
 WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries is tried again
 
 
@@ -290,9 +291,14 @@ def send_target(
         claim: Claim of this process on the target, or empty if it has none.
         entries: The first entries of the target, or empty if they must be read.
     """
+    claimed_at = time.monotonic()
     if not entries:
         claim, entries = yield _settle(keys, target, 0, claim)
     while entries:
+        if time.monotonic() - claimed_at > CLAIM_S:  # another process may have the claim now
+            claimed_at = time.monotonic()
+            claim, entries = yield _settle(keys, target, 0, claim)
+            continue
         try:
             attempt = yield from _attempt(context, keys, target, entries)
         except RMQError as error:
@@ -305,6 +311,7 @@ def send_target(
         refused = None
         if attempt.refused:
             refused = _dead_letter(context, keys, target, entries[0], attempt.refused)
+        claimed_at = time.monotonic()
         claim, entries = yield _settle(keys, target, upto, claim, wait_ms, refused)
 
 

@@ -85,3 +85,19 @@ def test_a_slow_sweep_ends_and_says_where_the_next_begins(monkeypatch: pytest.Mo
         flow.send(SENT)
     assert stop.value.value == 1
     assert context.had_pending
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_claim_asks_before_it_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else another process might bury an entry that this one stores (tests/model/following.py)."""
+    clock = Clock()
+    monkeypatch.setattr(flows, "time", clock)
+    flow = flows.send_target(three_slots(), three_slots().slots[0], "other:0")
+    assert next(flow).script.name == "pending_settle"  # type: ignore[union-attr]
+
+    clock.now += flows.CLAIM_S + 0.1
+
+    assert flow.send(ENTRIES).script.name == "pending_settle"  # type: ignore[union-attr]
+    assert flow.send(ENTRIES).script.name == "topic"  # type: ignore[union-attr]
+    flow.close()
