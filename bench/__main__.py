@@ -32,6 +32,7 @@ from bench.machine import OthersLoad, adopt_orphans, description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
 from bench.outbox import outbox
+from bench.outcomes import results
 from bench.peers.catalogue import PEERS
 from bench.peers.run import ROUNDS as PEERS_ROUNDS, peers
 from bench.peers.show import show as show_peers
@@ -54,6 +55,7 @@ PARTS: dict[str, Part] = {
     "claims": claims,
     "follow-ups": follow_ups,
     "cancels": cancels,
+    "results": results,
     "ledger": ledger,
     "outbox": outbox,
     "cluster": cluster,
