@@ -119,4 +119,7 @@ ROWS = (
     Row("F38", "messages are cancelled while their workers are killed, Redis fails over and the "
         "topic is resized",
         "each message ends once, as succeeded or cancelled; a requested delivery is the last one"),
+    Row("F39", "processes that handle messages with results die between any two steps, while "
+        "messages are cancelled and redriven, and Redis is killed",
+        "no result contradicts the queue at any moment, and no result of an ended message changes"),
 )  # fmt: skip

@@ -35,6 +35,7 @@ from tests.faults import (
     lost_acks,
     outbox_scene,
     outbox_storm,
+    results_storm,
     senders,
     test_resize,
     test_resize_workers,
@@ -244,6 +245,12 @@ def follow_ups(stage: Stage, seed: int) -> Played:
         return follow_ups_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
+def results(stage: Stage, seed: int) -> Played:
+    """Results are compared with the queue while processes and Redis are killed."""
+    with stage.folder() as folder:
+        return results_storm.played(folder, stage.name(), random.Random(seed))
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -260,4 +267,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "interrupts": calls_interrupted,
     "follow-ups": follow_ups,
     "cancels": cancels,
+    "results": results,
 }
