@@ -360,6 +360,8 @@ def test_progress_raises_cancelled_after_a_request(
         d.progress(0.5)
     with pytest.raises(Cancelled):
         d.progress(0.6)
+    d.release()
+    assert handle.wait(0).outcome == "cancelled"
 
 
 @both_clients
@@ -397,6 +399,73 @@ def test_a_message_received_at_most_once_is_handed_over(api: Any, name: str) -> 
         assert (outcome.outcome, outcome.value) == ("handed_over", None)
         with pytest.raises(ConfigurationError, match="at_most_once"):
             d.progress(0.5)
+
+
+# --- other outcomes -------------------------------------------------------------------------------
+
+
+@both_clients
+def test_each_end_of_a_message_has_its_outcome(api: Any, name: str, clock: Clock) -> None:
+    topic = api.topic(name, slots=1, max_retries=1, retry="immediate", on_expire="drop")
+    names = ("rejected", "failed", "cancelled", "purged", "expired")
+    handles = {}
+    with topic.consumer() as consumer:
+        for body in names:
+            handles[body] = send(topic, body, expires=5 if body == "expired" else None)
+            if body == "rejected":
+                consumer.receive()[0].reject("too old")
+            elif body == "failed":
+                for _ in range(2):
+                    consumer.receive()[0].nack(error=ValueError("no"))
+            elif body == "cancelled":
+                assert topic.cancel(handles[body].id) == "cancelled"
+            elif body == "purged":
+                api.admin.purge(name, "waiting")
+        clock.advance(10)
+        assert consumer.receive() == []
+
+    outcomes = {body: handle.wait(0) for body, handle in handles.items()}
+    assert [outcomes[body].outcome for body in names] == [
+        "dead", "dead", "cancelled", "purged", "expired",
+    ]  # fmt: skip
+    assert outcomes["rejected"].error == "too old"
+    assert (outcomes["failed"].error, outcomes["failed"].attempts) == ("ValueError: no", 2)
+    assert outcomes["failed"].worker == this_worker()
+    assert outcomes["cancelled"].error == ""
+
+
+@both_clients
+def test_a_redriven_message_has_no_result_until_it_ends_again(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    handle = send(topic)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("no")
+        assert handle.wait(0).outcome == "dead"
+        api.admin.redrive(name)
+        with pytest.raises(NotFinished):
+            handle.wait(0)
+        consumer.receive()[0].ack(result="at last")
+    assert handle.wait(0).value == "at last"
+
+
+def test_a_full_topic_that_drops_messages_says_so(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=1, max_length=1, overflow="drop_lowest")
+    low = send(topic, 1, priority=20)
+    send(topic, 2, priority=30)
+    assert low.wait(0).outcome == "dropped"
+
+
+@both_clients
+def test_merged_messages_share_a_result(api: Any, name: str, clock: Clock) -> None:
+    topic = api.topic(name)
+    first = topic.send(1, merge_key="k", time_range=1, keep_result=60)
+    second = topic.send(2, merge_key="k", time_range=1, merge="last")
+    assert second.message_id == first.message_id
+    clock.advance(5)
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive()
+        d.ack(result=d.body)
+    assert topic.result(second.message_id).wait(0).outcome == "succeeded"
 
 
 # --- options of sends -----------------------------------------------------------------------------
