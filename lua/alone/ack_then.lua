@@ -1,10 +1,11 @@
 --[[
-Short form of ack_then: settle one delivery with one follow-up, in a session that the slot knows.
-The delivery is of the kind of the short form of ack, and the slot has no groups. The follow-up is a
-plain message, that is one without a time. If a guard fails, ack_then.lua continues with the long
-form, which does the same for all deliveries and follow-ups.
+Short forms of ack_then: settle one delivery with one follow-up, or one delivery without follow-ups
+in a slot that keeps results, in a session that the slot knows. The delivery is of the kind of the
+short form of ack, and the slot has no groups. The follow-up is a plain message, that is one without
+a time. If a guard fails, ack_then.lua continues with the long form, which does the same for all
+deliveries and follow-ups.
 
-Reads: FIRST audited blocked call call_number cancelling created grouped large last_call
+Reads: FIRST RESULT_MOST audited blocked call call_number cancelling created grouped large last_call
   last_number offloaded outcomes place session settled
 ]]
 --- @include "lib/split_call"
@@ -63,4 +64,50 @@ repeat
   redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, 'follow_ups',
     string.format('%.0f', number), session, field_value)
   return answer
+until true
+repeat
+  if not last_call or not created or not outcomes or ARGV[6] ~= '1' or #ARGV ~= FIRST + 2 then
+    break -- a new session, several deliveries, or follow-ups
+  end
+  if blocked or audited or large or offloaded or cancelling or grouped then
+    break -- other consumers wait for this ack, or the message has more than a record
+  end
+  local id, receipt, given = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
+  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
+    break -- the sender keeps the id
+  end
+  local is_next = is_next_call(last_call, call_number)
+  local letter = given == '' and 's' or string.sub(given, 1, 1)
+  if not is_next or letter ~= 's' and letter ~= 'h' or #given > RESULT_MOST then
+    break -- a call that arrives twice gets its first answer; an invalid result is an error
+  end
+  local score = redis.call('ZSCORE', prepare, id)
+  local is_valid = score and (score == receipt or tonumber(score) == tonumber(receipt))
+  local failed = count_failed()
+  if not is_valid or failed > 0 then
+    break -- the lease has expired, or the message may have a failure entry
+  end
+  --- @include "lib/records/record_bytes"
+  --- @include "lib/results/keep_mark"
+  --- @include "lib/results/results"
+  local keep = keep_of(redis.call('HGET', records, id))
+  if not keep then
+    break -- the message keeps no result
+  end
+
+  local now, _, seconds = read_time(ARGV[1])
+  redis.call('HLEN', results)
+  local old = redis.call('ZRANGEBYSCORE', keeping, '-inf', now, 'LIMIT', 0, 2)
+  local field_value = session_answer(call_number, seconds, '1 0 0')
+  redis.call('HDEL', records, id)
+  redis.call('ZREM', prepare, id)
+  redis.call('ZADD', keeping, now + keep, id)
+  redis.call('HSET', results, id, letter .. write48(now) .. string.sub(given, 2))
+  if #old > 0 then
+    redis.call('ZREM', keeping, unpack(old))
+    redis.call('HDEL', results, unpack(old))
+  end
+  publish_results('done', { id })
+  redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, field_value)
+  return '1 0 0'
 until true

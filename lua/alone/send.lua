@@ -40,8 +40,9 @@ repeat
   if is_coded and (first_byte > CODED or string.byte(rest, 1) == OFFLOADED) then
     break -- the body is offloaded, or may be: it is behind headers
   end
-  if first_byte % CODEC_STEP >= HEADERS and string.find(rest, KEEP_HEADER, 1, true) then
-    break -- the message keeps its result
+  local has_headers = first_byte % CODEC_STEP >= HEADERS
+  if has_headers and not fields[OUTCOMES] and string.find(rest, KEEP_HEADER, 1, true) then
+    break -- the message keeps its result, and is the first in the slot that does
   end
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   if order >= RESTART or tonumber(fields[FRONT] or 0) <= -RESTART then

@@ -6,7 +6,7 @@
 local CREATED, ACCEPTED, ORDER, FRONT, SESSION = 1, 2, 3, 4, 5
 -- Of read_store_fields, with the first five:
 local WAITING, CAPACITY, OVERFLOW, DEDUP_MS = 6, 7, 8, 9
-local SETTLED_TURN, PAUSED_SEND, GROUPS = 10, 11, 12
+local SETTLED_TURN, PAUSED_SEND, GROUPS, OUTCOMES = 10, 11, 12, 13
 -- Of read_take_fields, with the first five:
 local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
 local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
@@ -18,7 +18,7 @@ local GROUPS_PAUSED, CANCELLING, DEAD_TO = 13, 14, 15
 --- @inline
 local function read_store_fields(session)
   return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'waiting',
-    'capacity', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups')
+    'capacity', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups', 'outcomes')
 end
 
 -- Read the fields that a script needs to receive messages.

@@ -46,6 +46,21 @@ def ack_then(box: Box) -> Command[Any]:
     return ack_then_command(box, [box.take_one()], follow_up(box))
 
 
+def ack_with_result(box: Box) -> Command[Any]:
+    """An ack of a message that keeps its result, when an earlier result is past its time."""
+    box.one(keep=1)
+    box.run(ack_then_command(box, [box.take_one()], results=[b"sold"]))
+    box.clock.advance(2)
+    box.one(keep=60)
+    return ack_then_command(box, [box.take_one()], results=[b"s\x90value"])
+
+
+def send_with_result(box: Box) -> Command[Any]:
+    """A send of a message that keeps its result, to a slot that had such a message."""
+    box.one(keep=60)
+    return send(keep=60)(box)
+
+
 def shared(box: Box) -> Command[Any]:
     """A take under a shared lease that is there."""
     box.send(2)
@@ -80,4 +95,6 @@ COMMANDS: dict[str, Callable[[Box], Command[Any]]] = {
     "take nothing, leave a credit": offering,
     "ack": ack,
     "ack with a follow-up": ack_then,
+    "ack with a result": ack_with_result,
+    "send with a result": send_with_result,
 }
