@@ -50,7 +50,7 @@ class Block:
 def charts(figures: Figures) -> str:
     """Return the charts of docs/capacity.md, which `plots.draw` must write."""
     return "\n\n".join(
-        f"![{chart.alt}](charts/{chart.name}.svg)" for chart in plots.charts(figures)
+        wrapped(f"![{chart.alt}](charts/{chart.name}.svg)") for chart in plots.charts(figures)
     )
 
 

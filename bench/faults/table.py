@@ -115,15 +115,16 @@ def markdown(run: dict[str, Any]) -> str:
             f"| {row['number']} | {row['fault']} | {row['holds']}{note} | {row['verdict']}{why} | "
             f"{tests} | {controls} |"
         )
-        figures += [f"- {row['number']}, {line}" for line in figure_lines(row)]
+        figures += [f"{row['number']}, {line}" for line in figure_lines(row)]
     blocks = [wrapped(caption(run)), "\n".join(lines)]
     if figures:
-        blocks += ["Figures of the tests and their controls:", "\n".join(map(_item, figures))]
+        output = "\n".join(map(_item, figures))
+        blocks += [f"Figures, as the tests and controls print them:\n\n```text\n{output}\n```"]
     return "\n\n".join(blocks)
 
 
 def _item(text: str) -> str:
-    """Return an item of a list in lines of at most 160 characters."""
+    """Return a figure in lines of at most 160 characters."""
     return textwrap.fill(
         text, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )

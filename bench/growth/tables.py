@@ -80,15 +80,15 @@ def _facts(figures: Found) -> list[tuple[str, str]]:
     lost, account = figures["lost"]
     leases, calls = rollback["leases"], rollback["calls"]
     return [
-        ("PING while nothing else is done, longest of 2 s",
+        ("longest PING in 2 s without other work",
          f"{number(figures['PING while nothing else is done'][0])} ms"),
         ("bytes of a waiting message", spaced(each)),
-        ("`used_memory`, `used_memory_rss` when all wait",
+        ("`used_memory`, `used_memory_rss` when all messages wait",
          f"{_gb(filled['used_memory'])}, {_gb(filled['used_memory_rss'])}"),
-        ("sending them, 1000 a call",
+        ("sending all messages, 1000 in a call",
          f"{spaced(filled['messages/s'])}/s; a command p50 / max {_redis(filled)} ms, "
          f"longest PING {number(filled['ping_ms'])} ms"),
-        ("`BGREWRITEAOF`, while batches of 100 come and go",
+        ("`BGREWRITEAOF`, while batches of 100 are sent, received and acked",
          f"{took:.1f} s; {_gb(rewrite['copied'])} copied on write, fork "
          f"{number(rewrite['fork_ms'])} ms, longest PING {number(rewrite['ping_ms'])} ms; "
          f"{spaced(rewrite['lives/s'])} messages/s meanwhile"),
@@ -97,15 +97,16 @@ def _facts(figures: Found) -> list[tuple[str, str]]:
          f"{rolled:.1f} s in {spaced(calls)} calls; p50 / max {_redis(rollback)} ms, "
          f"longest PING {number(rollback['ping_ms'])} ms"),
         (f"kill -9 and restart, an AOF of {_gb(restart['aof_bytes'])}",
-         f"{loaded:.1f} s until it answered, LOADING from {restart['listening_s']:.1f} s on; "
-         f"the producer went on after {restart['producer_s']:.1f} s "
+         f"{loaded:.1f} s until Redis answered, `LOADING` from {restart['listening_s']:.1f} s on; "
+         f"the producer continued after {restart['producer_s']:.1f} s "
          f"({_errors(restart['producer_errors'])}), the worker after {restart['worker_s']:.1f} s"),
-        ("drain, 1000 a call",
-         f"{spaced(rate)}/s; at full depth {spaced(figures['drain at full depth'][0])}/s, "
-         f"{figures['drain: rate, to a topic of 1,000'][0]:.2f} of the rate at 1 000; a command "
-         f"p50 / max {_redis(drain)} ms, longest PING {number(drain['ping_ms'])} ms"),
+        ("receiving and acking all messages, 1000 in a call",
+         f"{spaced(rate)}/s; at the beginning {spaced(figures['drain at full depth'][0])}/s, "
+         f"{figures['drain: rate, to a topic of 1,000'][0]:.2f} of the rate with 1 000 messages; "
+         f"a command p50 / max {_redis(drain)} ms, longest PING {number(drain['ping_ms'])} ms"),
         ("lost", f"{lost:.0f} of {spaced(account['sent'])}; "
-         f"{spaced(account['handled again'])} handled again, {spaced(account['dead'])} dead"),
+         f"{spaced(account['handled again'])} handled again, "
+         f"{spaced(account['dead'])} dead letters"),
     ]  # fmt: skip
 
 
@@ -123,8 +124,8 @@ def _calls(found: Found) -> str:
             cells = [*times, f"{ratio:.2f}", _redis(deep), number(deep["ping_ms"])]
             rows.append([name.removeprefix("call: "), *cells])
     heading = [
-        "call, ms", "p50, p99, max of 1 000", f"of {messages}", f"p50, {messages} / 1 000",
-        "in Redis, p50, max", "longest PING",
+        "call, times in ms", "1 000 messages: p50 / p99 / max", f"{messages} messages: the same",
+        "ratio of p50", "in Redis: p50 / max", "longest PING",
     ]  # fmt: skip
     return markdown(heading, rows)
 

@@ -148,8 +148,8 @@ def test_the_table_shows_counts_and_figures() -> None:
         "| row | fault | promise | verdict | tests | controls |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
         "| F4 | a consumer dies | they come back | unknown: not caught: test_x | 1/1 | 0/1 |",
-        "Figures of the tests and their controls:",
-        "- F4, a: lost 0\n- F4, control: b: lost 3",
+        "Figures, as the tests and controls print them:",
+        "```text\nF4, a: lost 0\nF4, control: b: lost 3\n```",
     ]
     assert markdown(run).startswith("0 of the 1 rows that have tests are held. 2026-11-22, RMQ 0.1")
 
