@@ -115,7 +115,8 @@ ROWS = (
         "each of 96 callers gets the right result for its own message, in order"),
     Row("F37", "processes that send follow-ups die between any two steps, while Redis fails over, "
         "topics are resized or paused, and `rmq server` is killed",
-        "each follow-up of an acked message is sent once, through a chain of five topics"),
+        "each follow-up of an acked message or a dead letter, and each copy of a dead letter, is "
+        "sent once, through a chain of five topics"),
     Row("F38", "messages are cancelled while their workers are killed, Redis fails over and the "
         "topic is resized",
         "each message ends once, as succeeded or cancelled; a requested delivery is the last one"),

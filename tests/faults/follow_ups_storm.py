@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 import rmq
 from tests.conftest import any_binary
 from tests.faults import groups_storm
-from tests.faults.follower import KINDS, TOPICS, Task, is_done, topics
+from tests.faults.follower import DYING, KINDS, TOPICS, Task, is_done, topics
 from tests.faults.storm import LOOK_S, Played, Watch, insist
 from tests.forkserver import Forked
 from tests.patience import wait_for
@@ -43,6 +43,7 @@ from tests.servers import Server
 
 PLACES = ("one", "sentinel", "cluster")
 STEPS = ("prepare", "ack_then", "pending_send", "pending_settle", "ack")
+DYING_STEPS = ("prepare", "reject", "pending_send", "pending_settle")
 PROCESSES, AT_ONCE, PAUSE_S, END_S = 3, 20, 0.7, 300.0
 # Constants of `rmq server`, in place of longer ones.
 SERVER = {
@@ -128,6 +129,7 @@ class Found(NamedTuple):
         lost: messages that a topic did not get.
         stats: counts of each topic at the end.
         fired: the faults.
+        dies: whether the messages of each topic but the last become dead letters.
     """
 
     sent: int
@@ -135,12 +137,19 @@ class Found(NamedTuple):
     lost: list[str]
     stats: list[dict[str, int]]
     fired: Counter[str]
+    dies: bool = False
+
+    @property
+    def counts(self) -> list[tuple[int, int, int]]:
+        """How many messages each topic has accepted and settled, and how many are dead."""
+        return [(one["accepted"], one["settled"], one["dead"]) for one in self.stats]
 
     @property
     def is_well(self) -> bool:
-        """Whether each topic has accepted and settled each message once."""
-        counts = {(one["accepted"], one["settled"], one["dead"]) for one in self.stats}
-        return not self.doubled and not self.lost and counts == {(self.sent, self.sent, 0)}
+        """Whether each topic has accepted and ended each message once."""
+        sent, before = self.sent, len(self.stats) - 1  # the last topic
+        wanted = [(sent, 0, sent) if self.dies else (sent, sent, 0)] * before + [(sent, sent, 0)]
+        return not self.doubled and not self.lost and self.counts == wanted
 
 
 class Storm:
@@ -155,16 +164,19 @@ class Storm:
         broken: a broken variant, as in `Task`.
         deaths: scripts and calls before which processes die; None: all of STEPS, early and late.
         others: whether there are other faults.
+        processes: how many live at the same time.
     """
 
     def __init__(
         self, place: Place, folder: Path, stem: str, rng: random.Random, how: str = "then",
         broken: str = "", deaths: list[tuple[str, int]] | None = None, others: bool = True,
+        processes: int = PROCESSES,
     ) -> None:  # fmt: skip
         self.place, self.folder, self.stem, self.rng = place, folder, stem, rng
-        self._how, self._broken = how, broken
+        self._how, self._broken, self._at_once = how, broken, processes
         if deaths is None:
-            deaths = [(step, nth) for step in STEPS for nth in (0, rng.randint(1, 6))]
+            steps = DYING_STEPS if how in DYING else STEPS
+            deaths = [(step, nth) for step in steps for nth in (0, rng.randint(1, 6))]
         self._deaths = rng.sample(deaths, len(deaths))
         faults = ["redis", "server", "pause", "resize"] * 2 if others else []
         self._faults = rng.sample(faults, len(faults))
@@ -179,7 +191,7 @@ class Storm:
         self._server: Forked | None = None
         self._resume: list[tuple[float, Callable[[], object]]] = []
         self.client = rmq.Client(place.url, retry_for=30)
-        self.chain = topics(self.client, stem)
+        self.chain = topics(self.client, stem, how)
 
     def run(self) -> Found:
         """Play it to its end, and judge it."""
@@ -187,7 +199,8 @@ class Storm:
             topic.open()
         watch = Watch(self._stats, end_s=END_S)
         try:
-            self._start_server()
+            if self._faults:
+                self._start_server()  # it has no broken variants, so it would repair their faults
             while True:
                 self._look_at_processes()
                 is_over = not self._deaths and not self._dying and not self._is_hurting()
@@ -221,7 +234,7 @@ class Storm:
         return self.folder / f"err-{self._processes}"
 
     def _start(self, command: str = "", nth: int = 0) -> Forked:
-        kind = self.rng.choice(KINDS) if self._how == "then" else "consumer"
+        kind = self.rng.choice(KINDS) if self._how in ("then", *DYING) else "consumer"
         task = Task(
             self.place.url, self.stem, kind, self._how, command, nth, str(self._log),
             broken=self._broken,
@@ -237,9 +250,9 @@ class Storm:
                 insist(process.returncode == -signal.SIGKILL, _end_of(process))
                 self._dying.remove(process)
                 self.fired["death"] += 1
-        while self._deaths and len(self._dying) < PROCESSES:
+        while self._deaths and len(self._dying) < self._at_once:
             self._dying.append(self._start(*self._deaths.pop()))
-        while not self._deaths and len(self._dying) + len(self._living) < PROCESSES:
+        while not self._deaths and len(self._dying) + len(self._living) < self._at_once:
             self._living.append(self._start())
 
     def _start_server(self) -> None:
@@ -308,7 +321,7 @@ class Storm:
                    len(found) > 1]  # fmt: skip
         lost = [f"topic {n}, message {m}" for n in range(TOPICS) for m in range(self.sent)
                 if (n, m) not in ids]  # fmt: skip
-        return Found(self.sent, doubled, lost, self._stats(), self.fired)
+        return Found(self.sent, doubled, lost, self._stats(), self.fired, self._how in DYING)
 
 
 def _end_of(process: Forked) -> str:
@@ -316,11 +329,10 @@ def _end_of(process: Forked) -> str:
     return f"{process.returncode}, {task}\n{Path(errors).read_text()[-3000:]}"
 
 
-def played(kind: str, folder: Path, stem: str, rng: random.Random) -> Played:
+def played(kind: str, folder: Path, stem: str, rng: random.Random, how: str = "then") -> Played:
     """Play a storm, and insist that each follow-up was sent once."""
     with opened(kind) as place:
-        found = Storm(place, folder, stem, rng).run()
-    counts = [(one["accepted"], one["settled"], one["dead"]) for one in found.stats]
-    told = f"{kind}: {found.sent} messages in {TOPICS} topics; {dict(found.fired)}"
-    insist(found.is_well, (told, counts, found.doubled[:5], found.lost[:5]))
+        found = Storm(place, folder, stem, rng, how).run()
+    told = f"{kind}, {how}: {found.sent} messages in {TOPICS} topics; {dict(found.fired)}"
+    insist(found.is_well, (told, found.counts, found.doubled[:5], found.lost[:5]))
     return Played(told, Counter())

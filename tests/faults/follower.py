@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import rmq
-from rmq.kernel.follow_ups import flows
+from rmq.kernel.follow_ups import flows, scripts
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.single.blocking import Transport
 from tests.property.mutants import Change, loader
 
 TOPICS, LEASE_S = 5, 2
 KINDS = ("consumer", "worker", "async-worker")
+DYING = ("reject", "dead_to")  # how messages of all topics but the last become dead letters
 # Broken variants, which a storm must find.
 BROKEN: dict[str, list[Change]] = {
     "number-not-compared": [("pending_send", "if number <= highest then", "if false then")],
@@ -40,7 +41,8 @@ class Task:
         url: Redis.
         stem: with which the names of the topics begin.
         kind: of KINDS.
-        how: how the next message is sent: `then`, or in two steps, `send_first` or `ack_first`.
+        how: how the next message is sent: `then`; by a dead letter, `reject` (its follow-up) or
+            `dead_to` (its copy); or in two steps, `send_first` or `ack_first`.
         command: the script before which it dies; empty: it lives.
         nth: the call of this script before which it dies, from 0.
         log: file of the handled messages.
@@ -72,17 +74,19 @@ def names(stem: str) -> list[str]:
     return [f"{stem}-{n}" for n in range(TOPICS)]
 
 
-def topics(client: rmq.Client, stem: str) -> list[rmq.Topic]:
+def topics(client: rmq.Client, stem: str, how: str) -> list[rmq.Topic]:
     """Declare the topics of the chain, with 1, 2, 3, 1 and 2 slots.
 
     They do not remember settled ids: only the numbers of the entries tell what was stored.
     """
+    all_names = names(stem)
     return [
         client.topic(
-            name, slots=1 + n % 3, retry="immediate", lease=LEASE_S, max_retries=16, dedup_window=0
+            name, slots=1 + n % 3, retry="immediate", lease=LEASE_S, max_retries=16, dedup_window=0,
+            dead_to=all_names[n + 1] if how == "dead_to" and n + 1 < TOPICS else None,
         )
-        for n, name in enumerate(names(stem))
-    ]
+        for n, name in enumerate(all_names)
+    ]  # fmt: skip
 
 
 def main(text: str, _: str = "") -> int:
@@ -97,8 +101,13 @@ def main(text: str, _: str = "") -> int:
 
     def follow(n: int, d: rmq.Delivery, target: rmq.Topic | None) -> None:
         os.write(log, f"{n} {d.body} {d.id}\n".encode())
-        if target is not None:
+        if target is None:
+            return
+        if task.how == "then":
             d.then(target, d.body)
+        elif task.how in DYING:
+            then = [(target, rmq.Outgoing(d.body))] if task.how == "reject" else []
+            raise rmq.Reject("the next topic gets it", then=then)
 
     with rmq.Client(task.url, retry_for=30) as client:
         chain = [client.topic(name) for name in names(task.stem)]  # slots as they are now
@@ -106,7 +115,7 @@ def main(text: str, _: str = "") -> int:
             _pull(chain, task, follow)
         for n, topic in enumerate(chain):
             target = chain[n + 1] if n + 1 < TOPICS else None
-            _handle(n, topic, target, follow, is_async=task.kind == "async-worker")
+            _handle(n, topic, target, follow, task)
         return rmq.Worker(client, heartbeat="thread", grace=1).run()
 
 
@@ -136,22 +145,22 @@ def die_before(command: str, nth: int) -> None:
 
 
 def _remove_first(context: Any, keys: Any, target: str, entries: Any) -> Any:
-    yield flows._settle(keys, target, entries[-1].number, b"")
+    yield flows._settle(keys, target, scripts.number_of(entries[-1]), b"")
     return (yield from _attempt(context, keys, target, entries))
 
 
 def _handle(
-    n: int, topic: rmq.Topic, target: rmq.Topic | None, follow: Callable[..., None], is_async: bool
+    n: int, topic: rmq.Topic, target: rmq.Topic | None, follow: Callable[..., None], task: Task
 ) -> None:
     def plain(body: int, d: rmq.Delivery) -> None:
         follow(n, d, target)
 
     async def awaited(body: int, d: rmq.AsyncDelivery) -> None:
-        follow(n, d, None)  # type: ignore[arg-type]
+        follow(n, d, target if task.how in DYING else None)  # type: ignore[arg-type]
         if target is not None:
             await d.then(target.name, body)
 
-    topic.handler(concurrency=4)(awaited if is_async else plain)
+    topic.handler(concurrency=4)(awaited if task.kind == "async-worker" else plain)
 
 
 def _pull(chain: list[rmq.Topic], task: Task, follow: Callable[..., None]) -> NoReturn:
@@ -164,6 +173,10 @@ def _pull(chain: list[rmq.Topic], task: Task, follow: Callable[..., None]) -> No
                 for d in batch:
                     if task.how == "then":
                         follow(n, d, target)
+                        continue
+                    if task.how in DYING:
+                        with d:
+                            follow(n, d, target)
                         continue
                     if task.how == "ack_first":
                         d.ack()
@@ -180,6 +193,6 @@ def is_done(client: rmq.Client, stem: str) -> bool:
     """Whether the chain is empty. A topic comes after those that send to it."""
     for name in names(stem):
         stats = client.admin.stats(name)
-        if stats["records"] or stats["pending"]:
+        if stats["records"] > stats["dead"] or stats["pending"]:
             return False
     return True

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.follow_ups_storm import PLACES, Found, Storm, opened, played
+from tests.faults.follower import DYING
 from tests.faults.storm import END_S, seeded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(END_S)]
@@ -30,19 +31,44 @@ def test_each_follow_up_of_a_chain_is_sent_once_whatever_dies(
     assert not found.dropped
 
 
+@pytest.mark.fault("F37")
+@pytest.mark.parametrize("how", DYING)
+def test_each_dead_letter_is_followed_by_one_message_whatever_dies(
+    how: str, name: str, tmp_path: Path
+) -> None:
+    seed, rng = seeded()
+    print(f"RMQ_TEST_SEED={seed}")
+
+    found = played("one", tmp_path, name, rng, how)
+
+    print(f"FIG dead letters, {found.figures}")
+    assert not found.dropped
+
+
 def broken(tmp_path: Path, name: str, command: str, **options: str) -> Found:
-    """Play a storm in which processes die before a command, and nothing else fails."""
-    deaths = [(command, nth) for nth in (0, 2, 5)]
+    """Play a storm in which one process after the other dies before a command."""
+    deaths = [(command, nth) for nth in (0, 1, 2, 5)]
     with opened("one") as place:
         return Storm(
-            place, tmp_path, name, random.Random(1), deaths=deaths, others=False, **options
+            place,
+            tmp_path,
+            name,
+            random.Random(1),
+            deaths=deaths,
+            others=False,
+            processes=1,
+            **options,
         ).run()
 
 
 @pytest.mark.fault("F37", control=True)
 @pytest.mark.parametrize(
     ("options", "command"),
-    [({"how": "send_first"}, "ack"), ({"broken": "number-not-compared"}, "pending_settle")],
+    [
+        ({"how": "send_first"}, "ack"),
+        ({"broken": "number-not-compared"}, "pending_settle"),
+        ({"how": "dead_to", "broken": "number-not-compared"}, "pending_settle"),
+    ],
     ids=lambda value: str(value),
 )
 def test_variants_that_send_twice_are_found(
@@ -57,7 +83,11 @@ def test_variants_that_send_twice_are_found(
 @pytest.mark.fault("F37", control=True)
 @pytest.mark.parametrize(
     ("options", "command"),
-    [({"how": "ack_first"}, "send"), ({"broken": "removed-first"}, "pending_send")],
+    [
+        ({"how": "ack_first"}, "send"),
+        ({"broken": "removed-first"}, "pending_send"),
+        ({"how": "dead_to", "broken": "removed-first"}, "pending_send"),
+    ],
     ids=lambda value: str(value),
 )
 def test_variants_that_lose_messages_are_found(
