@@ -374,12 +374,14 @@ def test_runs_that_may_hang_are_named(
 def test_run_that_ignores_a_request_to_cancel_it_is_named(
     client: rmq.Client, redis: Server, cancelled_ms: int | None, is_named: bool
 ) -> None:
-    head = client.topic("imports", lease=300).send(1)
-    runs = [(str(head.id), 0, 50_000)]
-    report_worker(redis, "aaaaaaaa", "imports", runs=runs, run_s=40, cancelled_ms=[cancelled_ms])
+    topic = client.topic("imports", lease=300)
+    older, head = topic.send(1), topic.send(2)
+    runs = [(str(older.id), 0, 60_000), (str(head.id), 0, 50_000)]
+    report_worker(
+        redis, "aaaaaaaa", "imports", runs=runs, run_s=40, cancelled_ms=[None, cancelled_ms]
+    )
 
     found = [each.evidence for each in grave(client, "long-runs")]
 
-    assert ["a request to cancel has been ignored for 40" in text for text in found] == (
-        [True] * is_named
-    )
+    told = f"the run of {head.id} has ignored a request to cancel it for 40"
+    assert [told in text for text in found] == [True] * is_named

@@ -291,11 +291,11 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
             f"{topic}: {plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
             f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}"
         )
-        ignored_s = max((run.cancelled_s or 0 for run, _ in each), default=0)
+        ignored_s, ignoring = max((run.cancelled_s or 0, run.id) for run, _ in each)
         if ignored_s > IGNORED_S:
             text += (
-                f"; a request to cancel has been ignored for {age(ignored_s * 1000)}: call "
-                "d.checkpoint(), or give a max_runtime"
+                f"; the run of {ignoring} has ignored a request to cancel it for "
+                f"{age(ignored_s * 1000)}: call d.checkpoint() in the handler, or set a max_runtime"
             )
         found.append((longest.seconds, Sight("warning", text, f"rmq worker show {worker.id}")))
     return _worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]

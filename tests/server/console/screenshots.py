@@ -36,6 +36,7 @@ PAGES = {
     "overview": "", "topic": "topics/payments", "topic-paused": "topics/newsletter",
     "messages": "topics/mail/messages",
     "messages-in-flight": "topics/payments/messages?queue=prepare",
+    "cancel": "topics/mail/cancel?filter=priority%3E0&running=on",
     "message": "topics/mail/messages/{waiting}", "message-dead": "topics/payments/messages/{dead}",
     "dead-letters-topics": "dead-letters", "dead-letters": DEAD,
     "dead-letters-filter": DEAD + '?filter=error+contains+"amount"+and+header.tenant=osaka',
