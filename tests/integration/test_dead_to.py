@@ -39,7 +39,7 @@ def test_a_dead_letter_is_copied_at_once(
     api: Any, name: str, graves: str, server: Server, verb: str
 ) -> None:
     topic = api.topic(name, dead_to=graves, max_retries=0)
-    sent = topic.send({"n": 1}, priority=700, headers={"h": "1"}, type="t")
+    sent = topic.send({"n": 1}, priority=700, headers={"h": "1"}, type="t", keep_result=60)
     with topic.consumer() as consumer:
         (d,) = consumer.receive()
         d.reject("why") if verb == "reject" else d.nack(error="why")
@@ -183,6 +183,17 @@ def test_copies_wait_for_a_paused_topic(
     sweep(api, name)
 
     assert bodies(api, graves) == [0, 1, 2]
+
+
+@both_clients
+def test_a_query_copies_what_it_rejects(api: Any, name: str, graves: str) -> None:
+    topic = api.topic(name, dead_to=graves)
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    query = topic.query("a" * 32, "here")
+
+    assert query.reject(query.take({}, 2), "it breaks every time") == 2
+
+    assert sorted(bodies(api, graves)) == [0, 1]
 
 
 # --- copies that are dropped ----------------------------------------------------------------------

@@ -202,3 +202,22 @@ def test_the_setting_is_removed_from_a_slot(make_box: Any) -> None:
     box.run(command(box, box.created, 1, dead_to=None))
 
     assert "dead_to" not in box.state()["slot"]
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_copies_are_stored_while_redis_is_at_maxmemory(tight: Any, death: str) -> None:
+    settings = {"max_retries": 0, "dead_to": DeadTo("graves", 1)}
+    box = Box(
+        tight.redis, f"{tight.handle.name}-{death.replace(' ', '-')}", tight.clock, **settings
+    )
+    ids, dies = dying(box, death)
+    tight.redis.script_load(dies.script.text)
+    tight.redis.config_set("maxmemory-policy", "noeviction")
+    tight.redis.config_set("maxmemory", 1)
+    try:
+        box.run(dies)
+    finally:
+        tight.redis.config_set("maxmemory", 0)
+
+    assert set(box.state()["dead"]) == set(ids)
+    assert len(box.state()["pending"]) == len(ids)

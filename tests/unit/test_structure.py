@@ -39,11 +39,11 @@ FILES = sorted(
 # Results and progress, from Python: 690 lines and 7 files; as_completed reads its handles: 1.
 # `rmq result`, the result over HTTP and in the console: 190.
 # Cancelling many messages as a job: 245 lines and 1 file.
-# Copies of dead letters in another topic, `dead_to`: 198 lines and 2 files.
+# Copies of dead letters in another topic, `dead_to`: 202 lines and 2 files.
 # Composing scripts with less CPU: 15 lines.
 # Keys of results in the calls of all scripts that end messages: 4 lines.
 # Follow-ups: a process that was stopped renews its claim before it sends: 3 lines.
-LIMITS = {"lines": 49_450, "files": 437, "private": 76}
+LIMITS = {"lines": 49_454, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -16,6 +16,7 @@ from rmq.features.spark.scripts import Failing
 from rmq.kernel.core import failure
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.follow_ups.flows import send_copies
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
@@ -92,6 +93,7 @@ def fail(
     for at in range(0, len(calls), PIPELINE_CALLS):
         for letters in (yield from pipeline(calls[at : at + PIPELINE_CALLS])):
             counts.update(_OUTCOMES[letter] for letter in letters)
+    yield from send_copies(context, by_slot)
     return Failures(**counts)
 
 

@@ -23,6 +23,7 @@ from rmq.kernel.consumer import receive, rollback, scripts as consumer_scripts
 from rmq.kernel.consumer.rollback import QUERY_MOST
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, QueryLease
 from rmq.kernel.core import failure
+from rmq.kernel.follow_ups.flows import send_copies
 from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -462,6 +463,7 @@ class QueryFlows:
             replies = yield from self._asked(calls)
             total += sum(reply.settled for reply in replies)
             left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MOST]
+        yield from send_copies(context, upto)
         return total
 
 

@@ -48,7 +48,7 @@ from rmq.kernel.delivery.inner_delivery import (
     SharedLeases,
 )
 from rmq.kernel.follow_ups.encode import EncodedFollowUp
-from rmq.kernel.follow_ups.flows import FollowUps
+from rmq.kernel.follow_ups.flows import FollowUps, send_copies
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -254,7 +254,7 @@ class ConsumerFlows:
         reasons = [reason for _, reason in self._unreadable]
         try:
             yield from settle.reject(self.context, leases, reasons, "u").run()
-            yield from self.follow_ups.send_copies(leases.slots)
+            yield from send_copies(self.context, leases.slots)
         except (OutcomeUnknown, Unavailable):
             raise  # the next call tries again
         except RMQError:

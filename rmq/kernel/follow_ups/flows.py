@@ -170,28 +170,29 @@ class FollowUps:
             except IndexError:
                 break  # another thread sends them
             yield from send_stored(self._context, stored)
-        yield from self.send_copies(delivery.origin.keys.index for delivery in dead)
-
-    def send_copies(self, slots: Iterable[int]) -> Flow[None]:
-        """Send the pending copies of dead letters of slots."""
-        context, dead_to = self._context, self._context.settings.dead_to
-        if dead_to is None:
-            return
-        for index in sorted(set(slots)):
-            if index >= len(context.slots):
-                return  # the topic was created again with fewer slots
-            try:
-                target = dead_to.of_slot(index)
-                yield from _try_send(context, context.slots[index], target, b"", [])
-            except StorageError as error:
-                log.debug("topic %r: copies are sent later: %s", context.name, error)
-                return
+        yield from send_copies(self._context, (each.origin.keys.index for each in dead))
 
 
 def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
     earlier = delivery.follow_ups or FollowUpList()
     delivery.follow_ups = earlier.plus(follow_up)
     return follow_up.id
+
+
+def send_copies(context: TopicContext, slots: Iterable[int]) -> Flow[None]:
+    """Send the pending copies of dead letters of slots."""
+    dead_to = context.settings.dead_to
+    if dead_to is None:
+        return
+    for index in sorted(set(slots)):
+        if index >= len(context.slots):
+            return  # the topic was created again with fewer slots
+        try:
+            target = dead_to.of_slot(index)
+            yield from _try_send(context, context.slots[index], target, b"", [])
+        except StorageError as error:
+            log.debug("topic %r: copies are sent later: %s", context.name, error)
+            return
 
 
 def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
