@@ -11,7 +11,6 @@ the calls, in the same round trip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -160,17 +159,9 @@ class Settling(Generic[T]):
     """
 
     __slots__ = (
-        "_builds",
-        "_calls",
-        "_context",
-        "_extra",
-        "_is_repeat",
-        "_lost",
-        "_positions",
-        "_read",
-        "_sessions",
-        "_size",
-    )
+        "_build", "_calls", "_context", "_extra", "_is_repeat", "_lost", "_parts", "_positions",
+        "_read", "_sessions", "_size",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -188,16 +179,18 @@ class Settling(Generic[T]):
         # A topic that was created again may have fewer slots; leases of missing slots are lost.
         slots = context.slots
         self._lost = [positions for slot, _, positions in parts if slot >= len(slots)]
-        parts = [part for part in parts if part[0] < len(slots)]
+        self._parts = [
+            (slots[slot], part, positions) for slot, part, positions in parts if slot < len(slots)
+        ]
         self._context = context
         self._size = len(leases.ids)
-        self._positions = [positions for _, _, positions in parts]
-        self._sessions = [context.sessions.take() for _ in parts]
-        self._builds = [
-            partial(build, slots[slot], session, part, positions)
-            for (slot, part, positions), session in zip(parts, self._sessions, strict=True)
+        self._positions = [positions for _, _, positions in self._parts]
+        self._sessions = [context.sessions.take() for _ in self._parts]
+        self._calls = [
+            build(keys, session, part, positions)
+            for (keys, part, positions), session in zip(self._parts, self._sessions, strict=True)
         ]
-        self._calls = [build_call() for build_call in self._builds]
+        self._build = build
         self._read = read
         self._extra = extra
         self._is_repeat = False
@@ -223,16 +216,16 @@ class Settling(Generic[T]):
         try:
             if before or len(calls) > 1:
                 replies = yield Pipeline([*before, *calls])
+                if extra is not None and before:
+                    extra.note_replies(replies[: len(before)])
+                    replies = replies[len(before) :]
+                if any(isinstance(reply, KeepsResults) for reply in replies):
+                    replies = yield from self._keep_results(replies)
             elif calls:
                 try:
                     replies = [(yield calls[0])]
                 except KeepsResults as error:
-                    replies = [error]
-            if extra is not None and before:
-                extra.note_replies(replies[: len(before)])
-                replies = replies[len(before) :]
-            if any(isinstance(reply, KeepsResults) for reply in replies):
-                replies = yield from self._keep_results(replies)
+                    replies = yield from self._keep_results([error])
         except RMQError as error:
             if isinstance(error, OutcomeUnknown):
                 self._is_repeat = True
@@ -272,11 +265,11 @@ class Settling(Generic[T]):
         refused = [n for n, reply in enumerate(replies) if isinstance(reply, KeepsResults)]
         for n in refused:
             fails_fast = self._calls[n].fails_fast
-            self._calls[n] = self._builds[n]()
+            keys, part, positions = self._parts[n]
+            self._calls[n] = self._build(keys, self._sessions[n], part, positions)
             self._calls[n].fails_fast = fails_fast
-        for n, reply in zip(
-            refused, (yield Pipeline([self._calls[n] for n in refused])), strict=True
-        ):
+        again = yield Pipeline([self._calls[n] for n in refused])
+        for n, reply in zip(refused, again, strict=True):
             replies[n] = reply
         return replies
 
@@ -288,7 +281,7 @@ class Settling(Generic[T]):
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
         self._context.sessions.give(*others)
         self._sessions = [self._sessions[n] for n in numbers]
-        self._builds = [self._builds[n] for n in numbers]
+        self._parts = [self._parts[n] for n in numbers]
         self._calls = [self._calls[n] for n in numbers]
         self._positions = [self._positions[n] for n in numbers]
         self._extra, self._lost, self._is_repeat = None, [], True
