@@ -7,7 +7,9 @@ the next file; one that dies fails the test that it ran, and another takes the r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import itertools
 import marshal
 import multiprocessing.connection
@@ -25,6 +27,12 @@ import pytest
 
 OUTPUT = Path(".rmq/tests")  # what a process prints past its tests, and processes that tests share
 
+# Modules by the folder whose tests import them while they run: each fork would import them again.
+IMPORTED = {
+    "sql": ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "pymysql", "aiosqlite"),
+    "testing": ("fakeredis",),
+}
+
 # Of a file: the tests from one number to another, in the order in which they were collected.
 Part = list[int]
 
@@ -35,6 +43,15 @@ def parts_of(items: list[pytest.Item]) -> list[Part]:
     for number, item in enumerate(items):
         files.setdefault(item.path, []).append(number)
     return list(files.values())
+
+
+def import_for(items: list[pytest.Item]) -> None:
+    """Import what several forks would, if it is installed."""
+    folders = {item.nodeid.split("/")[1] for item in items if item.nodeid.count("/") > 1}
+    for folder in folders & set(IMPORTED):
+        for module in IMPORTED[folder]:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
 
 
 # --- in a fork -----------------------------------------------------------------------------------
@@ -171,6 +188,7 @@ class Parallel:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._session = session
         self._parts = deque(parts_of(session.items))
+        import_for(session.items)
         try:
             for _ in range(min(self._count, len(self._parts))):
                 self._begin()
