@@ -25,6 +25,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests import sources
+
 OUTPUT = Path(".rmq/tests")  # what a process prints past its tests, and processes that tests share
 
 # Modules by the folder whose tests import them while they run: each fork would import them again.
@@ -45,13 +47,15 @@ def parts_of(items: list[pytest.Item]) -> list[Part]:
     return list(files.values())
 
 
-def import_for(items: list[pytest.Item]) -> None:
-    """Import what several forks would, if it is installed."""
+def prepare(items: list[pytest.Item]) -> None:
+    """Do once what several forks would do: import modules, if they are there; compose scripts."""
     folders = {item.nodeid.split("/")[1] for item in items if item.nodeid.count("/") > 1}
     for folder in folders & set(IMPORTED):
         for module in IMPORTED[folder]:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+    if "lua" in folders:
+        sources.compose_all()
 
 
 # --- in a fork -----------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ class Parallel:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._session = session
         self._parts = deque(parts_of(session.items))
-        import_for(session.items)
+        prepare(session.items)
         try:
             for _ in range(min(self._count, len(self._parts))):
                 self._begin()

@@ -25,10 +25,22 @@ _CACHED = (
 _changed: dict[tuple[str, ...], list[Any]] = {}
 
 
+@functools.cache
+def full_text(name: str) -> str:
+    """Return the text of a script with the names of the sources."""
+    return script_loader.full_text(name)
+
+
+def compose_all() -> None:
+    """Compose all scripts, 2 s of CPU: forks of this process need not do it again."""
+    for name in script_loader.names():
+        full_text(name)
+
+
 def text_of(name: str) -> str:
     """Return the text of a script with the names of the sources, or as a test has replaced it."""
     script = script_loader.load(name)
-    return script_loader.full_text(name) if script is _LOAD(name) else script.text
+    return full_text(name) if script is _LOAD(name) else script.text
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from rmq.kernel.transport.cluster.joined_replies import is_away
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
 
 SLOTS = 12
-PAUSE_S = 0.05  # between two sends to each slot
+PAUSE_S = 0.2  # between two sends to each slot
 MORE = 3 * SLOTS  # messages, in a row, for which a consumer asks many times
 LEASE_S = 600  # no lease ends during an outage
 RETRY_S = 30  # of each call; an outage may last longer

@@ -21,25 +21,30 @@ def everything(raw: redis.Redis, name: str) -> dict[bytes, Any]:
     }
 
 
-@pytest.mark.parametrize("written", [str(FORMAT - 1), str(FORMAT + 1), "", None])
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda api, name, id: api.topic(name).open(),
-        lambda api, name, id: api.topic(name).open(create=False),
-        lambda api, name, id: api.topic(name, slots=2).send("x"),
-        lambda api, name, id: api.topic(name).send("x", id=id),
-        lambda api, name, id: api.topic(name).new_id(),
-        lambda api, name, id: api.topic(name).get(id),
-        lambda api, name, id: api.topic(name).consumer().receive(1),
-        lambda api, name, id: api.admin.stats(name),
-        lambda api, name, id: api.admin.peek(name),
-        lambda api, name, id: api.admin.purge(name, "store"),
-        lambda api, name, id: api.admin.settings(name),
-        lambda api, name, id: api.admin.topic_set(name, lease=60),
-        lambda api, name, id: api.admin.topic_delete(name, force=True),
-    ],
-)
+USES: list[Any] = [
+    lambda api, name, id: api.topic(name).open(),
+    lambda api, name, id: api.topic(name).open(create=False),
+    lambda api, name, id: api.topic(name, slots=2).send("x"),
+    lambda api, name, id: api.topic(name).send("x", id=id),
+    lambda api, name, id: api.topic(name).new_id(),
+    lambda api, name, id: api.topic(name).get(id),
+    lambda api, name, id: api.topic(name).consumer().receive(1),
+    lambda api, name, id: api.admin.stats(name),
+    lambda api, name, id: api.admin.peek(name),
+    lambda api, name, id: api.admin.purge(name, "store"),
+    lambda api, name, id: api.admin.settings(name),
+    lambda api, name, id: api.admin.topic_set(name, lease=60),
+    lambda api, name, id: api.admin.topic_delete(name, force=True),
+]
+OTHERS = [str(FORMAT - 1), "", None]  # what else may be written there, or nothing
+CASES = [
+    *((use, str(FORMAT + 1)) for use in USES),
+    *((USES[0], written) for written in OTHERS),
+    *(pytest.param(u, w, marks=pytest.mark.slow) for u in USES[1:] for w in OTHERS),
+]
+
+
+@pytest.mark.parametrize(("use", "written"), CASES)
 def test_a_topic_of_another_format_is_refused_and_not_written(
     api: Any, name: str, server: Server, raw: redis.Redis, use: Any, written: str | None
 ) -> None:

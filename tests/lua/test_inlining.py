@@ -11,6 +11,7 @@ from tests.lua.both_ways import compare
 from tests.lua.box import case
 from tests.lua.calls import CALLS, REACHING, Call
 from tests.lua.single import COMMANDS
+from tests.sources import full_text
 
 
 def plain(verb: str) -> str:
@@ -42,7 +43,7 @@ def test_every_inline_function_is_in_place_in_every_script():
     for verb in script_loader.names():
         with case(verb):
             composed = script_loader.composed(verb)
-            loaded = script_loader.full_text(verb)
+            loaded = full_text(verb)
 
             for name in inlining.names(composed):
                 assert f"function {name}(" not in loaded

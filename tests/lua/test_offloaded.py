@@ -32,6 +32,7 @@ from tests.lua.calls import (
 from tests.lua.crediting import break_script
 from tests.lua.furnished import QUERY, RUN, TOKEN, Furnished, furnish
 from tests.lua.test_maxmemory import REFUSED_AT_MAXMEMORY
+from tests.sources import full_text
 
 REFERENCE = b"\x94\xa4home\xa6object\xce\x00\x10\x00\x00\xc4\x01h"
 BODY = b"\x43" + REFERENCE
@@ -406,7 +407,7 @@ def test_a_script_that_takes_a_moved_record_for_a_removed_one_is_noticed(box, mo
 
 
 def test_no_other_script_removes_records():
-    scripts = {name: transport_scripts.full_text(name) for name in transport_scripts.names()}
+    scripts = {name: full_text(name) for name in transport_scripts.names()}
 
     assert {name for name, text in scripts.items() if "drop_records(" in text} == set(REMOVALS)
 

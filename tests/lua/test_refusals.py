@@ -169,6 +169,8 @@ BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
 )  # fmt: skip
+# `make test` gives each field these: whole_number of lib/check reads all fields.
+FEW_BAD_NUMBERS = ("nan", "-1", "1.5", " 100", "1\0", "9" * 30)
 WITH_CREDITS = (
     "next_ready",
     "pending_send",
@@ -287,8 +289,11 @@ def test_nothing_is_created_where_there_is_no_slot_at_all(anew):
             assert box.state() == {}
 
 
+@pytest.mark.parametrize(
+    "bads", [FEW_BAD_NUMBERS, pytest.param(BAD_NUMBERS, marks=pytest.mark.slow)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("script", sorted(NUMBERS))
-def test_number_that_is_none_is_refused_by_name_and_no_key_changes(anew, script):
+def test_number_that_is_none_is_refused_by_name_and_no_key_changes(anew, script, bads):
     furnished = anew()
     box, command = furnished.box, CALLS[script](furnished)
     before = box.state()
@@ -296,7 +301,7 @@ def test_number_that_is_none_is_refused_by_name_and_no_key_changes(anew, script)
     for position, field in NUMBERS[script].items():
         given = command.args[position]
         with case(script, field):
-            for bad in BAD_NUMBERS:
+            for bad in bads:
                 command.args[position] = bad.encode("latin-1")
                 with case(bad), pytest.raises(redis.ResponseError, match=f"RMQARG {field}"):
                     box.run(command)

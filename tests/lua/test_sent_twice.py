@@ -20,6 +20,7 @@ from rmq.kernel.transport.lua import script_loader as transport_scripts
 from tests.lua.box import Box
 from tests.lua.furnished import STAGE, furnish
 from tests.lua.moving import bury, entry, hold
+from tests.sources import full_text
 
 Build = Callable[[ReplaySession], Command[Any]]
 
@@ -183,11 +184,7 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     None
 ):
     """A new script must say what becomes of a command that is sent twice."""
-    in_sessions = {
-        name
-        for name in transport_scripts.names()
-        if "fail('LATE'" in transport_scripts.full_text(name)
-    }
+    in_sessions = {name for name in transport_scripts.names() if "fail('LATE'" in full_text(name)}
     assert in_sessions == {
         "ack", "ack_then", "cancel", "extend", "lateness_report", "merge", "nack", "prepare",
         "publish", "purge", "redrive", "redrive_settle", "reject", "release", "reschedule",

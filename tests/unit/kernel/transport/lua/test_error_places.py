@@ -12,7 +12,7 @@ import pytest
 from rmq.kernel.transport.lua import error_places, inlining, script_loader
 from tests.lua.box import case
 from tests.lua.lua_names import tokens
-from tests.sources import with_line
+from tests.sources import full_text, with_line
 
 SCRIPT = script_loader.load("extend")
 PLACES = error_places._source_of("extend", SCRIPT.text).places
@@ -121,7 +121,7 @@ def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     exact = put_in_place = 0
     for name in script_loader.names():
         with case(name):
-            text = script_loader.full_text(name).splitlines()
+            text = full_text(name).splitlines()
             found = error_places._source_of(name, script_loader.load(name).text).places
             assert len(found) == len(text)
             values = dict(

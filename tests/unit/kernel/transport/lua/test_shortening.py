@@ -10,6 +10,7 @@ from lupa import lua51
 
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.shortening import short_names, shortened, with_long_names
+from tests.sources import full_text
 
 DUMP = "function(text) return string.dump(assert(loadstring(text))) end"
 
@@ -63,7 +64,7 @@ LARGE = ["merge", "prepare", "publish", "reschedule"]  # together they have most
     ],
 )
 def test_a_script_compiles_to_the_same_instructions(name: str) -> None:
-    full = script_loader.full_text(name)
+    full = full_text(name)
     short = shortened(full)
 
     assert Dump(short).parts == Dump(full).parts
