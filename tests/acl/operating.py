@@ -273,6 +273,11 @@ def runs_jobs(s: Scene) -> None:
     assert admin.job_run(job.id).done == 3
     assert admin.job_stop(job.id) is False
     assert admin.job_stop(admin.job_start(s.name).id)
+    with topic.consumer() as consumer:
+        consumer.receive(1, wait=5)
+        assert admin.job_matches(s.name, "cancel", running=True) == 3
+        job = admin.job_run(admin.job_start(s.name, "cancel", running=True).id)
+    assert (job.done, job.requested) == (2, 1)
 
 
 @of("operator", "viewer", "server")

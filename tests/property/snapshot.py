@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from rmq.kernel.core import record
+from rmq.kernel.core.ids import ids_of
 from rmq.kernel.core.keys import TYPES, SlotKeys, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
@@ -31,9 +32,9 @@ class Look:
     """A slot at one moment. Members are shown as ids."""
 
     def __init__(self, replies: list[list[bytes]], keys: SlotKeys) -> None:
-        ids = keys.ids_of
         replies = [
-            *(_with_ids(flat, keys) for flat in replies[:5]), *replies[5:8], *map(ids, replies[8:])
+            *(_with_ids(flat, keys) for flat in replies[:5]), *replies[5:8],
+            *(ids_of(members, keys.middle) for members in replies[8:]),
         ]  # fmt: skip
         pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies[:8]]
         self.store, self.prepare, self.dead = (
