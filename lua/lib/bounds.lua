@@ -21,4 +21,5 @@ local SPAN_MOST_MS = 9e12 -- 285 years
 local DUE_MOST = 1e14 -- the year 5138, epoch ms: a time in a record has six bytes
 local JOB_LOG_MOST = 100000 -- outcomes in the log of a job
 local DELIVERIES_MOST = 1e12 -- in one count of a report
+local LAST_SIX = 1000000 -- a number modulo this is its last six digits
 local READ_BYTES = 4194304 -- of records that a script reads; it may read one page more

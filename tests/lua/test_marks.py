@@ -234,3 +234,21 @@ def test_an_ack_that_is_repeated_in_a_slot_that_now_keeps_results_gets_its_answe
     box.one(keep=60)
 
     assert box.run(command) == "1"
+
+
+def test_messages_of_one_call_may_be_kept_for_different_times(box: Box) -> None:
+    """Also if the starts of their headers are equal, as those of audited messages are."""
+    keeps = (60, 60, 61, None, 60, 7)
+    ids = [box.one(keep=keep, priority=900 - n) for n, keep in enumerate(keeps)]
+    kept = {id: keep for id, keep in zip(ids, keeps, strict=True) if keep}
+    for number, keep in ((1234567890123, 8), (1234567890124, None), (1234567890125, 9)):
+        mark = b"\x81" + msgpack.packb("rmq-keep") + msgpack.packb(str(keep))
+        id = with_headers(box, sequence.headers(P, number, mark if keep else b"\x81\xa1a\xa1b"))
+        ids.append(id)
+        if keep:
+            kept[id] = keep
+
+    assert ack_then(box, box.take(10)).letters == "1" * len(ids)
+
+    now = box.clock.now_ms
+    assert box.state()["keeping"] == {id: now + keep * 1000 for id, keep in kept.items()}

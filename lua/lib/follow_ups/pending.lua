@@ -45,7 +45,7 @@ local function add_pending(given, last_number, now, now_us, mark, hold_ms)
   for i = 1, #given do
     local target, messages, stem = given[i].target, given[i].messages, nil
     for m = 1, #messages do
-      local last_six = number % 1000000 -- the other digits seldom change
+      local last_six = number % LAST_SIX -- the other digits seldom change
       if m == 1 or last_six == 0 then
         stem = target .. ':' .. string.sub(number_text(number), 1, NUMBER_DIGITS - 6)
       end

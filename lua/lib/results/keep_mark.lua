@@ -4,13 +4,27 @@
 --- @include "lib/records/envelope"
 local KEEP_HEADER = '\168rmq-keep' -- in msgpack
 local KEEP_DIGITS = 9 -- of the value: 31 years
+local MARK_MOST = 23 -- the mark ends at most so many bytes behind the first byte of the headers
 local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack
 local FIXED_MAP, FIXED_MAP_MOST, LARGE_MAP = 128, 15, 222 -- the same for a map; a larger map
 
--- Return where the headers of a record begin, where the first header is, and where the mark is if
--- the record has one. Return nil if the record has no headers. `record`: a record, or false.
+-- Return where the first header of a record is, and where the mark is if the record has one. `at`:
+-- where its headers begin.
 --- @inline
-local function mark_place(record)
+local function mark_place(record, at)
+  local first = at + (string.byte(record, at + 2) == LARGE_MAP and 5 or 3) -- behind both sizes
+  if string.sub(record, first, first + 9) ~= NUMBER_HEADER then
+    return first, first
+  end
+  return first, first + 11 + (string.byte(record, first + 10) or FIXED_STRING) - FIXED_STRING
+end
+
+local last_start, last_keep = nil, nil -- start of the headers of the last record, and its time
+
+-- Return for how long a message keeps its result, in ms; nil if it keeps none. Most messages of a
+-- call have the same mark, so a second record with this start of the headers is not read again.
+-- `record`: a record, or false.
+local function keep_of(record)
   local at
   if record then
     at = headers_at(record)
@@ -18,29 +32,25 @@ local function mark_place(record)
   if not at then
     return nil
   end
-  local first = at + (string.byte(record, at + 2) == LARGE_MAP and 5 or 3) -- behind both sizes
-  if string.sub(record, first, first + 9) ~= NUMBER_HEADER then
-    return at, first, first
+  local start = string.sub(record, at, at + MARK_MOST)
+  if start == last_start then
+    return last_keep
   end
-  return at, first, first + 11 + (string.byte(record, first + 10) or FIXED_STRING) - FIXED_STRING
-end
-
--- Return for how long a message keeps its result, in ms; nil if it keeps none. `record`: a record,
--- or false.
-local function keep_of(record)
-  local at, _, place = nil, nil, nil
-  at, _, place = mark_place(record)
-  if not at or string.sub(record, place, place + 8) ~= KEEP_HEADER then
+  local first, place = nil, nil
+  first, place = mark_place(record, at)
+  last_start, last_keep = first == place and start or nil, nil
+  if string.sub(record, place, place + 8) ~= KEEP_HEADER then
     return nil
   end
   local high, low = string.byte(record, at, at + 1)
   local digits = (string.byte(record, place + 9) or FIXED_STRING) - FIXED_STRING
   local last = place + 9 + digits
-  if digits > KEEP_DIGITS or last > math.min(at + 1 + high * 256 + low, #record) then
-    return nil
-  end
   local text = string.sub(record, place + 10, last)
-  return string.find(text, '^%d+$') and tonumber(text) * 1000 or nil
+  if digits <= KEEP_DIGITS and last <= math.min(at + 1 + high * 256 + low, #record)
+      and string.find(text, '^%d+$') then
+    last_keep = tonumber(text) * 1000
+  end
+  return last_keep
 end
 
 -- Return a record with the mark of another message. If its headers have no room, it is returned
@@ -49,11 +59,12 @@ local function with_mark(record, body_at, keep)
   local seconds = string.format('%d', keep / 1000)
   local mark = KEEP_HEADER .. string.char(FIXED_STRING + #seconds) .. seconds
   local at, first, place = nil, nil, nil
-  at, first, place = mark_place(record)
+  at = headers_at(record)
   if not at then
     return string.char(string.byte(record, 1) + HEADERS) .. string.sub(record, 2, body_at - 1)
       .. struct.pack('>I2B', 1 + #mark, FIXED_MAP + 1) .. mark .. string.sub(record, body_at)
   end
+  first, place = mark_place(record, at)
   local count = first == at + 5 and struct.unpack('>I2', record, at + 3)
     or string.byte(record, at + 2) - FIXED_MAP
   local map = string.char(FIXED_MAP + count + 1)

@@ -16,17 +16,17 @@ local function note_outcomes(ids, now, letter, given)
   --- @include "lib/results/keep_mark"
   --- @include "lib/results/results"
   local page, at, noted = math.min(tonumber(chunk or 1), MOST), write48(now), {}
+  local last_keep, last_end = nil, nil -- most messages of a call are kept for as long
   for from = 1, #ids, page do
-    local marked, positions, ends = {}, {}, {} -- of the messages that keep their results
+    local marked, positions, keeps = {}, {}, {} -- of the messages that keep their results
     local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
     for i = 1, #batch do
       local keep, n = keep_of(batch[i]), #marked + 1
       if keep then
-        marked[n], positions[n] = ids[from + i - 1], from + i - 1
-        ends[2 * n - 1], ends[2 * n] = now + keep, marked[n]
+        marked[n], positions[n], keeps[n] = ids[from + i - 1], from + i - 1, keep
       end
     end
-    local details, entries = nil, {}
+    local details, entries, ends = nil, {}, {}
     if #marked > 0 and not given and letter ~= 's' then
       details = redis.call('HMGET', failures, unpack(marked))
     end
@@ -34,6 +34,10 @@ local function note_outcomes(ids, now, letter, given)
       local text = given and given[positions[n]] or letter .. (details and details[n] or '')
       entries[2 * n - 1] = marked[n]
       entries[2 * n] = string.sub(text, 1, 1) .. at .. string.sub(text, 2)
+      if keeps[n] ~= last_keep then
+        last_keep, last_end = keeps[n], string.format('%.0f', now + keeps[n])
+      end
+      ends[2 * n - 1], ends[2 * n] = last_end, marked[n]
       noted[#noted + 1] = marked[n]
     end
     if #marked > 0 then

@@ -252,7 +252,7 @@ local function store_messages(batch, fields, now)
     --- @include "lib/records/note_offloaded"
     note_offloaded(plan.records)
   end
-  if plan.has_headers then
+  if plan.has_headers and not fields[OUTCOMES] then
     --- @include "lib/results/note_marks"
     note_marks(plan.records)
   end

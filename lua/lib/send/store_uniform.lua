@@ -9,7 +9,6 @@
 --- @include "lib/send/run_members"
 --- @include "lib/slot_fields"
 local FEW_SCORES = 40 -- a list of digits costs more than it saves for fewer scores
-local LAST_SIX = 1000000 -- a number modulo this is its last six digits
 local BLOCK = 100 -- bodies that are written at once; they fit into the processor's cache
 
 -- Return scores and ids in turn, as ZADD takes them, of messages that arrive one after another. The
@@ -48,13 +47,13 @@ local function ordered_scores(integer, order, ids, count)
   return scores
 end
 
--- Write the records of a batch. `accepted`: the slot's counter before the batch.
+-- Write the records of a batch. `accepted`: the slot's counter before the batch. `may_have_marks`:
+-- whether a record may be the first of the slot with the mark to keep its result.
 --- @inline
-local function write_records(batch, accepted)
+local function write_records(batch, accepted, may_have_marks)
   local head, members, count = batch.head, batch.members, #batch.members
   local bytes, stem = ready_bytes(accepted + 1, count), nil
   local may_be_offloaded = string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
-  local may_have_marks = string.byte(head, 1) % CODEC_STEP >= HEADERS
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local rests, before = batch.rests_of(at + 1, at + size)
@@ -116,7 +115,8 @@ local function store_uniform(batch, fields, now)
     add_members(store, scores, count)
     order = order + count
   end
-  write_records(batch, accepted)
+  local may_have_marks = first_byte % CODEC_STEP >= HEADERS and not fields[OUTCOMES]
+  write_records(batch, accepted, may_have_marks)
   accepted = accepted + count
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
   if new_front ~= front then
