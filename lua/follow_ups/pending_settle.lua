@@ -59,6 +59,7 @@ local is_mine = score and score == claim
 --- @inline
 local function bury(number)
   --- @include "lib/dead_letters/dead_letters"
+  --- @include "lib/records/note_offloaded"
   local entry = first_entries(target, 1)[1]
   if not entry or string.sub(entry, #target + 2, #target + 1 + NUMBER_DIGITS)
       ~= number_text(number) then
@@ -71,8 +72,9 @@ local function bury(number)
   redis.call('ZREM', pending, entry)
   local last = tonumber(accepted or 0) + 1
   redis.call('HSET', slot, 'accepted', last)
-  redis.call('HSET', records, id,
-    ARGV[9] .. struct.pack('>I4', last % ACCEPTED_CYCLE) .. ARGV[10])
+  local record = ARGV[9] .. struct.pack('>I4', last % ACCEPTED_CYCLE) .. ARGV[10]
+  redis.call('HSET', records, id, record)
+  note_offloaded({ id, record })
   local died = { ids = { id }, delivery_counts = { 1 }, reason = 'r', details = ARGV[11] }
   add_dead(died, audited, tonumber(dead_retention_ms), now)
 end

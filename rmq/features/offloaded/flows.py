@@ -18,6 +18,7 @@ from rmq.kernel.core import codec, object_store, record
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.object_store import Reference
 from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.follow_ups.scripts import record_of
 from rmq.kernel.topic import opening, overview, tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
@@ -75,6 +76,7 @@ def _leave_out_referred(
         if layout is not None and layout.resizing is not None:
             raise InvalidValue(f"topic {name!r} is being resized; sweep when that has ended")
         for keys in each.slots:
+            yield from _scan_pending(keys.pending, partial(_leave_out, found, _of_pending))
             yield from _scan(keys.records, partial(_leave_out, found, _of_record))
             match = "MATCH", tombstones.FIELD + b"*"
             yield from _scan(keys.bodies, partial(_leave_out, found, bytes), *match)
@@ -96,6 +98,23 @@ def _leave_out(
 def _of_record(entry: bytes) -> bytes | None:
     message = record.read(entry)
     return codec.reference_of(message.codec, message.body)
+
+
+def _of_pending(member: bytes) -> bytes | None:
+    _, _, entry = member.split(b":", 2)  # behind the topic and the index of its target
+    message = record_of(entry)
+    return codec.reference_of(message.codec, message.body)
+
+
+def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[None]:
+    """Call `use` with all pending follow-ups of a slot, page by page."""
+    first = b"-"
+    while True:
+        page = yield RawCommand("sweep", "ZRANGE", key, first, "+", "BYLEX", "LIMIT", 0, SCAN)
+        if not page:
+            return
+        use(page)
+        first = b"(" + page[-1]
 
 
 def _scan(key: bytes, use: Callable[[Iterable[bytes]], None], *match: str | bytes) -> Flow[None]:

@@ -394,9 +394,8 @@ class ConsumerFlows:
         note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]],
     ) -> Flow[list[InnerDelivery]]:
         one, settles = deliveries[0], verb != "extend"
-        if settles:
-            for delivery in deliveries:
-                delivery.settling_calls += 1  # not reduced if the delivery was settled
+        for delivery in deliveries if settles else ():
+            delivery.settling_calls += 1  # not reduced if the delivery was settled
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
             if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
@@ -404,13 +403,14 @@ class ConsumerFlows:
                     f"delivery {one.id} was settled by another call at the same time"
                 )
         except BaseException:
-            if settles:
-                for delivery in deliveries:
-                    delivery.settling_calls -= 1
+            for delivery in deliveries if settles else ():
+                delivery.settling_calls -= 1
             if settling.unanswered:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
         lost = note(deliveries, answer)
+        if self.follow_ups.has_objects and not settling.is_repeat:
+            yield from self.follow_ups.remove_objects(lost if verb == "ack" else deliveries)
         if verb == "ack" and self._offloaded.slots:
             yield from self._offloaded.plan()
         if self.follow_ups.stored or "d" in answer:

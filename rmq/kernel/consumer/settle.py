@@ -250,6 +250,11 @@ class Settling(Generic[T]):
         return self._read(self._size, pairs, lost), errors[0] if errors else None
 
     @property
+    def is_repeat(self) -> bool:
+        """Whether an earlier run may have settled deliveries that are reported as lost."""
+        return self._is_repeat
+
+    @property
     def unanswered(self) -> bool:
         """Whether Redis may have executed calls without a reply."""
         return self._is_repeat and bool(self._sessions)
@@ -331,8 +336,8 @@ def _follow_ups_of(
     """Return the follow-ups of one call as its arguments, and the function that gets its reply."""
     given: dict[str, list[tuple[int, bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
-        for _, target, message in follow_ups[position]:
-            given.setdefault(target, []).append((n, message))
+        for each in follow_ups[position]:
+            given.setdefault(each.target, []).append((n, each.message))
 
     def note(reply: AckThenReply) -> str:
         if given:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgpack
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core import ids, record
+from rmq.kernel.core import ids, object_store, record
 from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.codec import JSON, Offloaded
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.interceptor import start_hooks
 from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.object_store import Reference
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.dispositions import Reject
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.follow_ups.scripts import slot_name
-from rmq.kernel.producer import encode as producer
+from rmq.kernel.producer import encode as producer, offloading
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Await, Flow
+from rmq.kernel.transport.flow.steps import Await, Flow, InThread
 
 DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
 
@@ -35,6 +36,7 @@ class EncodedFollowUp(NamedTuple):
     id: MessageId
     target: str
     message: bytes  # member, head, and the rest of the record
+    reference: Reference | None = None  # its body, if that is in a store
 
     @property
     def size(self) -> int:
@@ -98,7 +100,7 @@ def encode(
     for awaitable in start_hooks(hooks.before_send, name, out):
         yield Await(awaitable)
     try:
-        encoded = _encode(target, delivery, out)
+        encoded = yield from _encode(target, delivery, out)
     except BaseException as error:
         for awaitable in start_hooks(hooks.after_send, name, out, error):
             yield Await(awaitable)
@@ -162,13 +164,19 @@ def depth_in(headers: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> EncodedFollowUp:
+def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flow[EncodedFollowUp]:
+    """Encode a follow-up. Write its body to the store of the topic, if the body is large."""
+    found: offloading.Object | None = None
+    if isinstance(target.codec, Offloaded):
+        out, found = offloading.set_apart(target, target.codec, out)
     message = producer.encode(target, target.settings, out)
     slot = message.slot if message.slot >= 0 else _slot_in(target, delivery)
     id = message.id or ids.make_one(slot, target.check)
     head, envelope = record.with_headers(message.head, message.envelope, message.headers)
     text = b"".join((member_of(id), head, envelope, message.body))
-    return EncodedFollowUp(id, slot_name(target.name, slot), text)
+    if isinstance(target.codec, Offloaded) and found is not None:
+        yield InThread(partial(object_store.write_all, target.codec.store, [found]))
+    return EncodedFollowUp(id, slot_name(target.name, slot), text, found and found[0])
 
 
 class FollowUpList(list[EncodedFollowUp]):

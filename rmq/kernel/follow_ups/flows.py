@@ -20,6 +20,7 @@ import msgpack
 
 from rmq.errors import (
     ConfigurationError,
+    InvalidValue,
     OutcomeUnknown,
     RMQError,
     StorageError,
@@ -32,7 +33,7 @@ from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.delivery.dispositions import FollowUp, with_topics
-from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.follow_ups import copies, scripts
 from rmq.kernel.follow_ups.copies import is_copy
 from rmq.kernel.follow_ups.encode import (
@@ -55,6 +56,7 @@ from rmq.kernel.follow_ups.scripts import (
     slot_name,
     topic_and_index,
 )
+from rmq.kernel.producer import offloading
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -121,11 +123,13 @@ class FollowUps:
 
     Attributes:
         stored: Follow-ups that acks have stored, and that `send` sends next.
+        has_objects: Whether the body of a follow-up was written to a store.
     """
 
     def __init__(self, context: TopicContext) -> None:
         self._context = context
         self.stored: deque[StoredFollowUps] = deque()
+        self.has_objects = False
 
     def add(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
         """Add a message that the ack of a delivery will store. Return the id of the message.
@@ -139,7 +143,14 @@ class FollowUps:
                 "acked without the handler, and its follow-ups would be lost. Use send with a "
                 "dedup_key, or no guard"
             )
-        return _add(delivery, (yield from encode(self._context, delivery, topic, out)))
+        follow_up = yield from encode(self._context, delivery, topic, out)
+        self.has_objects |= follow_up.reference is not None
+        try:
+            return _add(delivery, follow_up)
+        except InvalidValue:
+            if follow_up.reference is not None:
+                yield from offloading.remove([follow_up.reference])
+            raise
 
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Add a message without options that the ack of a delivery will store.
@@ -161,6 +172,13 @@ class FollowUps:
         for topic, out in with_topics(then, self._context.name):
             follow_ups = follow_ups.plus((yield from encode(self._context, delivery, topic, out)))
         return follow_ups
+
+    def remove_objects(self, unsent: Iterable[InnerDelivery]) -> Flow[None]:
+        """Remove the bodies of follow-ups that no ack can send any more from their store."""
+        ended = [delivery for delivery in unsent if delivery.state != OPEN]
+        follow_ups = [each for delivery in ended for each in delivery.follow_ups]
+        references = [each.reference for each in follow_ups if each.reference is not None]
+        yield from offloading.remove(references)
 
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
         """Send the follow-ups that were stored. `dead`: deliveries that may be dead letters now."""

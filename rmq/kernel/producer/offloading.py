@@ -19,6 +19,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread
 
 Stored = Flow[Sequence[SendResult]]
+Object = tuple[Reference, bytes]
 
 
 def send(
@@ -35,19 +36,12 @@ def send(
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
-    outs, objects = list(messages), dict[int, tuple[Reference, bytes]]()
-    above = min(codec.above, context.settings.max_body)
+    outs, objects = list(messages), dict[int, Object]()
     for index, out in enumerate(outs):
         if isinstance(out, Outgoing) and out.merge_key is None:
-            data = codec.encode(out.body)
-            coded = Coded(data)
-            if len(data) > above:
-                now_ms = clock.now_ms()
-                reference = codec.store.new_reference(context.name, context.identity, now_ms, data)
-                objects[index] = reference, data
-                coded = Coded(object_store.FIRST + reference.packed)
-            outs[index] = replace(out, body=coded)
-            if index in objects:
+            outs[index], found = set_apart(context, codec, out)
+            if found is not None:
+                objects[index] = found
                 encode(context, context.settings, outs[index])
     if not objects:
         return (yield from store(outs))
@@ -56,16 +50,31 @@ def send(
         results = yield from store(outs)
     except (QueueFull, TopicPaused) as error:
         refused = [at for at, result in enumerate(error.results) if result is None]
-        yield from _remove([objects[at][0] for at in refused if at in objects])
+        yield from remove([objects[at][0] for at in refused if at in objects])
         raise
     with suppress(RMQError):  # the messages are stored
-        yield from _remove((yield from _unused(context, objects, results)))
+        yield from remove((yield from _unused(context, objects, results)))
     return results
+
+
+def set_apart(
+    context: TopicContext, codec: Offloaded, out: Outgoing
+) -> tuple[Outgoing, Object | None]:
+    """Encode the body of a message.
+
+    Return the message with the encoded body. For a large body, the message has a reference instead.
+    Then also return the object to write, before the message is sent.
+    """
+    data = codec.encode(out.body)
+    if len(data) <= min(codec.above, context.settings.max_body):
+        return replace(out, body=Coded(data)), None
+    reference = codec.store.new_reference(context.name, context.identity, clock.now_ms(), data)
+    return replace(out, body=Coded(object_store.FIRST + reference.packed)), (reference, data)
 
 
 def _unused(
     context: TopicContext,
-    objects: Mapping[int, tuple[Reference, bytes]],
+    objects: Mapping[int, Object],
     results: Sequence[SendResult],
 ) -> Flow[list[Reference]]:
     """Return the objects of duplicates, which no record refers to.
@@ -83,6 +92,7 @@ def _unused(
     return unused
 
 
-def _remove(references: list[Reference]) -> Flow[None]:
+def remove(references: list[Reference]) -> Flow[None]:
+    """Remove objects. Objects that cannot be removed stay until unused objects are removed."""
     if references:
         yield InThread(partial(object_store.remove_all, references))
