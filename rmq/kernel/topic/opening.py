@@ -143,8 +143,8 @@ def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[
     """Return settings with the number of slots of the topic that `dead_to` names.
 
     Raises:
-        InvalidValue: `dead_to` names the topic itself, or a topic with groups.
-        TopicNotFound: That topic does not exist, and this program has not declared it.
+        InvalidValue: `dead_to` names the topic itself, a topic with groups, or a topic that does
+            not exist and that this program has not declared.
     """
     dead_to: DeadTo | None = requested.get("dead_to")
     if dead_to is None:
@@ -157,7 +157,10 @@ def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[
     )
     reply = yield scripts.topic(target, None)
     if reply.state < 0 and declared is None:
-        raise not_found(target)
+        raise InvalidValue(
+            f"dead_to: topic {target.name!r} does not exist; create it: rmq topic create "
+            f"{target.name}"
+        )
     found = Settings(**target.requested)
     if reply.state >= 0:
         found = settings.from_redis(target.name, reply.kept)
