@@ -441,7 +441,7 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting without what its caller does not name: the slots of `dead_to`."""
+    """Return a setting as text for a comparison. For `dead_to` this is the name of the topic."""
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 

@@ -1,8 +1,8 @@
 """Copies of dead letters, for the topic that the setting `dead_to` names.
 
 The script that ends a message stores a pending entry with its record. The process that sends the
-entry makes the message of it here. A copy that its topic cannot take for good is dropped, because
-its dead letter is still in the source topic.
+entry makes the message from it here. A copy that its topic can never take is dropped, because its
+dead letter is still in the source topic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_copy(entry: Entry) -> bool:
 
 
 def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
-    """Log that copies are dropped."""
+    """Log a warning that copies for `topic` are dropped."""
     log.warning(
         "topic %r: %d copies of dead letters are not sent to topic %r: %s", context.name, count,
         topic, reason,
@@ -45,7 +45,7 @@ def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
 def messages(
     context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
 ) -> Flow[list[Entry | None]]:
-    """Turn the first of some copies into follow-ups, as many as one call may store.
+    """Make messages from the first pending copies, as many as one call may store.
 
     Args:
         context: Topic of the dead letters.

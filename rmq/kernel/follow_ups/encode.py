@@ -159,7 +159,7 @@ def _depth_of(delivery: InnerDelivery) -> int:
 
 
 def depth_in(headers: Mapping[str, str]) -> int:
-    """Return the number of follow-ups in a row that led to a message, from its headers."""
+    """Return a message's position in its chain of follow-ups, from its headers, or 0."""
     text = headers.get(DEPTH_MARK, "")
     return int(text) if text.isdigit() else 0
 

@@ -380,7 +380,7 @@ def _attempt(
 def _store_copies(
     context: TopicContext, target: TopicContext, index: int, keys: SlotKeys, run: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store the first of some copies of dead letters, without those that their topic refuses."""
+    """Store the first copies of dead letters. Skip copies that their topic refuses permanently."""
     made = yield from copies.messages(context, keys, target, index, run)
     places = [place for place, entry in enumerate(made) if entry is not None]
     entries = [entry for entry in made if entry is not None]

@@ -116,7 +116,7 @@ class ResultSignals:
             return list(self._waiters)
 
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
-        """Tell a caller from now on when it must read these messages. It reads them now, too."""
+        """Wake a caller from now on when it must read these messages again. It reads them now."""
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
             self._start()
