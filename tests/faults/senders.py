@@ -30,6 +30,7 @@ from tests.faults.storm import Played, Watch, insist
 from tests.servers import Server
 
 TASKS, THREADS, SETTLERS = 64, 32, 16
+PAUSE_S = 0.05  # between two sends of a caller: 1900 a second, and calls are shared
 TIMEOUT_S, RETRY_S = 5.0, 1.0
 SLOTS = 3
 LEASE_S = 2.0
@@ -139,7 +140,7 @@ class Senders:
                 outcome = error
             self.books.told(caller, n, outcome)
             n += 1
-            time.sleep(0.02)
+            time.sleep(PAUSE_S)
 
     async def _tasks(self) -> None:
         async with rmq.AsyncClient(
@@ -158,7 +159,7 @@ class Senders:
             (outcome,) = await asyncio.gather(send, return_exceptions=True)
             self.books.told(caller, n, outcome)
             n += 1
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(PAUSE_S)
 
     # --- consuming -----------------------------------------------------------------------------
 
