@@ -16,10 +16,10 @@ _TOKEN = re.compile(
     |(?P<symbol>\.\.\.|\.\.|==|~=|<=|>=|[-+*/%^\#<>=(){}\[\];:,.])""",
     re.VERBOSE | re.DOTALL,
 )
-_KEYWORD = re.compile(
-    "and|break|do|else|elseif|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true"
-    "|until|while"
-)
+_KEYWORDS = {
+    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local",
+    "nil", "not", "or", "repeat", "return", "then", "true", "until", "while",
+}  # fmt: skip
 _BINARY = re.compile(r"[-+*/%^<>]|\.\.|[=~<>]=|and|or")
 _LITERALS = {"nil", "true", "false", "..."}
 _END = ""
@@ -45,16 +45,16 @@ def tokens(text: str) -> list[tuple[str, str]]:
     """The tokens as (kind, text); comments and space are left out."""
     found: list[tuple[str, str]] = []
     position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if not match:
-            raise LuaError(f"no Lua at {text[position : position + 30]!r}")
-        kind = str(match.lastgroup)
-        if kind == "name" and _KEYWORD.fullmatch(match.group()):
-            kind = "keyword"
-        if kind != "space":
-            found.append((kind, match.group()))
+    for match in _TOKEN.finditer(text):
+        if match.start() != position:
+            break
         position = match.end()
+        kind = str(match.lastgroup)
+        if kind != "space":
+            word = match.group()
+            found.append(("keyword" if kind == "name" and word in _KEYWORDS else kind, word))
+    if position < len(text):
+        raise LuaError(f"no Lua at {text[position : position + 30]!r}")
     return [*found, ("end", _END)]
 
 
@@ -66,6 +66,7 @@ def read_chunk(text: str) -> Chunk:
 class _Parser:
     def __init__(self, source: list[tuple[str, str]]) -> None:
         self.tokens = source
+        self.texts = ["''" if kind == "string" else text for kind, text in source]
         self.position = 0
         self.scopes: list[set[str]] = [set()]
         self.functions = 0  # how deep
@@ -79,8 +80,10 @@ class _Parser:
     # --- tokens and names ---------------------------------------------------------------------
 
     def peek(self, ahead: int = 0) -> str:
-        kind, text = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
-        return "''" if kind == "string" else text
+        try:
+            return self.texts[self.position + ahead]
+        except IndexError:
+            return _END
 
     def kind(self) -> str:
         return self.tokens[self.position][0]
@@ -93,10 +96,9 @@ class _Parser:
         return text
 
     def accept(self, text: str) -> bool:
-        if self.peek() != text:
-            return False
-        self.position += 1
-        return True
+        is_there = self.peek() == text
+        self.position += is_there
+        return is_there
 
     def name(self) -> str:
         if self.kind() != "name":
