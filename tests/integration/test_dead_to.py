@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +235,37 @@ def test_a_copy_that_is_too_large_is_dropped_and_the_others_are_sent(
 
     assert bodies(api, small) == ["a", "b"]
     assert caplog.text.count("larger than the topic's max_body, 2000") == 2
+    assert pending(server, name) == 0
+
+
+def test_the_copy_of_an_offloaded_body_is_dropped_because_its_object_has_one_owner(
+    api: Any, name: str, graves: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = rmq.Offloaded(f"file://{tmp_path}", above=100)
+
+    with caplog.at_level(logging.WARNING, "rmq"):
+        reject(api, name, "x" * 1000, "small", dead_to=graves, codec=codec)
+
+    assert bodies(api, graves) == ["small"]
+    assert "its body is in a store outside of Redis" in caplog.text
+    assert len(dead(api, name)) == 2
+
+
+def test_the_copy_of_a_large_body_is_dropped_if_the_body_was_deleted(
+    api: Any, name: str, graves: str, server: Server, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.admin.topic_pause(graves, verb="send")
+    reject(api, name, "x" * 100_000, "small", dead_to=graves)
+    with server.raw() as raw:  # the end of the trash
+        assert raw.delete(f"rmq:{{{name}_0}}:bodies") == 1
+
+    api.admin.topic_resume(graves, verb="send")
+    clock.advance(60)
+    with caplog.at_level(logging.WARNING, "rmq"):
+        sweep(api, name)
+
+    assert bodies(api, graves) == ["small"]
+    assert "its large body is missing" in caplog.text
     assert pending(server, name) == 0
 
 
