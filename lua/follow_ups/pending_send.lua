@@ -12,13 +12,15 @@ ARGV[5]   source               the slot that has the entries: `<topic>:<index>`
 ARGV[6..] entries (lib/follow_ups/entry), at most 1000, 16 MiB in all, the numbers in growing order.
           The record is as for send.
 Returns   {how many entries are stored, from the first on, by this call or an earlier call; a letter
-          if some are not stored: p sends are paused, f the slot is full (max_length)}.
+          if some are not stored: p sends are paused, f the slot is full (max_length); how many of
+          the stored entries an earlier call has stored; a letter for each of the others: s stored,
+          d duplicate; '' if all are stored}.
 Cost      O(n log L), n = entries, L = messages waiting in the slot.
 Atomic    The field `<` and source of the slot has the highest number that was stored. An entry
           with a number up to this number is not stored again, even if its message is settled.
           Its caller sends the entries of a source in their order, so no lower number comes later.
           A follow-up whose id is in the slot, or was settled within the dedup window, adds nothing,
-          as in send. Redis refuses the first write at maxmemory. A second run gives the same reply.
+          as in send. Redis refuses the first write at maxmemory. A second run stores nothing.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare results keeping
 --- @include "lib/add"
@@ -79,6 +81,7 @@ local function count_room(new)
 end
 
 local stored = count_stored(tonumber(fields[SESSION] or -1)) -- the field of the source
+local earlier, letters = stored, ''
 local new, letter, serves_sleepers = n - stored, '', false
 if new > 0 and fields[PAUSED_SEND] then
   new, letter = 0, 'p'
@@ -120,8 +123,9 @@ if new > 0 then
     end
     local batch, reply = { given = members, at = 0, count = new, large = false }, nil
     reply, serves_sleepers = store_messages(batch, fields, now)
-    if reply[2] == 'F' then -- drop_lowest has no room for all of them, or they are the lowest
-      new, letter = 0, 'f'
+    letters = reply[2]
+    if letters == 'F' then -- drop_lowest has no room for all of them, or they are the lowest
+      new, letter, letters = 0, 'f', ''
     end
   end
 end
@@ -137,4 +141,4 @@ if serves_sleepers then
   --- @include "lib/wake/hand_over"
   serve_sleepers(ARGV[2], ARGV[3], now)
 end
-return { stored, letter }
+return { stored, letter, earlier, letters }

@@ -79,8 +79,8 @@ def member_in(entry: Entry) -> bytes:
 
 
 def pending_send(box: Box, *entries: Entry, source: str = "source:0") -> tuple[int, str]:
-    sent: tuple[int, str] = box.run(scripts.pending_send(box.handle, box.keys, source, entries))
-    return sent
+    reply = box.run(scripts.pending_send(box.handle, box.keys, source, entries))
+    return reply.stored, reply.letter
 
 
 def settle(box: Box, upto: int = 0, claim: bytes = b"", limit: int = 10, **options: Any) -> Any:

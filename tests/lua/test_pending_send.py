@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
+from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of
+from rmq.kernel.follow_ups import scripts
+from rmq.kernel.follow_ups.scripts import entry_of, record_of, with_number
 from tests.lua.box import Box, ordered, stored
 from tests.lua.crediting import break_script
 from tests.lua.following import entry, member_in, pending_send
@@ -140,3 +143,27 @@ def test_a_script_that_forgets_the_number_stores_an_entry_twice(
     pending_send(box, given)
 
     assert member_of(box.take_one().id) == member_in(given)
+
+
+def test_the_reply_tells_which_entries_this_call_has_stored(box: Box) -> None:
+    (waiting,) = box.send(1)
+    first, duplicate = entry(box, 1), entry(box, 2, waiting)
+    pending_send(box, first)
+
+    reply = box.run(
+        scripts.pending_send(box.handle, box.keys, "source:0", [first, duplicate, entry(box, 3)])
+    )
+
+    assert reply == (3, "", 1, "ds")
+    assert [reply.is_new(at) for at in range(4)] == [False, False, True, False]
+
+
+def test_an_audit_number_is_the_first_header_of_an_entry(box: Box) -> None:
+    head = bytes((record.TIMED | record.EXPIRES | record.HEADERS, 0, 0, 200))
+    envelope = bytes(5) + b"\5" + bytes(5) + b"\7" + record.length_prefixed(b"\x81\xa1h\xa11")
+    plain = entry_of(1, member_of(box.ids()[0]) + head + envelope + b"body")
+
+    numbered = record_of(with_number(plain, "0123456789", 3))
+
+    assert numbered._replace(headers={}) == record_of(plain)._replace(headers={})
+    assert list(numbered.headers.items()) == [("rmq-audit", "0123456789.3"), ("h", "1")]

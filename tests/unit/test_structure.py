@@ -43,8 +43,8 @@ FILES = sorted(
 # Composing scripts with less CPU: 15 lines.
 # Keys of results in the calls of all scripts that end messages: 4 lines.
 # Follow-ups: a process that was stopped renews its claim before it sends: 3 lines.
-# Follow-ups with offloaded bodies: 38 lines.
-LIMITS = {"lines": 49_492, "files": 437, "private": 76}
+# Follow-ups with offloaded bodies: 38 lines. Audit numbers of follow-ups: 44 lines.
+LIMITS = {"lines": 49_536, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

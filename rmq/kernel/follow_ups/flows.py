@@ -49,14 +49,16 @@ from rmq.kernel.follow_ups.scripts import (
     ByTarget,
     Entry,
     Refused,
+    SendReply,
     SettleReply,
     entry_of,
     number_of,
     record_of,
     slot_name,
     topic_and_index,
+    with_number,
 )
-from rmq.kernel.producer import offloading
+from rmq.kernel.producer import offloading, report
 from rmq.kernel.topic import clock, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -413,18 +415,50 @@ def _store(
     """Store pending follow-ups in a slot of their topic, which may be resized during the call."""
     resizes = 0
     while True:
-        name = slot_name(source.topic, source.index)
-        command = scripts.pending_send(target, target.slots[index], name, entries)
+        keys, name = target.slots[index], slot_name(source.topic, source.index)
+        numbers, numbered = yield from _numbered(target, keys, entries)
+        command = scripts.pending_send(target, keys, name, numbered)
         command.fails_fast = True
+        reply = SendReply(0, "", 0, "")
         try:
             replies, short = yield from durable_pipeline([command], target.settings.durability)
-            stored, letter = raise_first_error(replies)[0]
+            reply = raise_first_error(replies)[0]
         except TopicVanished as error:
             resizes = yield from opening.follow_resize(target, error, resizes)
         else:
             # Entries that too few copies have confirmed stay here, and the next attempt waits for
             # the copies again.
-            return _Attempt(0, waits=True) if short else _Attempt(stored, waits=bool(letter))
+            waits = bool(reply.letter)
+            return _Attempt(0, waits=True) if short else _Attempt(reply.stored, waits=waits)
+        finally:
+            if numbers:
+                _finish(target, keys, numbers, reply)
+
+
+def _numbered(
+    target: TopicContext, keys: SlotKeys, entries: Sequence[Entry]
+) -> Flow[tuple[list[int], Sequence[Entry]]]:
+    """Give audit numbers to pending follow-ups, if the client has `rmq.Audit`.
+
+    Each call to send them has its own numbers, so a number belongs to one call and one slot.
+    """
+    producer = target.hooks.producer_sequence
+    if producer is None:
+        return [], entries
+    sequence = producer.slot_sequence(keys, target.created)
+    yield from report.register([sequence])
+    yield from report.schedule(producer)
+    numbers = [sequence.next_number() for _ in entries]
+    texts = zip(entries, numbers, strict=True)
+    return numbers, [with_number(entry, sequence.producer, number) for entry, number in texts]
+
+
+def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: SendReply) -> None:
+    """Note which numbers a follow-up has. The others are unused: this call did not store it."""
+    producer = target.hooks.producer_sequence
+    if producer is not None:
+        unused = [number for at, number in enumerate(numbers) if not reply.is_new(at)]
+        producer.slot_sequence(keys, target.created).finish(numbers, unused)
 
 
 def _wait_ms(entry: Entry) -> int:

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from rmq.kernel.core import record, sequence
 from rmq.kernel.core.ids import MEMBER_SIZE, members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.record import Record, read as read_record
+from rmq.kernel.core.record import Record
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -41,9 +42,23 @@ def number_of(entry: Entry) -> int:
     return int(entry[:DIGITS])
 
 
+def with_number(entry: Entry, producer: str, number: int) -> Entry:
+    """Return a pending follow-up with an audit number, which is its first header."""
+    head, envelope_end = entry[_RECORD_AT:ENTRY_BYTES], ENTRY_BYTES
+    envelope_end += 6 * bool(head[0] & record.TIMED) + 6 * bool(head[0] & record.EXPIRES)
+    others, body_at = b"", envelope_end
+    if head[0] & record.HEADERS:
+        body_at += 2 + int.from_bytes(entry[envelope_end : envelope_end + 2])
+        others = entry[envelope_end + 2 : body_at]
+    numbered = record.length_prefixed(sequence.headers(producer, number, others))
+    head = bytes((head[0] | record.HEADERS,)) + head[1:]
+    before, envelope = entry[:_RECORD_AT], entry[ENTRY_BYTES:envelope_end]
+    return b"".join((before, head, envelope, numbered, entry[body_at:]))
+
+
 def record_of(entry: Entry) -> Record:
     """Return the record of a pending follow-up."""
-    return read_record(entry[_RECORD_AT:ENTRY_BYTES] + bytes(4) + entry[ENTRY_BYTES:])
+    return record.read(entry[_RECORD_AT:ENTRY_BYTES] + bytes(4) + entry[ENTRY_BYTES:])
 
 
 def args_of(follow_ups: ByTarget) -> list[Any]:
@@ -64,6 +79,20 @@ class AckThenReply(NamedTuple):
     number: int  # number of the first pending entry; 0 if there is none
     claim: bytes  # claim of the caller on the targets that it sends
     targets: dict[str, str]  # by target: n only these entries, o also older ones, w another sends
+
+
+class SendReply(NamedTuple):
+    """The reply to the script `pending_send`."""
+
+    stored: int  # number of stored follow-ups, from the first on
+    letter: str  # if that is not all: p paused, f full
+    earlier: int  # how many of them an earlier call has stored
+    letters: str  # a letter for each of the others: s stored, d duplicate; empty if all are stored
+
+    def is_new(self, position: int) -> bool:
+        """Return whether this call has stored a follow-up."""
+        at = position - self.earlier
+        return 0 <= at < self.stored - self.earlier and self.letters[at : at + 1] != "d"
 
 
 class SettleReply(NamedTuple):
@@ -145,12 +174,8 @@ def ack_then(
 
 def pending_send(
     context: TopicContext, keys: SlotKeys, source: str, entries: Sequence[Entry]
-) -> Command[tuple[int, str]]:
-    """Store pending follow-ups of a slot in a slot of their topic, each once.
-
-    Return how many are stored, from the first on. If not all are stored, also return a letter: `p`
-    paused, `f` full.
-    """
+) -> Command[SendReply]:
+    """Store pending follow-ups of a slot in a slot of their topic, each once."""
     return Command(
         script_loader.load("pending_send"),
         (
@@ -160,7 +185,7 @@ def pending_send(
         [
             clock.now_us, context.channel, keys.index, keys.created, source, *entries,
         ],
-        lambda reply: (reply[0], reply[1].decode()),
+        lambda reply: SendReply(reply[0], reply[1].decode(), reply[2], reply[3].decode()),
     )  # fmt: skip
 
 
