@@ -486,7 +486,7 @@ class ConsumerFlows:
         kind: str = "r",
         then: Sequence[EncodedFollowUp] = (),
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters. Store the follow-ups of one, if given.
+        """Make deliveries dead letters. Each delivery stores the follow-ups in `then`.
 
         `kind` is the reason: "r" rejected by the handler, "u" body does not fit, "n" no handler.
         """

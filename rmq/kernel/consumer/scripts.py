@@ -144,7 +144,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease that had not begun, at no cost of a retry."""
+    """Release deliveries of a shared lease whose handlers have not begun. They lose no retry."""
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),

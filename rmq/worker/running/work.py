@@ -336,7 +336,10 @@ class HandlerWork:
 
 
 def _rendered(disposition: Disposition) -> Disposition:
-    """Read the text of an error while the run is still watched: the error's code may hang."""
+    """Return a disposition with its error as text.
+
+    Call it while the run is still watched, because the code of the error may hang.
+    """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))
     return disposition
