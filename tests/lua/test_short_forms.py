@@ -90,7 +90,7 @@ def test_control_a_short_form_that_differs_is_noticed(box, verb):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_short_forms_do_to_groups_what_the_long_ones_do(make_box, concurrency, seed):
     made = random.Random(seed)
     box = grouped(make_box, rmq.Groups(order=concurrency == 1, concurrency=concurrency))
