@@ -133,8 +133,10 @@ async def _connections(server: Server, count: int) -> int:
             return (await topic.result(id)).outcome
 
         tasks = [asyncio.ensure_future(wait(each.id)) for each in sent]
-        await asyncio.sleep(2)
+        slots, found = {each.slot for each in sent}, 0
         with server.raw() as raw:
+            while len(raw.pubsub_channels("*:results:*")) < len(slots):  # noqa: ASYNC110
+                await asyncio.sleep(0.5)  # until all tasks have begun to wait
             found = sum(bool(int(one["sub"])) for one in raw.client_list())
         async with topic.consumer() as consumer:
             while batch := await consumer.receive(1000):

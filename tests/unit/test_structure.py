@@ -36,7 +36,7 @@ FILES = sorted(
 # Follow-ups: 850 lines and 9 files. Handlers return them, and their size is summed once: 68.
 # The setting `max_depth`: 19 lines. Rejections that send: 85 lines.
 # Results of messages, at the scripts: 180 lines and 3 files.
-# Results and progress, from Python: 690 lines and 7 files; as_completed reads its handles: 1.
+# Results and progress, from Python: 700 lines and 7 files; as_completed reads its handles: 1.
 # `rmq result`, the result over HTTP and in the console: 190.
 # Cancelling many messages as a job: 245 lines and 1 file.
 # Copies of dead letters in another topic, `dead_to`: 202 lines and 2 files.
@@ -44,7 +44,7 @@ FILES = sorted(
 # Keys of results in the calls of all scripts that end messages: 4 lines.
 # Follow-ups: a process that was stopped renews its claim before it sends: 3 lines.
 # Follow-ups with offloaded bodies: 38 lines. Audit numbers of follow-ups: 44 lines.
-LIMITS = {"lines": 49_536, "files": 437, "private": 76}
+LIMITS = {"lines": 49_547, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -16,10 +16,11 @@ from rmq.kernel.results.scripts import RESULT_MAX, ResultReply
 from rmq.kernel.results.signals import Name, ResultSignals, Waiter
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.coalescing import Coalescer, coalesced
-from rmq.kernel.transport.flow.steps import Command, Flow, Park, pipeline
+from rmq.kernel.transport.flow.coalescing import Coalescer
+from rmq.kernel.transport.flow.steps import Coalesce, Command, Flow, Park, pipeline
 
 ITEM_BYTES = 16  # size of an id in a call that callers share
+SHARED_TRIES = 20
 AGAIN_S = 30.0  # time after which a waiting caller reads everything again, without a signal
 
 
@@ -133,14 +134,26 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
 
 
 def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
-    """Read the state of a message, together with others that callers read at the same time."""
-    if signals.reads is None:
-        signals.reads = Coalescer(_read_all)
+    """Read the state of a message, together with others that callers read at the same time.
 
-    def alone() -> Flow[ResultState]:
-        return (yield from _read_all([awaited]))[0]
-
-    return coalesced(signals.reads, lambda: (awaited, ITEM_BYTES), alone)
+    A caller that has waited too long for a shared call waits again. Thousands of callers with a
+    call each would use all connections.
+    """
+    reads = signals.reads = signals.reads or Coalescer(_read_all)
+    for _ in range(SHARED_TRIES):
+        permit = reads.begin()
+        if permit is not None:
+            try:
+                return (yield from _read_all([awaited]))[0]
+            finally:
+                reads.end(permit)
+                del permit
+        outcome = yield Coalesce(reads, awaited, ITEM_BYTES)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if isinstance(outcome, ResultState):
+            return outcome
+    return (yield from _read_all([awaited]))[0]
 
 
 class Waiting:
