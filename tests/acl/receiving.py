@@ -43,6 +43,16 @@ def receives_and_settles(s: Scene) -> None:
 
 
 @of("consumer", "worker")
+def reports_progress(s: Scene) -> None:
+    s.topic()
+    s.full.topic(s.name).send(1, keep_result=60)
+    with s.api.topic(s.name).consumer() as consumer:
+        (delivery,) = consumer.receive()
+        delivery.progress(0.5, "half")
+        delivery.ack(result=2)
+
+
+@of("consumer", "worker")
 def sends_follow_ups(s: Scene) -> None:
     s.topic()
     topic = s.full.topic(s.name)

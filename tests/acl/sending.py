@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from rmq.kernel.transport.flow.steps import RawCommand
 from rmq.sql.outbox import lost
 from tests.acl.registry import LARGE, ON_TOPICS, handed, inner_of, of, waiting
 from tests.acl.scene import Scene, version_of
+from tests.patience import wait_for
 
 
 @of(*ROLES)
@@ -199,3 +201,32 @@ def locates(s: Scene) -> None:
     topic = inner_of(s.api.topic(s.name))
     s.run(opening.open(topic._context))
     assert s.run(lost.locate(topic._context, lambda context: [id]))[0].queue == "store"
+
+
+@of("consumer", "worker", "viewer")
+def reads_a_result(s: Scene) -> None:
+    id = s.full.topic(s.name).send(1, keep_result=60).id
+    assert s.api.topic(s.name).result(id).read().place == "waiting"
+
+
+@of("producer", "operator", "server")
+def waits_for_a_result(s: Scene) -> None:
+    id = s.full.topic(s.name).send(1, keep_result=60).id
+    handle = s.api.topic(s.name).result(id)
+    signals = inner_of(s.api.topic(s.name))._context.result_signals
+
+    def end() -> None:
+        wait_for(
+            lambda: signals._subscription and signals._subscription.connection, "nobody listens"
+        )
+        with s.full.topic(s.name).consumer() as consumer:
+            consumer.receive()[0].ack(result=2)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    try:
+        assert handle.wait(60).value == 2
+    finally:
+        ending.join()
+    if type(signals._subscription.connection).__name__ == "SubscriptionRefused":
+        raise rmq.AccessDenied("+subscribe")  # it reads once a second, and a log line says so

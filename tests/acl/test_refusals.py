@@ -37,7 +37,7 @@ OTHERS = {
         "looks_at_the_rest", "creates_and_deletes_topics",
     ],
     "operator": [
-        "claims_keys", "replays_a_query", "waits", "sends_large_bodies", "stages_and_publishes",
+        "claims_keys", "replays_a_query", "sends_large_bodies", "stages_and_publishes",
         "reports_its_status",
     ],
     "viewer": sorted(

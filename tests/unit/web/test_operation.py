@@ -22,8 +22,9 @@ OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
     # They keep messages moving, and what they do can be done again or otherwise.
     Role.OPERATOR: {
-        "cancel_message", "import_dead_letters", "pause_group", "pause_job", "pause_schedule",
-        "pause_topic", "redrive", "release_group", "release_query", "resume_group",
+        "cancel_message", "count_job_matches", "import_dead_letters", "pause_group",
+        "pause_job", "pause_schedule", "pause_topic", "redrive", "release_group",
+        "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
         "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
         "send_pending", "stop_job",
