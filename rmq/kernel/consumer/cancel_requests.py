@@ -1,4 +1,4 @@
-"""Find requests to cancel deliveries: in published messages, and in the hash of a slot."""
+"""Find requests to cancel deliveries, in published messages and in the slot's hash of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNAL = b"cancel"  # first word of a published request
 def requested_by(
     payload: bytes, slots: Sequence[SlotKeys], deliveries: Mapping[bytes, InnerDelivery]
 ) -> InnerDelivery | None:
-    """Return the open delivery whose cancellation a published message requests, or None.
+    """Return the open delivery that a published message asks to cancel, or None.
 
     Args:
         payload: Message on the wake-up channel, as lua/cancel.lua publishes it.
@@ -44,10 +44,10 @@ def requested_by(
 def find_requested(
     deliveries: Iterable[InnerDelivery],
 ) -> Flow[tuple[list[InnerDelivery], bool]]:
-    """Read the hashes of the slots of deliveries for requests to cancel them.
+    """Return the deliveries for which Redis has a request to cancel.
 
     Slots of a cluster whose masters are away are skipped, because messages of other slots must not
-    wait for them.
+    wait for these masters.
 
     Returns:
         The deliveries whose cancellation was requested, and whether all slots were read.
@@ -79,5 +79,5 @@ def _read_requests(slot: bytes, page: Iterable[InnerDelivery]) -> Command[list[b
 
 
 def _is_for(delivery: InnerDelivery, request: bytes) -> bool:
-    """Return whether a request is for this delivery, not for an earlier delivery of its message."""
+    """Return whether a request is for this delivery of the message, not for an earlier delivery."""
     return delivery.state == OPEN and float(request) == delivery.score % 1000

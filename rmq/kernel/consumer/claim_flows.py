@@ -1,7 +1,7 @@
 """Claim business keys, and finish or give up claims in the round trip that settles the message.
 
-The slot of a claim depends on the hash of its key, computed with `slot_of` as for a `slot_basis`.
-The number of slots at the topic's creation is used, so later resizes do not move claims. One call
+The slot of a claim depends on the hash of its key. `slot_of` computes it, as for a `slot_basis`.
+It uses the number of slots at the topic's creation, so later resizes do not move claims. One call
 can take or end many claims of a slot.
 """
 
@@ -37,14 +37,14 @@ _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
     """Return the owner of a delivery's claim: message id, delivery number and a random part.
 
-    A Redis that lost its last second repeats the delivery numbers of that second, while a claim in
+    If Redis loses its last second, it repeats the delivery numbers of that second. A claim in
     another slot may have survived. Without the random part, two runs would have the same owner.
     """
     return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
 
 
 def claim_slot(name: bytes, slots: int) -> int:
-    """Return the slot of a claim. It depends on the claim's key, but not on the consumer's name."""
+    """Return the slot of a claim. The consumer's name in front of the key does not matter."""
     return slot_of(name.partition(b":")[2], slots)
 
 
@@ -70,8 +70,8 @@ def _calls(
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
     """Claim keys for as long as their leases, and write the result into each claim.
 
-    If the call fails, its claims are "unsure": Redis may have stored them. They are given up when
-    their deliveries are given back.
+    If the call fails, the claims are "unsure", because Redis may have stored them. These claims are
+    given up when their deliveries are given back.
     """
     for claim in claims:
         claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
@@ -99,7 +99,7 @@ class ExtraCommands:
     """Commands about claims that run before deliveries are settled, in the same round trip.
 
     Args:
-        keeping: Calls that keep claims. A claim that the reply does not confirm is lost.
+        keeping: Calls that keep claims. A claim is lost if the reply does not confirm it.
         others: Calls whose replies are ignored.
     """
 
@@ -110,7 +110,7 @@ class ExtraCommands:
         self._keeping = len(keeping)
 
     def note_replies(self, replies: Sequence[Any]) -> None:
-        """Mark lost claims. An error about a claim does not stop a message from being settled."""
+        """Mark lost claims. An error about a claim does not prevent that a message is settled."""
         for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
                 log.error("%d claims are left to expire: %s", len(claims), reply)
@@ -147,7 +147,7 @@ def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraC
 
 
 def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that end the claims of deliveries that go back to the queue.
+    """Return commands for the claims of deliveries that go back to the queue.
 
     Return None if there are no claims. The claim of finished work is marked as done, so that the
     next delivery only confirms the work. All other claims are given up, even if it is unknown
@@ -160,7 +160,7 @@ def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Extra
 
 
 def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> ExtraCommands:
-    """Return commands that mark some claims as done and give up others."""
+    """Return commands that mark some claims as done and give up other claims."""
     return ExtraCommands(_finish_calls(context, done), _unclaim_calls(context, free))
 
 
@@ -175,12 +175,12 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
 
 
 def claims_of(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
-    """Return the claims that these deliveries have."""
+    """Return the claims of deliveries."""
     return _claims_in(deliveries, FIRST)
 
 
 def run_alone(extra: ExtraCommands) -> Flow[None]:
-    """Run commands about claims alone, when no delivery is settled.
+    """Run commands about claims without settling a delivery.
 
     Raises:
         RMQError: The first error, raised after all commands have run.

@@ -1,4 +1,4 @@
-"""Consume: receive deliveries and settle them. The blocking twins are generated.
+"""Receive deliveries of a topic and settle them. The blocking class is generated from this file.
 
 There are two phases: `receive` leases messages, and `ack` settles them. If a delivery is neither
 acked nor given back, it is rolled back when its lease ends, which costs the message a retry.
@@ -30,7 +30,7 @@ D = TypeVar("D", bound=DeliveryData)
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Settle deliveries by a verb. Return the deliveries whose lease was lost."""
+    """Settle deliveries with a verb. Return the deliveries whose lease was lost."""
     given = list(deliveries)
     lost = set((yield from verb(inner_all(given))))
     return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
@@ -39,7 +39,7 @@ def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
 class AsyncConsumer:
     """Receives deliveries of one topic. The end of `async with` releases unsettled deliveries.
 
-    Only one task may receive with a consumer. Any task may settle its deliveries.
+    Only one task may receive with a consumer. Any task may settle the deliveries.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class AsyncConsumer:
     ) -> list[AsyncDelivery]:
         """Receive messages under a lease, and return their deliveries.
 
-        If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
+        If Ctrl-C or a cancellation interrupts the call, the call ends at once and releases its
+        messages.
 
         Args:
             max_messages: Largest number of messages, 1 to 1000. If at least one message is
@@ -69,13 +70,13 @@ class AsyncConsumer:
 
         Returns:
             Deliveries in the order of their slot, or an empty list if no message came in time. A
-            message that cannot be decoded is not returned: it becomes a dead letter with the
-            reason. An ordered consumer receives messages of one slot. Handle them one after the
-            other. If a message fails or is postponed, `release` all messages after it.
+                message that cannot be decoded is not returned: it becomes a dead letter with the
+                reason. An ordered consumer receives messages of one slot. Handle them one after the
+                other. If a message fails or is postponed, `release` all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased, at no cost of a retry.
+                releases the messages that this call may have leased. This costs them no retry.
         """
         received = await self._transport.run(self._flows.receive(max_messages, wait))
         return [AsyncDelivery(each, self._settle_with) for each in received]
@@ -85,9 +86,9 @@ class AsyncConsumer:
         return await self._transport.run(carry_out(self._flows.ack, deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process.
+        """Settle messages as done by their receipts, from any process.
 
-        Return the receipts that were lost.
+        Return the receipts whose lease was lost.
         """
         return await self._transport.run(self._flows.ack_receipts(receipts))
 
@@ -112,7 +113,10 @@ class AsyncConsumer:
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """Give deliveries back without counting a failure. Return those whose lease was lost."""
+        """Give deliveries back without counting a failure.
+
+        Return the deliveries whose lease was lost.
+        """
         release = partial(self._flows.release, delay=delay)
         return await self._transport.run(carry_out(release, deliveries))
 
@@ -124,7 +128,7 @@ class AsyncConsumer:
         return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls. Another task calls it."""
+        """Make the current `receive` and all later calls return at once."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
@@ -148,7 +152,7 @@ class AsyncConsumer:
         """Receive deliveries one by one, without an end: `async for delivery in consumer`.
 
         The loop ends when any task closes the consumer. A message that arrives at that moment is
-        released at no cost of a retry. If the loop ends by `break` or an error, its unsettled
+        released, which costs it no retry. If the loop ends by `break` or an error, its unsettled
         delivery is released when the consumer is closed. So use the consumer with `async with`.
         Each message is received when the loop asks for it. For many messages per second, use
         `receive`, which returns batches.

@@ -20,7 +20,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class Consumer:
     """Receives deliveries of one topic. The end of `with` releases unsettled deliveries.
 
-    Only one thread may receive with a consumer. Any thread may settle its deliveries.
+    Only one thread may receive with a consumer. Any thread may settle the deliveries.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Consumer:
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages under a lease, and return their deliveries.
 
-        If Ctrl-C or a cancellation interrupts the call, it ends at once and releases its messages.
+        If Ctrl-C or a cancellation interrupts the call, the call ends at once and releases its
+        messages.
 
         Args:
             max_messages: Largest number of messages, 1 to 1000. If at least one message is
@@ -48,13 +49,13 @@ class Consumer:
 
         Returns:
             Deliveries in the order of their slot, or an empty list if no message came in time. A
-            message that cannot be decoded is not returned: it becomes a dead letter with the
-            reason. An ordered consumer receives messages of one slot. Handle them one after the
-            other. If a message fails or is postponed, `release` all messages after it.
+                message that cannot be decoded is not returned: it becomes a dead letter with the
+                reason. An ordered consumer receives messages of one slot. Handle them one after the
+                other. If a message fails or is postponed, `release` all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased, at no cost of a retry.
+                releases the messages that this call may have leased. This costs them no retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]
@@ -64,9 +65,9 @@ class Consumer:
         return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process.
+        """Settle messages as done by their receipts, from any process.
 
-        Return the receipts that were lost.
+        Return the receipts whose lease was lost.
         """
         return self._transport.run(self._flows.ack_receipts(receipts))
 
@@ -87,7 +88,10 @@ class Consumer:
         return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Give deliveries back without counting a failure. Return those whose lease was lost."""
+        """Give deliveries back without counting a failure.
+
+        Return the deliveries whose lease was lost.
+        """
         release = partial(self._flows.release, delay=delay)
         return self._transport.run(carry_out(release, deliveries))
 
@@ -99,7 +103,7 @@ class Consumer:
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make `receive` return at once, now and in later calls. Another thread calls it."""
+        """Make the current `receive` and all later calls return at once."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
@@ -123,7 +127,7 @@ class Consumer:
         """Receive deliveries one by one, without an end: `for delivery in consumer`.
 
         The loop ends when any thread closes the consumer. A message that arrives at that moment is
-        released at no cost of a retry. If the loop ends by `break` or an error, its unsettled
+        released, which costs it no retry. If the loop ends by `break` or an error, its unsettled
         delivery is released when the consumer is closed. So use the consumer with `with`.
         Each message is received when the loop asks for it. For many messages per second, use
         `receive`, which returns batches.

@@ -1,8 +1,8 @@
 """The flows of a consumer, for both transports: receive, settle, give back.
 
-The flows turn replies into deliveries, and set the state of settled deliveries. If the reply to a
-settling is lost, the settling is kept, and the consumer's next call first repeats it with the same
-numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
+The flows turn replies into deliveries, and set the state of settled deliveries. If a call that
+settles deliveries gets no reply, it is kept. The consumer's next call first repeats the kept call
+with the same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ConsumerFlows:
         state: State of the slots.
         open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether a settling fails at once if a master node is away, as in a worker.
+        settles_fast: Whether calls that settle fail at once if a master node is away (in a worker).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ConsumerFlows:
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
-        """Take messages under shared leases from now on, as a worker does."""
+        """Receive messages under shared leases from now on, as a worker does."""
         self._shared_leases = self.state.shared = leases
 
     # --- receiving -------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class ConsumerFlows:
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Receive messages by the function `take`, and return up to `limit` deliveries."""
+        """Receive messages with a given function, and return at most `limit` deliveries."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -216,7 +216,7 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """In mode "at_most_once", ack deliveries, and return up to `limit` that are settled."""
+        """In mode "at_most_once", ack deliveries before they are returned."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -235,14 +235,14 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """In mode "at_most_once", record which deliveries are settled and can be returned."""
+        """Record which deliveries are settled and can be returned, in mode "at_most_once"."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
-        """In mode "at_most_once", return up to `limit` deliveries whose settling is confirmed."""
+        """Return the next deliveries whose ack is confirmed, in mode "at_most_once"."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
             delivery.state, delivery.unconfirmed = OPEN, ""
@@ -349,17 +349,18 @@ class ConsumerFlows:
         build: Callable[[list[InnerDelivery], Leases], Settling[Any]],
         note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]] | None = None,
     ) -> Flow[list[InnerDelivery]]:
-        """Settle deliveries by a verb. Return the deliveries whose lease was lost.
+        """Settle deliveries with a verb. Return the deliveries whose lease was lost.
 
-        A delivery is not settled again if a repeat of the same verb has been answered in the
-        meantime. In mode "at_most_once", all deliveries are already settled, so only `ack` is
+        If an earlier call of the same verb has got its reply in the meantime, a delivery is not
+        settled again. In mode "at_most_once", all deliveries are already settled, so only `ack` is
         possible.
 
         Args:
             verb: Name of the verb.
             deliveries: Unsettled deliveries.
             build: Function that makes the calls.
-            note: Function that handles the reply. Default: it has a letter for each delivery.
+            note: Function that records the reply and returns the lost deliveries. Default:
+                `_note_letters`.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -440,11 +441,11 @@ class ConsumerFlows:
         return settle.ack(self.context, leases, extra, given, follow_ups, note_stored)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Settle deliveries for good. As all verbs, return those whose lease was lost."""
+        """Settle deliveries as done. Return the deliveries whose lease was lost."""
         return self._settle("ack", deliveries, self._build_ack)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a message that the ack of a delivery will store, a follow-up. Return its id."""
+        """Add a follow-up that the ack of a delivery will store, and return the follow-up's id."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # it must be open, and of this topic
         return self.follow_ups.add(delivery, topic, out)
@@ -486,9 +487,10 @@ class ConsumerFlows:
         kind: str = "r",
         then: Sequence[EncodedFollowUp] = (),
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters. Each delivery stores the follow-ups in `then`.
+        """Make deliveries dead letters, and store the follow-ups with each rejection.
 
-        `kind` is the reason: "r" rejected by the handler, "u" body does not fit, "n" no handler.
+        The kind is "r" if the handler rejected the message, "u" if its body does not fit, or "n" if
+        there is no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -516,7 +518,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases. For shared leases, which a worker renews, only find lost leases."""
+        """Extend leases. Shared leases are only checked, because the worker renews them."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -536,10 +538,7 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Return the lost deliveries, and renew claims. No lease is changed.
-
-        A worker renews a shared lease while it holds a delivery, so no lease must be extended.
-        """
+        """Return the lost deliveries, and renew claims. The worker itself renews the leases."""
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
@@ -549,7 +548,7 @@ class ConsumerFlows:
         return self._note_letters(given, letters)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
-        """Settle deliveries by their receipts. Return the receipts that were lost."""
+        """Settle deliveries by their receipts. Return the receipts whose lease was lost."""
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
         letters = yield from self._receipt_acks.ack(given)
@@ -567,7 +566,7 @@ class ConsumerFlows:
             )
 
     def claim(self, deliveries: Sequence[InnerDelivery]) -> Flow[None]:
-        """Take the claims that deliveries have, until the end of their leases."""
+        """Claim the business keys of deliveries, until the end of their leases."""
         self._check_has_leases()
         claims = [d.claim for d in deliveries if d.claim and d.claim.state == UNSURE]
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
@@ -579,7 +578,7 @@ class ConsumerFlows:
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 
     def close(self) -> Flow[None]:
-        """Release unsettled deliveries at once, at no cost of a retry.
+        """Release unsettled deliveries at once, which costs the messages no retry.
 
         In mode "at_most_once", deliveries whose ack got no reply are given up.
         """

@@ -1,22 +1,22 @@
 """Hand-overs: a sleeping consumer leaves credits in its slots, and receives messages for them.
 
-A credit allows hand-overs of some messages: the script that stores the next messages leases them to
+A credit permits a number of hand-overs: the script that stores the next messages leases them to
 this consumer, and publishes them on the channel of its subscription. A single message therefore
-needs one script and one wake-up, instead of a signal and a receive with two of each. A consumer
-that listens all the time, as a worker does, leaves credits for several hand-overs.
+needs one script and one wake-up. A signal and a receive would need two of each. A consumer that
+listens all the time, as a worker does, leaves credits for several hand-overs.
 
 A credit costs little: once a second, its consumer runs a script that only reads the number of
 hand-overs that were made. If a hand-over was made but has not arrived at that time, it is treated
 as lost.
 
-A consumer records which of its credits may still be valid. Before a call of the consumer ends, it
-withdraws these credits. The script that removes a credit publishes a number, after all hand-overs
-for it. The consumer reads its socket up to this number. So no message remains in the socket while
-the program works.
+A consumer records which of its credits may still be valid. Before a call of the consumer ends, the
+consumer withdraws these credits. The script that removes a credit publishes a number, after all
+hand-overs for this credit. The consumer reads its socket up to this number. So no message remains
+in the socket while the program works.
 
 Each hand-over counts as a call of `prepare` that found no message at first, and whose reply comes
 later. A hand-over that was lost with its connection is recovered like any call without a reply. The
-call is repeated under its number, returns the same batch, and the batch is released. That costs no
+call is repeated under its number, and returns the same batch. The batch is released, which costs no
 retry.
 """
 
@@ -93,7 +93,7 @@ class Credits:
         self.in_doubt = False
 
     def next_number(self, count: int = 1) -> int:
-        """Reserve `count` numbers, larger than all earlier numbers, and return the first."""
+        """Reserve consecutive numbers above all earlier numbers, and return the first."""
         self._number += count
         return self._number - count + 1
 
@@ -104,11 +104,16 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return an offer of one credit for each of these slots, or None if no offer is possible.
+        """Return an offer of one credit for each slot, or None if no offer is possible.
 
-        From now on, Redis may have the credits, even if the call fails. Credits that Redis may
-        already have are renewed. `sessions` are the sessions of the first hand-over of each new
-        credit.
+        After this method, the credits count as stored in Redis, even if the call of the script
+        fails. Credits that Redis may already have are renewed.
+
+        Args:
+            state: State of the consumer.
+            slots: Indexes of the slots.
+            sessions: Replay session of the first hand-over of each new credit.
+            limit: Largest number of hand-overs for each credit.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
@@ -133,7 +138,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether the consumer can receive a hand-over and sleeps long enough for one."""
+        """Return whether the consumer can receive a hand-over, and sleeps long enough for it."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -157,7 +162,13 @@ class Credits:
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
-        """Record that a credit is gone, and that its last `unused` hand-overs will not come."""
+        """Record that a credit is gone.
+
+        Args:
+            state: State of the consumer.
+            slot: Index of the credit's slot.
+            unused: Number of its last hand-overs, which will not come.
+        """
         credit = self.standing.get(slot)
         if credit is not None:
             for number in sorted(credit)[-unused:] if unused else ():
@@ -178,7 +189,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls that read again the messages handed over for the ended credits of a slot."""
+    """Return calls that read the hand-overs of a slot's ended credits again."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
@@ -188,11 +199,12 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 
 
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
-    """Return the hand-overs for valid credits. Store the last number in `heard`.
+    """Return the hand-overs that have arrived for valid credits.
 
-    All other payloads are ignored, because they are malformed, or because a repeated call has
-    already returned their messages. After a long pause of this process, the leases of hand-overs in
-    the socket may have ended. These hand-overs are released.
+    The last number that a script published is stored in `heard` of the subscription. All other
+    payloads are ignored: they are malformed, or a repeated call has already returned their
+    messages. After a long pause of this process, the leases of hand-overs in the socket may have
+    ended. These hand-overs are released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
@@ -218,7 +230,8 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Withdraw all credits from Redis. Return the messages that were handed over for them.
 
-    Hand-overs that can no longer arrive are in `state.unconfirmed_offers` afterwards.
+    If hand-overs can no longer arrive, the calls that read them again are put into
+    `state.unconfirmed_offers`.
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel

@@ -24,10 +24,11 @@ Reasons = list[tuple[Lease, bytes]]
 def read(
     context: TopicContext, shared: SharedLeases | None, deliveries: list[InnerDelivery]
 ) -> Flow[tuple[list[InnerDelivery], Reasons]]:
-    """Read the bodies of deliveries that have references.
+    """Read the offloaded bodies of deliveries.
 
-    If an object cannot be read, its message has failed. The first delivery that exceeds the limit
-    of this batch is released with all deliveries after it, so that their order is kept.
+    If an object cannot be read, its message is given back as failed. The bodies of a batch have a
+    limit in bytes. The first delivery that exceeds the limit is released, with all deliveries after
+    it, so that their order is kept.
 
     Returns:
         The deliveries with their bodies, and the leases of undecodable messages with the reasons.
@@ -59,7 +60,7 @@ def read(
 
 
 def _within(deliveries: Sequence[InnerDelivery]) -> int:
-    """Return how many of the first deliveries have bodies that together are within the limit."""
+    """Return the number of first deliveries whose bodies together are within the limit."""
     size = 0
     for at, delivery in enumerate(deliveries):
         if type(delivery.body) is Reference:
@@ -97,14 +98,14 @@ class Removal:
     def plan(self) -> Flow[None]:
         """Schedule a removal of the objects of acked messages.
 
-        It removes the bodies of all messages acked until it runs.
+        It removes the objects of all messages that are acked before it runs.
         """
         if not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)
 
     def run(self) -> Flow[None]:
-        """Remove the objects that all tombstones of these slots name."""
+        """Remove all objects that the tombstones of these slots name."""
         self._is_planned = False
         for keys in list(self.slots.values()):
             yield from tombstones.remove_objects(keys)

@@ -1,12 +1,13 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
 A consumer visits a slot by calling the script `prepare`. The reply also says when the slot next has
-work. Until that time the consumer sleeps, subscribed to the topic's wake channel. A wake-up signal
-can be lost, because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also
-checks slots, in one command. It checks all slots. If it is subscribed and there are more than LOOKS
-slots, it checks LOOKS slots in turn.
+work. Until that time the consumer sleeps, subscribed to the topic's wake channel. A wake-up can get
+lost, because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also checks
+its slots, in one command. If the topic has more than LOOKS slots, a subscribed consumer checks only
+the next LOOKS slots.
 
-While the consumer sleeps, its slots have a credit: `hand_over` describes how messages arrive by it.
+While the consumer sleeps, its slots have credits. `hand_over` describes how messages arrive for
+them.
 
 A call may lease messages that it cannot return, because the reply did not come or the caller was
 interrupted. The next call hands these messages back: it repeats the command with the same number,
@@ -45,11 +46,11 @@ ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
-    """Receive up to `limit` messages. Wait up to `wait` for the first message.
+    """Receive messages, at most as many as the limit, and wait for the first message.
 
     Returns:
         Batches by slot, or an empty list if no message came in time. An ordered consumer receives
-        the messages of one slot.
+            the messages of one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
@@ -85,7 +86,7 @@ class _Call:
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep alternately, until there are messages or the time is over."""
+    """Visit slots and sleep alternately, until messages come or the time is over."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
@@ -104,10 +105,10 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits (permits for hand-overs) that may be used or expired.
+    """Withdraw credits that may be used or expired.
 
-    Return the messages that were handed over for them. If there are none, all slots will be
-    visited.
+    Return the messages that were handed over for these credits. If there are none, all slots will
+    be visited.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -152,7 +153,7 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Check the slots again whose masters were away, because they may have messages."""
+    """Check the slots again, because slots whose masters were away may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
@@ -174,7 +175,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups. Withdraw earlier credits for hand-overs before."""
+    """Subscribe to the topic's wake-ups. If there are earlier credits, they are withdrawn first."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -200,9 +201,9 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits. Add the messages that were handed over for credits to `batches`.
+    """Withdraw unused credits, and append the messages that were handed over to the batches.
 
-    Batches beyond `limit` messages are released.
+    Batches that exceed the limit are released.
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
@@ -211,7 +212,7 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the first batches with up to `limit` messages. The others will be released.
+    """Return the batches that fit into the limit. The other batches will be released.
 
     Several slots may have handed over a message before the consumer wakes up.
     """
@@ -226,7 +227,7 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
-    """Receive up to `limit` messages, without waiting, from slots that have work by `ready_at`.
+    """Receive messages from slots that have work according to `ready_at`, without waiting.
 
     The caller keeps `ready_at` up to date, by signals and `next_ready`. An empty slot records that
     a consumer sleeps. In a topic with a single slot, the consumer's credit stays after the return,
@@ -244,8 +245,8 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Return the messages that were handed over since `receive_ready` left credits for them.
 
-    If the call that left the credit has no reply yet, all messages are handed back. If they were
-    returned, a later repeat of that call would release the same messages.
+    If the call that left a credit has no reply yet, all messages are handed back. Otherwise a later
+    repeat of that call would release messages that the caller already has.
     """
     if state.unanswered is not None:
         yield from hand_back(state)
@@ -260,7 +261,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits for hand-overs that `receive_ready` left. Release their messages."""
+    """Withdraw the credits that `receive_ready` left, and release messages handed over for them."""
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -281,7 +282,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Before the first visit of a call, find out whether slots that seemed empty have work now."""
+    """Find out whether slots that seemed empty have work now, before the first visit of a call."""
     state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
@@ -298,7 +299,7 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
-    """Check when slots of a topic next have work, for any number of slots."""
+    """Return the µs until each slot of a topic has work, or -1 for not before a change."""
     waits_us: list[int] = []
     for at in range(0, len(slots), NEXT_READY_MAX):
         command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)
@@ -308,10 +309,10 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 
 
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Check when slots next have work. Leave credits in them if no slot has work.
+    """Check when slots next have work. If no slot has work, leave credits in the slots.
 
-    A subscribed consumer checks only slots that gave messages. Once in POLL_S it also checks all
-    slots, or the next slots in turn, because a wake-up can get lost.
+    A subscribed consumer checks only slots from which it received messages. Once in POLL_S it also
+    checks all slots, or the next slots in turn, because a wake-up can get lost.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
@@ -352,7 +353,7 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots that have work, in turn, until the limit is reached or no such slot is left.
+    """Visit slots that have work, one after another, until the limit is reached.
 
     If a visit fails, the batches of earlier visits are returned. The next call begins with the slot
     after the failed slot, so it visits the failed slot last. An interrupted visit hands all its
@@ -483,9 +484,9 @@ def hand_back_interrupted(
 ) -> Flow[None]:
     """Hand back the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    Ctrl-C waits until they are handed back. Other interruptions end the call at once. The batches
-    are then handed back in the background or by the consumer's next call. A time limit may raise
-    any exception; errors of RMQ are no interruptions.
+    After Ctrl-C, the call waits until its batches are handed back. Other interruptions end the call
+    at once. The batches are then handed back in the background or by the consumer's next call. A
+    time limit may raise any exception. Errors of RMQ are no interruptions.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_have_messages():
@@ -502,8 +503,8 @@ def hand_back_interrupted(
 def hand_back_later(state: ReceiveState) -> Flow[None]:
     """Hand back the messages of an interrupted call, unless another call runs.
 
-    A running call handed the messages back when it started. The `prepare` of the running call must
-    not be repeated and its messages must not be released.
+    The running call handed these messages back when it started. Its own messages must not be
+    released, and its `prepare` must not be repeated.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -540,7 +541,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Hand back messages as `hand_back` does, also messages of slots whose master is away.
+    """Hand back all messages that were not returned, also in slots whose master is away.
 
     Then write the last report of late messages.
     """
@@ -588,7 +589,7 @@ def _release_batch(
 
 
 def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
-    """Return the leases of a batch. A message without a failure has all `max_retries` left."""
+    """Return the leases of the messages in a batch."""
     leases = []
     for position, message_id in enumerate(batch.ids):
         if message_id:

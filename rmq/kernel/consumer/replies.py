@@ -1,4 +1,4 @@
-"""Calls that settle deliveries but got no reply. The consumer repeats them before its next call.
+"""Repeat calls that settle deliveries but got no reply, before the consumer's next call.
 
 This module also has the acks by receipt, which any process may send.
 """
@@ -46,9 +46,9 @@ class ReceiptAcks:
         self._unanswered: deque[_UnansweredCall] = deque(maxlen=CALLS_MAX)
 
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
-        """Settle deliveries by receipt. Return a letter for each: `1` settled, `0` lost.
+        """Settle deliveries by receipt. Return a letter for each receipt: `1` settled, `0` lost.
 
-        An earlier call for one of these receipts that got no reply is repeated first.
+        If an earlier call for one of these receipts got no reply, that call is repeated first.
         """
         yield from opening.ensure_open(self._context)
         letters: dict[Receipt, str] = {}
@@ -87,15 +87,15 @@ class _Unanswered(NamedTuple):
 
 
 class MissingReplies:
-    """The settlings of one consumer that got no reply. Threads and tasks may share the object.
+    """The calls of one consumer that settle deliveries but got no reply.
 
-    Each thread or task first repeats the settlings without a reply, and starts no settling of its
-    own while a repeat fails. So there are never more of them than threads and tasks.
+    Threads and tasks may share the object. Each of them first repeats these calls. While a repeat
+    fails, it settles nothing else. So there are at most as many such calls as threads and tasks.
 
     Attributes:
-        waiting: Settlings to repeat.
-        repeating: Settlings that a thread or task is repeating, by a number. The value has a
-            permit, which exists as long as the repeat, and the slots.
+        waiting: Calls to repeat.
+        repeating: Calls that a thread or task is repeating now, by a number. A value has a permit,
+            which exists as long as the repeat runs, and the slots of the call.
     """
 
     __slots__ = ("repeating", "waiting")
@@ -111,7 +111,7 @@ class MissingReplies:
         settling: Settling[Any],
         note: Callable[[list[InnerDelivery], Any], object],
     ) -> None:
-        """Keep a settling until the reply comes. Its deliveries become unconfirmed."""
+        """Keep a call until its reply comes, and mark its deliveries as unconfirmed."""
         for delivery in deliveries:
             if delivery.state == OPEN:
                 delivery.unconfirmed = verb
@@ -119,21 +119,20 @@ class MissingReplies:
         self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 
     def clear(self) -> None:
-        """Give up all settlings that have no reply."""
+        """Give up all calls that have no reply."""
         self.waiting.clear()
 
     def repeat(
         self, slots: Collection[bytes] | None = None, fails_fast: bool = False
     ) -> Flow[None]:
-        """Repeat settlings and record the replies. Wait for repeats in other threads or tasks.
+        """Repeat calls and record their replies. Wait for repeats in other threads or tasks.
 
         Args:
-            slots: Keys of slots. Only settlings of these slots are repeated. Default: settlings of
-                all slots.
+            slots: Keys of the slots whose calls are repeated. Default: all slots.
             fails_fast: Whether commands fail at once if a master is away.
 
         Raises:
-            OutcomeUnknown, Unavailable: There is still no reply. The settling is kept.
+            OutcomeUnknown, Unavailable: There is still no reply. The call is kept.
         """
 
         def is_asked(of: frozenset[bytes]) -> bool:

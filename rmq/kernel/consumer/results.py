@@ -34,12 +34,12 @@ def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes,
     """Encode the result of a delivery that succeeded.
 
     Args:
-        codec: Codec of the topic. Bodies of results are never offloaded.
+        codec: Codec of the topic. Values of results are never offloaded.
         delivery: The delivery.
         value: Value to store, or None for no value.
 
     Returns:
-        The result, and the reason why it has no value, or ''.
+        The encoded result, and the reason if the value could not be stored ('' otherwise).
     """
     kind, data, problem = _value(codec, value)
     return _success(delivery, kind, data), problem
@@ -73,7 +73,8 @@ class DeliveryResults:
     Args:
         context: Topic of the deliveries.
         at_most_once: Whether messages are settled before they are delivered.
-        note_letters: Records the new states of deliveries, and returns the lost deliveries.
+        note_letters: Function that records the new states of deliveries, and returns the lost
+            deliveries.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class DeliveryResults:
         ]
 
     def set_value(self, delivery: InnerDelivery, value: object) -> None:
-        """Let the ack of a delivery store a value if the message keeps its result."""
+        """Set the value that the ack of a delivery stores, if the message keeps its result."""
         if delivery.keeps_result:
             delivery.result, _ = encode(self._context.codec, delivery, value)
 
     def check_progress(self, fraction: object, text: object) -> None:
-        """Check the arguments of `progress`, and that deliveries have leases."""
+        """Check the arguments of `progress`, and that the deliveries have leases."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise InvalidType(f"fraction: {type(fraction).__name__}; give a number from 0 to 1")
         if not 0 <= fraction <= 1:

@@ -26,7 +26,10 @@ PAGE = 100  # messages per page; a page that was cut by its bytes is followed by
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
-    """Release messages of a slot whose shared lease or query lease expired. Return their number."""
+    """Release messages whose shared lease or query lease expired, in one slot.
+
+    Return the number of released messages.
+    """
     total = 0
     for _ in range(LEASE_CALLS_MAX):
         back, more = yield scripts.lease_rollback(keys, BATCH_MAX)
@@ -45,7 +48,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages of a slot whose lease expired. Return their number."""
+    """Roll back messages whose lease expired, in one slot. Return the number of messages."""
     total = 0
     for _ in range(ROLLBACKS_MAX):
         reply = yield scripts.rollback_expired_leases(context, keys)
@@ -56,7 +59,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
 
 
 def rollback_topic(context: TopicContext) -> Flow[int]:
-    """Roll back all messages of a topic whose lease expired. Return their number."""
+    """Roll back all messages of a topic whose lease expired. Return the number of messages."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
@@ -74,14 +77,14 @@ def release_orphans(
 ) -> Flow[int]:
     """Release messages that are in flight under a worker's leases but unknown to the worker.
 
-    Redis has lost the settling of these messages, because a failover or a restart restored an older
-    state. Each message is released by its receipt, so a message that was delivered again is not
-    affected.
+    A failover or a restart of Redis has restored an older state, so the settlement of these
+    messages is lost. Each message is released by its receipt. So a message that was delivered again
+    is not affected.
 
     Args:
         context: The topic.
-        leases: Numbers of the shared leases, by slot.
-        has_delivery: Function that returns whether the worker has the message with this id.
+        leases: Number of the shared lease of each slot, by slot.
+        has_delivery: Function that returns whether the worker has the message with an id.
 
     Returns:
         The number of released messages.

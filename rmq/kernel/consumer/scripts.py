@@ -28,7 +28,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Return receipts as runs of deliveries: count, first receipt, first delivery number."""
+    """Encode receipts as runs of deliveries: length, first receipt, first delivery number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
         return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
@@ -97,7 +97,7 @@ def renew(
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed for `ttls_ms`. Return for each whether its owner had it."""
+    """Mark claims as consumed. Return for each claim whether its owner had it."""
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
@@ -107,7 +107,7 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims of unfinished work. Return for each whether its owner had it."""
+    """Give up claims of unfinished work. Return for each claim whether its owner had it."""
     return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
@@ -131,7 +131,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
     """Release deliveries of an expired shared lease.
 
-    Return their number, and whether more remain.
+    Return the number of released deliveries, and whether more remain.
     """
     return Command(
         script_loader.load("lease_rollback"),
@@ -144,7 +144,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease whose handlers have not begun. They lose no retry."""
+    """Release deliveries of a shared lease whose handlers have not begun. This costs no retry."""
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -168,7 +168,7 @@ def check_run(run: object) -> str:
 
 
 class QueryLease(NamedTuple):
-    """The reply about the owner of a query, and the leases of the query and of its owner."""
+    """The owner of a query, and the leases of the query and of its owner."""
 
     run: str  # 32 hex digits
     owner: str
@@ -206,7 +206,7 @@ def rollback_failure(run: str) -> bytes:
 def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
-    """Release the messages of a query if its lease expired. With `force`, release them anyway."""
+    """Release messages of a query if its lease has expired, or in any case if `force` is True."""
     return Command(
         script_loader.load("query_rollback"),
         (
@@ -219,7 +219,7 @@ def query_rollback(
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
-    """List the queries that hold messages of a slot, each with the ms until its lease expires."""
+    """List the queries that have messages of a slot, each with the ms until its lease expires."""
     return Command(
         script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
@@ -236,7 +236,7 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; abo
 
 
 class Offer(NamedTuple):
-    """A credit that a caller leaves if it finds no message. It allows hand-overs to the caller."""
+    """A credit that a caller leaves if it finds no message. It permits hand-overs to the caller."""
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -258,7 +258,7 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """The part of a reply about a credit for hand-overs that was offered or renewed."""
+    """The state of a credit for hand-overs, as the reply to an offer reports it."""
 
     stands: bool = False
     left: int = 0  # hand-overs it still allows, or allowed when it was removed
@@ -290,7 +290,7 @@ class Batch(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """The message on a consumer's own channel, with deliveries that a send handed over to it."""
+    """The message on a consumer's own channel, with deliveries that were handed over to it."""
 
     number: int
     slot: int  # index of the slot
@@ -314,9 +314,9 @@ def prepare(
     ordered: bool = False,
     shared: int | None = None,
 ) -> Command[Batch]:
-    """Lease up to `limit` messages of one slot.
+    """Lease messages of one slot, at most as many as the limit.
 
-    `shared` is the number of the shared lease to use. If it is 0, or if that lease no longer
+    The number `shared` names the shared lease to use. If it is 0, or if that lease no longer
     exists, a new shared lease is opened. If it is None, each delivery has its own deadline.
     """
 
@@ -374,8 +374,8 @@ def next_ready_or_credit(
 ) -> Command[tuple[list[int], list[CreditState]]]:
     """Do the same as `next_ready`, and leave a credit for hand-overs in each slot without work.
 
-    `sessions` has the replay session of each slot's credit, or is empty for a renewal. Returns the
-    µs until each slot has work, and the state of each credit.
+    Each credit has one of the replay sessions. A renewal of credits has none. The result is the µs
+    until each slot has work, and the state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -398,11 +398,11 @@ def next_ready_or_credit(
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
-    """Remove the credits for hand-overs that a consumer with this channel left in slots.
+    """Remove the credits that a consumer left in slots, then publish a number on its channel.
 
     Returns:
-        The number of connections that were sent `number`, and for each slot the number of
-        hand-overs that its credit still allowed.
+        The number of connections that got the number, and for each slot the number of hand-overs
+            that its credit still permitted.
     """
     return Command(
         script_loader.load("withdraw"), [slot.slot for slot in slots], [channel, number], list
@@ -410,7 +410,7 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add to a slot's counts of how late messages were received, one count for each bucket."""
+    """Add counts of late messages to the counts of a slot, one count for each bucket."""
     return Command(
         script_loader.load("lateness_report"),
         (keys.slot,),
@@ -420,7 +420,7 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read a hand-over that arrived on a consumer's own channel, or return None if it is none."""
+    """Read a hand-over from a consumer's own channel. Return None for any other payload."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -474,10 +474,9 @@ def ack(
     numbers: Sequence[int] = (),
     marks: Sequence[bytes] = (),
 ) -> Command[str]:
-    """Settle deliveries of one slot for good. Return a letter for each: `1` settled, `0` lost.
+    """Settle deliveries of one slot as done. Return a letter for each: `1` settled, `0` lost.
 
-    `numbers` are the delivery numbers (fences), or empty if unknown. `marks` are the numbers that
-    `rmq.Audit` checks, or empty if unknown.
+    Delivery numbers (fences), and the marks that `rmq.Audit` checks, are empty if unknown.
     """
     return Command(
         script_loader.load("ack"),
@@ -504,7 +503,7 @@ def nack(
 ) -> Command[str]:
     """Give failed deliveries back.
 
-    Return a letter for each: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    Return a letter for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
     """
     return Command(
         script_loader.load("nack"),
@@ -532,7 +531,7 @@ def reject(
     follow_ups: ByTarget | None = None,
     read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
-    """Make deliveries dead letters. Return letters: `d` dead, `c` cancelled, `0` lost."""
+    """Make deliveries dead letters. Return a letter for each: `d` dead, `c` cancelled, `0` lost."""
     return Command(
         script_loader.load("reject"),
         (
@@ -558,11 +557,9 @@ def release(
     places: Sequence[int],
     wait_ms: int,
 ) -> Command[str]:
-    """Give deliveries back without a failure.
+    """Give deliveries back without a failure, each to its place: its priority or its due time.
 
-    Return a letter for each: `1` released, `c` cancelled, `0` lost.
-
-    `places` are the priority or due time of each message.
+    Return a letter for each delivery: `1` released, `c` cancelled, `0` lost.
     """
     return Command(
         script_loader.load("release"),
@@ -590,7 +587,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Extend leases to `lease_ms` from now."""
+    """Extend leases, so that they end after a number of ms from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

@@ -1,11 +1,11 @@
 """Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
 
-Each verb takes the leases of the deliveries and returns a `Settling`. A settling makes a call for
-each slot and each thousand deliveries (for some verbs, each hundred), in its own replay session.
-The reply has a letter for each delivery, in order. A settling whose reply is lost keeps its
-sessions and their numbers, so it can be run again. Calls that Redis has executed then return the
-same reply, and the other calls are executed. Extra commands, for example about claims, run before
-the calls, in the same round trip.
+Each verb takes the leases of the deliveries and returns a `Settling`. This object makes a call for
+each slot and each thousand deliveries (for some verbs, each hundred). Each call has its own replay
+session. The reply has a letter for each delivery, in order. If a reply is lost, the object keeps
+the sessions and their numbers, so it can be run again. Calls that Redis has executed then return
+the same reply, and the other calls are executed. Extra commands, for example about claims, run
+before the calls, in the same round trip.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Lease(NamedTuple):
 
 
 class Leases(NamedTuple):
-    """Many leases as columns, because scripts take columns and rows would cost more."""
+    """Many leases, stored as columns. Scripts take columns, and rows would cost more time."""
 
     slots: Sequence[int]
     ids: Sequence[bytes]
@@ -84,7 +84,8 @@ class Leases(NamedTuple):
 def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
     """Return the error for a delivery of another topic.
 
-    Its name in Redis may also be the name of a message of this topic.
+    This topic may have a message of the same name in Redis, so the delivery must not be settled
+    here.
     """
     return InvalidValue(
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
@@ -95,7 +96,7 @@ def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
 def open_leases(
     context: TopicContext, deliveries: Iterable[InnerDelivery]
 ) -> tuple[list[InnerDelivery], Leases]:
-    """Return the deliveries as a list, and their leases.
+    """Check deliveries, and return them as a list with their leases.
 
     Raises:
         InvalidValue, InvalidType: A delivery is named twice, has another topic, or is invalid.
@@ -132,7 +133,7 @@ _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]
 
 
 def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
-    """Split leases by slot, at most `most` each."""
+    """Split leases by slot, into parts with a limited number of leases."""
     count = len(leases.ids)
     if count == 1 or (count <= most and len(set(leases.slots)) == 1):
         return [(leases.slots[0], leases, range(count))]
@@ -153,9 +154,9 @@ _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 class Settling(Generic[T]):
     """The calls that settle some deliveries. They may be repeated until Redis replies.
 
-    Redis keeps the replies for a minute (`lua/lib/replay.lua`). A later repeat finds by the
-    receipts which leases the caller still has. No delivery is settled twice, but
-    deliveries that the first call settled are then reported as lost.
+    Redis keeps the replies for a minute (`lua/lib/replay.lua`). After this minute, a repeat finds
+    by the receipts which leases the caller still has. No delivery is settled twice, but deliveries
+    that the first call settled are then reported as lost.
     """
 
     __slots__ = (
@@ -196,17 +197,19 @@ class Settling(Generic[T]):
         self._is_repeat = False
 
     def run(self) -> Flow[T]:
-        """Make the calls. Raise the first error after all calls were made."""
+        """Make the calls, then raise the first error."""
         answer, error = yield from self.try_run()
         if error is not None:
             raise error
         return answer
 
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
-        """Do the same as `run`, but return the reply and the first error if only some slots failed.
+        """Make the calls. If only some slots failed, return the reply and the first error.
 
-        `fails_fast` says whether commands fail at once if a master node is away. If the settling is
-        `unanswered` afterwards, it can be run again.
+        If `unanswered` is True after this call, the object can be run again.
+
+        Args:
+            fails_fast: Whether commands fail at once if a master node is away.
         """
         calls, extra = self._calls, self._extra
         before = extra.commands if extra is not None and calls else ()
@@ -261,11 +264,11 @@ class Settling(Generic[T]):
 
     @property
     def slots(self) -> set[bytes]:
-        """The keys of the slots of its calls."""
+        """The keys of the slots that the calls use."""
         return {call.keys[0] for call in self._calls}
 
     def _keep_results(self, replies: list[Any]) -> Flow[list[Any]]:
-        """Call `ack_then` for the slots that keep results. There, `ack` has done nothing."""
+        """Call `ack_then` for the slots that keep results, because `ack` has done nothing there."""
         self._context.keeps_results = True
         refused = [n for n, reply in enumerate(replies) if isinstance(reply, KeepsResults)]
         for n in refused:
@@ -279,9 +282,12 @@ class Settling(Generic[T]):
         return replies
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the calls that got no reply, to repeat them. `numbers` are their positions.
+        """Keep the calls that got no reply, to repeat them.
 
         A call repeats in its replay session. The sessions of the other calls are given back.
+
+        Args:
+            numbers: Positions of the calls that got no reply.
         """
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
         self._context.sessions.give(*others)
@@ -333,7 +339,7 @@ def _follow_ups_of(
     follow_ups: Sequence[Sequence[EncodedFollowUp]],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Return the follow-ups of one call as its arguments, and the function that gets its reply."""
+    """Return the follow-ups of one call by target, and the function that reads the call's reply."""
     given: dict[str, list[tuple[int, bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         for each in follow_ups[position]:
@@ -348,7 +354,7 @@ def _follow_ups_of(
 
 
 def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> int:
-    """Return how many deliveries with these follow-ups go in one call, at most `most`."""
+    """Return the largest number of deliveries in one call, if they have these follow-ups."""
     sizes = [sum([one.size for one in each]) for each in follow_ups]
     if sum(map(len, follow_ups)) > BATCH_MAX or sum(sizes) > CALL_BYTES:
         most = min(most, BATCH_MAX // max(map(len, follow_ups)), CALL_BYTES // max(sizes))
@@ -363,9 +369,9 @@ def ack(
     follow_ups: Sequence[Sequence[EncodedFollowUp]] = (),
     note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
-    """Settle deliveries for good, and store their results and follow-ups.
+    """Settle deliveries as done, and store their results and follow-ups.
 
-    The result has a letter for each: `1` settled, `0` lost.
+    The result has a letter for each delivery: `1` settled, `0` lost.
 
     Args:
         context: The topic.
@@ -373,7 +379,7 @@ def ack(
         extra: Commands that run before the calls.
         results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes for a message
             that keeps no result, or succeeded without a value.
-        follow_ups: Follow-ups of each delivery: messages that its ack stores.
+        follow_ups: Follow-ups of each delivery: messages that the ack stores.
         note_stored: Function that gets the reply of each call with follow-ups.
     """
     results = results if any(results) else ()
@@ -406,7 +412,7 @@ def nack(
 ) -> Settling[str]:
     """Give deliveries back as failed.
 
-    The result has a letter for each: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    The result has a letter for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
     """
 
     def build(
@@ -429,9 +435,17 @@ def reject(
 ) -> Settling[str]:
     """Make deliveries dead letters, and store their follow-ups.
 
-    The result has a letter for each: `d` dead, `c` cancelled, `0` lost.
+    The result has a letter for each delivery: `d` dead, `c` cancelled, `0` lost.
 
-    `reason` is "r" (rejected) or "u" (undecodable). `follow_ups` and `note_stored` are as in `ack`.
+    Args:
+        context: The topic.
+        leases: Leases of the deliveries.
+        errors: Failure entry of each delivery.
+        reason: "r" if the handler rejected the message, "u" if the body does not fit, "n" if there
+            is no handler.
+        extra: Commands that run before the calls.
+        follow_ups: Follow-ups of each delivery: messages that the rejection stores.
+        note_stored: Function that gets the reply of each call with follow-ups.
     """
 
     def build(
@@ -456,9 +470,14 @@ def release(
 ) -> Settling[str]:
     """Give deliveries back without a failure.
 
-    The result has a letter for each: `1` released, `c` cancelled, `0` lost.
+    The result has a letter for each delivery: `1` released, `c` cancelled, `0` lost.
 
-    `places` are the priority or due time of each message.
+    Args:
+        context: The topic.
+        leases: Leases of the deliveries.
+        places: Priority or due time of each message.
+        wait_ms: Wait before the next delivery, ms.
+        extra: Commands that run before the calls.
     """
 
     def build(
@@ -474,7 +493,7 @@ def release(
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[Extension | None]]:
-    """Extend leases. The result has each new deadline, or None if the delivery is lost."""
+    """Extend leases. The result has the new deadline of each delivery, or None if it is lost."""
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -485,7 +504,7 @@ def extend(
 
 
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
-    """Check whether leases are valid. The result has a letter for each: `?` valid, `0` lost."""
+    """Check leases. The result has a letter for each delivery: `?` valid, `0` lost."""
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
         held = None  # a topic that was created again may have fewer slots

@@ -2,8 +2,8 @@
 
 On a Redis Cluster, a visit of a slot fails at once if the master of the slot is away. The consumer
 soon visits the slot again. Until `retry_for` has passed, this is not an error, because a replica
-takes over within seconds. During this time, no call returns without messages as if the topic were
-empty.
+takes over within seconds. During this time, no call returns an empty list, because the slot may
+have messages.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class AwaySlots:
     """The slots of one consumer whose masters are away.
 
     Attributes:
-        since: By slot, the time at which its master was first found away.
-        calls: Calls of `prepare` without a reply, by slot. The next visit of the slot repeats them.
+        since: Time at which the master of a slot was first found away, by slot.
+        calls: Call of `prepare` without a reply, by slot. The next visit of the slot repeats it.
     """
 
     __slots__ = ("_error", "_visit_at", "calls", "since")
@@ -80,29 +80,34 @@ class AwaySlots:
         self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget the slots from this index on, because they no longer exist.
+        """Forget the slots from an index on, because these slots no longer exist.
 
-        Their calls are kept.
+        Calls without a reply are kept.
         """
         for slot in [slot for slot in self.since if slot >= count]:
             self.end(slot)
 
     def delay(self, ready_at: list[float]) -> None:
-        """Postpone the visits of these slots in `ready_at`, the times of the next visits."""
+        """Postpone the next visits of these slots.
+
+        Args:
+            ready_at: Time of the next visit of each slot of the topic.
+        """
         for slot, visit_at in self._visit_at.items():
             ready_at[slot] = visit_at
 
     def raise_overdue(self) -> None:
-        """Raise the error of a slot that has been away for too long, once per visit."""
+        """Raise the error of a slot that has been away for too long, once for each visit."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
 
 def sweep(state: ReceiveState) -> Flow[None]:
-    """Send pending follow-ups that nobody sends.
+    """Send pending follow-ups that no other client sends.
 
-    A topic in which this client has seen none is rarely asked, because most topics have none.
+    Most topics have no pending follow-ups. So if this client has seen none in the topic, it rarely
+    looks for them.
     """
     now = time.monotonic()
     state.sweep_at = now + SWEEP_S
@@ -139,14 +144,14 @@ class LatenessCounter:
         max_retries: int,
         test_us: bytes = b"",
     ) -> None:
-        """Count the messages of a batch that are first attempts and have a due time.
+        """Count how late the messages of a batch are: first attempts that have a due time.
 
         Args:
             ids: Message ids.
             records: Message records, with empty bytes for a message that is gone.
             lefts: Number of retries left of each message, one byte each. Empty if all deliveries
                 are first attempts.
-            max_retries: Retries left of a first attempt.
+            max_retries: Number of retries left at a first attempt.
             test_us: A test's time in epoch microseconds, or empty bytes for this machine's clock.
                 With a test's time, only timed messages count, because other messages have the time
                 of the real clock.
@@ -189,7 +194,7 @@ class LatenessCounter:
 
 
 def report(state: ReceiveState) -> Flow[None]:
-    """Add the counts of late deliveries of a consumer to the topic's counts.
+    """Add a consumer's counts of late deliveries to the topic's counts.
 
     Errors of Redis are only logged.
 
@@ -214,7 +219,7 @@ RECHECK_S = 0.01  # time between two checks of another thread or task
 
 
 class ReceiveState:
-    """A consumer's state of its slots, with the time at which each slot next has work."""
+    """A consumer's state, with the time at which each of its slots next has work."""
 
     __slots__ = (
         "all_checked_at",
@@ -294,7 +299,7 @@ class ReceiveState:
     def current_slots(self) -> list[SlotKeys]:
         """Return the slots. If their number has changed, forget the state of the old slots.
 
-        Another call of the client may have opened the topic again.
+        The number changes if another call of the client has opened the topic again.
         """
         slots = self.context.slots
         if len(self.ready_at) != len(slots):
@@ -306,7 +311,7 @@ class ReceiveState:
 
     @property
     def must_hand_back(self) -> bool:
-        """Whether the next call must first release messages that were, or may have been, leased."""
+        """Whether the next call must first release messages that may have been leased."""
         return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
 
     def may_have_messages(self) -> bool:
@@ -314,10 +319,10 @@ class ReceiveState:
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
-        """Whether each slot without work sends a wake-up when it gets work.
+        """Return whether each slot without work sends a wake-up when it gets work.
 
-        The `busy_slots` are excepted. If slots may have credits for hand-overs, all slots are
-        checked each time.
+        This does not include `busy_slots`. If slots may have credits for hand-overs, the result is
+        False, because all slots are then checked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:
@@ -329,7 +334,7 @@ class ReceiveState:
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_checks(self) -> Sequence[int]:
-        """Return the slots to check next: all if there are few, otherwise some slots in turn."""
+        """Return the slots to check next: all slots, or only the next few if there are many."""
         now, slots = time.monotonic(), len(self.ready_at)
         looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:

@@ -25,7 +25,8 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
             dedup key, the slot and the acceptance number are added.
 
     Returns:
-        A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.
+        A function that takes a delivery and returns its key, 1 to 200 bytes of UTF-8. The function
+            raises InvalidKey if the delivery has no such key.
 
     Raises:
         InvalidType: The key is not a str, a function or None.
@@ -100,7 +101,7 @@ def check_consumer(name: str) -> str:
 
     Raises:
         InvalidType: The name is not a str.
-        InvalidValue: The name is not 1 to 64 of A-Z a-z 0-9 . _ -
+        InvalidValue: The name does not consist of 1 to 64 characters A-Z a-z 0-9 . _ -
     """
     if len(check_name(name, "consumer")) > CONSUMER_BYTES:
         raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")

@@ -1,4 +1,4 @@
-"""Claims: a delivery's claim on its business key in Redis, and its state. No I/O here."""
+"""A delivery's claim on its business key in Redis, and the state of the claim. No I/O here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ class Claim:
     Attributes:
         name: "<consumer>:<key>", as in the name of the key in Redis.
         owner: The delivery that claims the key: message id, delivery number and a random part.
-        ttl_ms: How long the key is remembered after the work is done.
-        state: "first" if this delivery has the claim; "done" if the work was done before; "busy" if
-            another delivery does the work now; "unsure" if Redis did not answer, so that this
-            delivery may have the claim; "failed" if the message has no usable key; "kept" if the
-            delivery is lost, but its claim is not, and the run continues
+        ttl_ms: Time for which the key is remembered after the work is done, ms.
+        state: State of the claim:
+            "first": this delivery has the claim.
+            "done": the work was done before.
+            "busy": another delivery does the work now.
+            "unsure": Redis did not answer, so this delivery may have the claim.
+            "failed": the message has no usable key.
+            "kept": the delivery is lost, but its claim is not, and the run continues
             (`rmq.worker.settling.disposition`).
         wait_s: Seconds until the next attempt to get a busy or unsure claim.
-        error: Why a failed claim has no key, or None.
+        error: Error that explains why a failed claim has no key, or None.
         lost: Whether the claim was gone when it was renewed or when the work was done.
         work_done: Whether the work is done, even if the delivery is lost afterwards.
     """

@@ -89,8 +89,8 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        In a worker, which renews leases, the deadline is the time until which the lease is surely
-        valid, by the clock of this machine.
+        A worker renews leases. There, it is the time until which the lease is surely valid, by the
+        clock of this machine.
         """
         return self._inner.deadline
 
@@ -121,7 +121,7 @@ class DeliveryData:
 
     @property
     def share_key(self) -> str | None:
-        """The tenant whose turns the group uses, or None if the group has its own turns."""
+        """The tenant of the message, or None if it was sent without a share key."""
         return share_in(self.marks.get(GROUP_MARK))
 
     @property
@@ -155,8 +155,8 @@ class DeliveryData:
     def lost(self) -> bool:
         """Whether the lease is gone. Another consumer may then have the message, so stop the work.
 
-        In a worker, which renews leases, this is always current. Elsewhere it changes only after
-        a verb failed.
+        In a worker, this is always current, because the worker renews leases. Elsewhere it changes
+        only after a verb failed.
         """
         return self._inner.lost
 
@@ -170,7 +170,7 @@ class DeliveryData:
         """The event that is set when the cancellation of this delivery is requested.
 
         In a worker it is set soon after the request. Elsewhere only `extend` sets it. An async
-        handler must not call its `wait`, which blocks; it gets CancelledError.
+        handler gets CancelledError. It must not call `wait` of the event, because `wait` blocks.
         """
         return self._inner.cancelled()
 
@@ -186,23 +186,26 @@ class DeliveryData:
 class AsyncDelivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
-    `async with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases the
-    delivery.
+    `async with delivery:` acks at the end of the block. After an exception, it nacks and raises the
+    exception again. `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again.
+    Ctrl-C releases the delivery.
     """
 
     __slots__ = ()
 
     async def ack(self, *, then: Iterable[FollowUp] = (), result: Any = None) -> None:
-        """Settle the message for good.
-
-        Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+        """Settle the message as done.
 
         Args:
             then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
                 pairs of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB as the topic's
                 codec writes it. If the value is too large or cannot be encoded, the result says so.
+
+        Raises:
+            LeaseLost: The lease is gone. Nothing was changed.
+            AlreadySettled: The delivery was settled before.
+            ClaimLost: The message is settled, but its claim on the business key was gone.
         """
         verbs, run = self._settle_with
         if result is not None:
@@ -233,7 +236,7 @@ class AsyncDelivery(DeliveryData):
         return id
 
     async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
-        """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
+        """Send a message in the same step as the ack: exactly once if the ack succeeds, else never.
 
         Args:
             topic: Name of the target, or a Topic.
@@ -248,8 +251,9 @@ class AsyncDelivery(DeliveryData):
             TopicNotFound: The target does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
-                would have more than 1000 follow-ups, or more than 4 MiB of them.
-            Reject: The message is follow-up number `max_depth` in a row, a setting of its topic.
+                would have more than 1000 follow-ups, or more than 4 MiB of follow-ups.
+            Reject: The chain of follow-ups would be longer than `max_depth`, a setting of the
+                topic.
         """
         try:
             out = Outgoing(body, **options)
@@ -306,15 +310,24 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure, now or after `delay`. This costs no retry."""
+        """Give the message back without a failure. This costs no retry.
+
+        Args:
+            delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.
+        """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.release(self._inner, delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Extend the lease to `lease` from now. None uses the lease with which it was received.
+        """Extend the lease.
+
+        Args:
+            lease: Duration of the lease from now, seconds or timedelta. None uses the lease with
+                which the message was received.
 
         Raises:
-            Cancelled: Its cancellation was requested. The lease is extended nevertheless.
+            Cancelled: The cancellation of this delivery was requested. The lease is extended
+                nevertheless.
         """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.extend(self._inner, lease)), "extend")
@@ -345,7 +358,7 @@ class AsyncDelivery(DeliveryData):
 
 
 def raise_if_lost(lost: Sequence[InnerDelivery], verb: str) -> None:
-    """Raise LeaseLost for the first delivery in the list, if there is one."""
+    """Raise LeaseLost if the list has a delivery."""
     if lost:
         raise LeaseLost(
             f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
@@ -356,7 +369,7 @@ def raise_if_lost(lost: Sequence[InnerDelivery], verb: str) -> None:
 
 
 def raise_if_claim_lost(delivery: InnerDelivery) -> None:
-    """Raise ClaimLost if an acked delivery had lost its claim."""
+    """Raise ClaimLost if the claim of an acked delivery was lost."""
     claim = delivery.claim
     if claim is not None and claim.lost:
         raise ClaimLost(

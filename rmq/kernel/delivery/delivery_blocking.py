@@ -19,23 +19,26 @@ from rmq.kernel.delivery.dispositions import DISPOSITIONS, FollowUp, with_topics
 class Delivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
-    `with delivery:` acks at the end of the block. An exception nacks and is raised again.
-    `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again. Ctrl-C releases the
-    delivery.
+    `with delivery:` acks at the end of the block. After an exception, it nacks and raises the
+    exception again. `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again.
+    Ctrl-C releases the delivery.
     """
 
     __slots__ = ()
 
     def ack(self, *, then: Iterable[FollowUp] = (), result: Any = None) -> None:
-        """Settle the message for good.
-
-        Raises LeaseLost, AlreadySettled or ClaimLost if it cannot.
+        """Settle the message as done.
 
         Args:
             then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
                 pairs of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB as the topic's
                 codec writes it. If the value is too large or cannot be encoded, the result says so.
+
+        Raises:
+            LeaseLost: The lease is gone. Nothing was changed.
+            AlreadySettled: The delivery was settled before.
+            ClaimLost: The message is settled, but its claim on the business key was gone.
         """
         verbs, run = self._settle_with
         if result is not None:
@@ -66,7 +69,7 @@ class Delivery(DeliveryData):
         return id
 
     def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
-        """Send a message in the step of the ack: exactly once if the ack succeeds, else never.
+        """Send a message in the same step as the ack: exactly once if the ack succeeds, else never.
 
         Args:
             topic: Name of the target, or a Topic.
@@ -81,8 +84,9 @@ class Delivery(DeliveryData):
             TopicNotFound: The target does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
-                would have more than 1000 follow-ups, or more than 4 MiB of them.
-            Reject: The message is follow-up number `max_depth` in a row, a setting of its topic.
+                would have more than 1000 follow-ups, or more than 4 MiB of follow-ups.
+            Reject: The chain of follow-ups would be longer than `max_depth`, a setting of the
+                topic.
         """
         try:
             out = Outgoing(body, **options)
@@ -139,15 +143,24 @@ class Delivery(DeliveryData):
         raise_if_lost(run(verbs.reject(self._inner, reason, then)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure, now or after `delay`. This costs no retry."""
+        """Give the message back without a failure. This costs no retry.
+
+        Args:
+            delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.
+        """
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.release(self._inner, delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
-        """Extend the lease to `lease` from now. None uses the lease with which it was received.
+        """Extend the lease.
+
+        Args:
+            lease: Duration of the lease from now, seconds or timedelta. None uses the lease with
+                which the message was received.
 
         Raises:
-            Cancelled: Its cancellation was requested. The lease is extended nevertheless.
+            Cancelled: The cancellation of this delivery was requested. The lease is extended
+                nevertheless.
         """
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.extend(self._inner, lease)), "extend")

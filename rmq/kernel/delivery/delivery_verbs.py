@@ -48,21 +48,21 @@ class DeliveryVerbs:
         self._extend_items = Coalescer(partial(self._together, self._extend), ITEMS_MAX)
 
     def ack(self, delivery: InnerDelivery) -> SettlingFlow:
-        """Settle the delivery for good."""
+        """Settle the delivery as done."""
         return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Do the same as `then` at once, without a flow. Return None if the message has options."""
+        """Do the same as `then` without a flow. Return None if this message needs a flow."""
         if self.flows.at_most_once:
             return None
         return self.flows.follow_ups.add_now(delivery, topic, out)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Let the ack of the delivery store a message. Return its id."""
+        """Add a message that the ack of the delivery will store, and return the message's id."""
         return self.flows.then(delivery, topic, out)
 
     def set_result(self, delivery: InnerDelivery, value: object) -> None:
-        """Let the ack of the delivery store a value."""
+        """Set the value that the ack of the delivery will store."""
         self.flows.results.set_value(delivery, value)
 
     def check_progress(self, fraction: object, text: object) -> None:
@@ -76,7 +76,7 @@ class DeliveryVerbs:
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
-        """Give the delivery back as failed. Simultaneous calls share a call if `delay` is None."""
+        """Give the delivery back as failed. Simultaneous callers without a delay share one call."""
 
         def alone() -> SettlingFlow:
             return self.flows.nack([delivery], delay, error)
@@ -86,7 +86,7 @@ class DeliveryVerbs:
         return self._settle(self._nack_items, alone, delivery, error)
 
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
-        """Extend the lease. Simultaneous calls share a call if `lease` is None."""
+        """Extend the lease. Simultaneous callers without a lease share one call."""
 
         def alone() -> SettlingFlow:
             return self.flows.extend([delivery], lease)
@@ -113,7 +113,7 @@ class DeliveryVerbs:
         return self.flows.release([delivery], delay)
 
     def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
-        """Settle a delivery according to how its `with` block ended."""
+        """Settle a delivery after its `with` block, according to the error that ended the block."""
         if error is None or self.flows.at_most_once:
             return self.ack(delivery)
         if isinstance(error, Snooze):
@@ -151,7 +151,7 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Run a verb, together with concurrent calls of the same verb."""
+        """Run a verb, alone or in one call with simultaneous callers of the same verb."""
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
@@ -176,7 +176,7 @@ class DeliveryVerbs:
 
 
 class SettleWith(NamedTuple):
-    """The object by which a delivery settles itself.
+    """The verbs of a delivery, and a function that runs them.
 
     Attributes:
         verbs: Verbs of a delivery.

@@ -1,4 +1,4 @@
-"""Exceptions and return values by which a handler, or a `with` block, settles its delivery."""
+"""Exceptions and return values with which a handler, or a `with` block, settles its delivery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def _is_follow_up(value: object) -> bool:
 
 
 def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, Outgoing]]:
-    """Return follow-ups with their topics, of which `topic` is the default.
+    """Return pairs of a topic and a follow-up.
+
+    Args:
+        follow_ups: Follow-ups, with or without a topic.
+        topic: Topic of the follow-ups that name no topic.
 
     Raises:
         InvalidType: A value is no follow-up.
@@ -37,13 +41,13 @@ def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, O
 
 @dataclass(slots=True, init=False)
 class Then:
-    """Return it from a handler to send messages in the same step as the ack.
+    """Return a `Then` from a handler to send messages in the same step as the ack.
 
-    The messages are sent exactly once if the ack succeeds, and never if it does not, as by
-    `Delivery.then`. A handler of batches cannot return it.
+    As with `Delivery.then`, the messages are sent exactly once if the ack succeeds, and otherwise
+    never. A handler of batches cannot return a `Then`.
 
     Args:
-        result: The handler's own return value; None if it has none.
+        result: The handler's own return value, or None if it has none.
         follow_ups: The messages: rmq.Outgoing for the topic of the delivery, or pairs of a topic
             and an rmq.Outgoing.
 
@@ -66,7 +70,11 @@ class Then:
 
 
 class Snooze(Exception):
-    """Raise it in a handler or `with delivery` to try again after `delay`. This costs no retry."""
+    """Raise it in a handler or `with delivery` to try again later. This costs no retry.
+
+    Args:
+        delay: Wait before the next delivery, seconds or timedelta.
+    """
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
@@ -77,7 +85,7 @@ class Reject(Exception):
     """Raise it in a handler or `with delivery` to make the message a dead letter with a reason.
 
     Args:
-        reason: The reason; nothing means "rejected".
+        reason: Reason that is stored with the dead letter. Default: "rejected".
         then: Messages to send in the same step, exactly once: rmq.Outgoing for the topic of the
             delivery, or pairs of a topic and an rmq.Outgoing. In a handler of batches, they are
             sent for each message that is rejected.
@@ -90,9 +98,10 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a handler or `with delivery` to fail the message and retry it after `delay`.
+    """Raise it in a handler or `with delivery` to fail the message. This costs a retry.
 
-    This costs a retry. If `delay` is None, the retry policy decides about the delay.
+    Args:
+        delay: Wait before the retry, seconds or timedelta. None uses the retry policy.
     """
 
     def __init__(self, delay: Duration | None = None) -> None:

@@ -51,7 +51,7 @@ class BatchOrigin(NamedTuple):
 class InnerDelivery:
     """RMQ's internal part of a delivery: its record, its lease, and whether it is settled.
 
-    A program gets a `Delivery` or an `AsyncDelivery` around this object. They can be made at any
+    A program gets a `Delivery` or an `AsyncDelivery` around this object. Either can be made at any
     time.
 
     Attributes:
@@ -65,12 +65,12 @@ class InnerDelivery:
         unconfirmed: Verb that was sent but whose reply was not read, or "".
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
-        follow_ups: Messages that its ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
+        follow_ups: Messages that the ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
             or empty.
-        cancellation: Event of its cancellation, or None if the event was not needed yet.
-        started: Start of its handler by the monotonic clock, or 0 if it is unknown.
-        result: Result that its ack stores, as `rmq.kernel.results.entry` encodes it, or empty.
-        progress_at: Time from which it may report progress again, by the monotonic clock.
+        cancellation: Event of the delivery's cancellation, or None if it was not needed yet.
+        started: Start of the handler by the monotonic clock, or 0 if it is unknown.
+        result: Result that the ack stores, as `rmq.kernel.results.entry` encodes it, or empty.
+        progress_at: Time of the next permitted report of progress, by the monotonic clock.
     """
 
     origin: BatchOrigin
@@ -91,11 +91,11 @@ class InnerDelivery:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its cancellation was requested, as far as this process knows."""
+        """Whether the cancellation of the delivery was requested, as far as this process knows."""
         return self.cancellation is not None and self.cancellation.is_set()
 
     def cancelled(self) -> Cancellation:
-        """Return its cancellation; from any thread."""
+        """Return the event of the delivery's cancellation. Any thread may call this method."""
         with _making_cancellation:
             if self.cancellation is None:
                 self.cancellation = Cancellation()
@@ -162,7 +162,7 @@ class InnerDelivery:
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
-        """Return the message's place in the queue: its priority, or its due time in epoch ms."""
+        """Return the message's priority, or its due time in epoch ms."""
         return record.queue_position(self.record)
 
 
@@ -186,22 +186,29 @@ class SharedLease(Protocol):
 
 
 class SharedLeases(Protocol):
-    """The shared leases of a consumer, by slot. Receives use them in place of separate leases."""
+    """The shared leases of a consumer, by slot. They replace separate leases of its deliveries."""
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next receive, or 0 to open a new lease."""
+        """Return the number of the lease for the next batch, or 0 to open a new lease."""
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Register the lease of a batch. The call that received it began at time `since`."""
+        """Register the lease of a batch.
+
+        Args:
+            slot: Index of the slot.
+            number: Number of the lease.
+            since: Start of the call that received the batch, by the monotonic clock.
+            lease_ms: Duration of the lease, ms.
+        """
 
     def handed_over(self, slot: int, number: int) -> SharedLease:
-        """Return the lease of a batch that was handed over, even if the lease is no longer used."""
+        """Return the lease of a handed-over batch, even if the lease is no longer used."""
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries. Their leases are renewed from now on."""
+        """Add deliveries, whose leases are renewed from now on."""
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove settled or lost deliveries."""
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot because a delivery of it cannot be settled."""
+        """Stop renewing the lease of a slot because one of its deliveries cannot be settled."""

@@ -1,8 +1,9 @@
 """Redis ACL rules for the roles of RMQ, computed from the scripts.
 
-A role describes a kind of program by the verbs (scripts) and plain commands that the program sends.
-Redis checks the commands inside a script against the rights of the calling user, so a role needs
-each command of its scripts. The rules contain no password, and do not enable or disable a user.
+A role stands for one kind of program, and lists the scripts and plain commands that the program
+sends. Redis also checks each command inside a script against the rights of the calling user. So a
+role needs every command of its scripts. The rules contain no password, and do not enable or disable
+a user.
 
 The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
 the same commands, one role can imitate the other (docs/security.md has the details).
@@ -195,14 +196,17 @@ class AclRules(NamedTuple):
     selectors: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
-        """Return the rules for `ACL SETUSER`. They replace all rights, but keep passwords."""
+        """Return the rules as words of `ACL SETUSER`.
+
+        They replace all rights of the user, and keep the passwords.
+        """
         selectors = [] if self.server_version == "6.2" else ["clearselectors"]
         return [*selectors, "resetkeys", "-@all", *self.file_words()]
 
     def file_words(self) -> list[str]:
-        """Return the rules for a line of an ACL file.
+        """Return the rules as words for a line of an ACL file.
 
-        A user in such a file begins without rights.
+        A user in an ACL file begins without rights, so these words remove none.
         """
         return [
             "resetchannels",  # a new user has all channels on Redis 6.2
@@ -224,7 +228,8 @@ def acl_rules(
     """Return the rights that a Redis user needs for one or more roles.
 
     Args:
-        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin".
+        roles: One role or several: "producer", "consumer", "worker", "operator", "viewer",
+            "server", "admin".
         topics: Names of topics, or patterns with `*` and `?`.
         prefix: First part of every key, the same as in the clients of this user.
         server_version: Oldest server that must accept the rules: "6.2", "7.0", or "7.2" for Redis
@@ -271,7 +276,7 @@ def acl_rules(
 
 @functools.cache
 def commands_of(role: Role) -> frozenset[str]:
-    """Return the Redis commands that a role needs: in its scripts, and sent by its clients."""
+    """Return the Redis commands that a role needs, in its scripts and for its clients."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
@@ -281,7 +286,7 @@ def commands_of(role: Role) -> frozenset[str]:
 
 
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
-    """Return the patterns for the keys of topics, `{topic}` and `{topic_slot}`."""
+    """Return patterns for all keys of the topics that match `pattern`, slots included."""
     if pattern.endswith("*"):
         return [f"{prefix}:{{{pattern}}}:*"]  # it also matches the slots
     # Not `{orders_*}`, which would match the slots of a topic `orders_eu`.

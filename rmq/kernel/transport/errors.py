@@ -1,13 +1,13 @@
 """Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
 
-The code at the beginning of a reply identifies the error. Other words of the text do not, because
-they can be names: a topic may be called "uploading" or "readonly-orders". redis-py removes some
-codes from the text. The name of the exception class then replaces the code. Source of the table:
-the server's error codes, and the exceptions of redis-py 5 to 8.
+The code at the beginning of a reply identifies the error. The other words do not, because they can
+be names: a topic may be called "uploading" or "readonly-orders". redis-py removes some codes from
+the text. The name of the exception class then replaces the code. Source of the table: the server's
+error codes, and the exceptions of redis-py 5 to 8.
 
-`denied` explains a refusal by the ACL: the command, key or channel, and the rule to add. Redis 6.2
-and 7.0 do not name a command that they refuse inside a script. The line number in the error shows
-the command.
+`denied` explains a refusal by the ACL: it shows the refused command, key or channel, and the rule
+to add. If the command is inside a script, Redis 6.2 and 7.0 do not name it. The line number in the
+error then leads to the command.
 
 `advice` explains TLS errors. The text of OpenSSL names the failed check, but not the cause.
 """
@@ -36,7 +36,7 @@ from rmq.kernel.transport.lua.error_places import with_places
 
 
 class KeepsResults(ScriptFailed):
-    """The slot keeps results, so `ack` has done nothing. Its caller calls `ack_then` instead."""
+    """The slot keeps results, so `ack` has done nothing. The caller must call `ack_then`."""
 
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
@@ -80,7 +80,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the refused command, or all commands in the script's line that was refused."""
+    """Return the refused command, or all commands in the refused line of the script."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]
@@ -98,7 +98,7 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of the topic's slot to which a key belongs."""
+    """Return the pattern for all keys of a key's slot. A key without a slot is its own pattern."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -111,7 +111,7 @@ REDIS_ERRORS = (redis.RedisError, OSError)  # all errors that connections of red
 
 
 class Kind(Enum):
-    """The kinds of errors, by what the transport does next."""
+    """The kinds of errors. Each kind says what the transport does next."""
 
     RELOAD = "the script is not in this server's cache: load it and repeat"
     AGAIN = "not executed; the server will be ready in a while"
@@ -193,7 +193,7 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def forbids(error: BaseException) -> bool:
-    """Return whether the server lacks the command, or the user has no right to it."""
+    """Return whether the server lacks the command, or the user has no right to call it."""
     code, text = _read(error)
     return code == "NOPERM" or bool(_UNKNOWN.match(text))
 
@@ -253,7 +253,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
 
 def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
-    """Return the RMQ error for MISCONF, with which a server refuses writes but still answers.
+    """Return the RMQ error for MISCONF, the reply of a server that refuses only writes.
 
     Args:
         name: Name of the command.
@@ -272,7 +272,7 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
     """Return the RMQ error for an error code of RMQ's scripts.
 
-    `detail` is the key or argument that the script named.
+    The detail is the key or argument that the script named.
     """
     if code == "RMQGONE":
         return TopicVanished(
@@ -322,7 +322,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
 
 
 def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error if Redis refused a user, a password or a missing right."""
+    """Return the RMQ error after Redis refused a user or a password, or a right was missing."""
     if rest.startswith(_PASSWORD_MISSING):
         return ConfigurationError(
             f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "

@@ -33,7 +33,8 @@ class Divided(NamedTuple):
 def divide(command: Command[Any], hash_slot: HashSlot) -> Divided | None:
     """Divide a command by hash slot. Return None if all its keys are in one slot.
 
-    `join` gets the values or RMQErrors of the parts, and raises the first relevant RMQError.
+    The function `join` of the result gets the values or RMQErrors of the parts. It raises the first
+    relevant RMQError.
     """
     if command.script.name != "next_ready":
         return None  # every other script works on one slot
@@ -95,12 +96,12 @@ def hash_slot(key: bytes | str) -> int:
 
 
 def address_of(host: Any, port: Any, answered: Node) -> Node:
-    """Return the address of a node in the reply of another node.
+    """Return the address of a node that the reply of another node names.
 
     Args:
-        host: Host of the node. If it is empty, the node has the host of `answered`.
+        host: Host of the node. If it is empty, the node is on the host that replied.
         port: Port of the node.
-        answered: The node that replied.
+        answered: Node that replied.
     """
     name = host.decode() if isinstance(host, bytes) else str(host or "")
     return (answered[0] if name in _NO_HOST else name, int(port))
@@ -113,10 +114,10 @@ class SlotTable:
         seeds: Nodes of the URL.
 
     Attributes:
-        version: How often the whole table was read.
-        nodes: Nodes named by the last reading, including replicas.
-        suspects: Nodes that did not answer the last time, each with the monotonic time at which
-            calls that fail fast try it again.
+        version: Number of times that the whole table was read.
+        nodes: Nodes in the reply that was read last, including replicas.
+        suspects: Nodes that did not answer the last time. The value of a node is the monotonic
+            time at which calls that fail fast try the node again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -152,8 +153,10 @@ class SlotTable:
     def note_failed(self, node: Node, took_s: float | None = 0.0) -> None:
         """Record that a node did not answer.
 
-        `took_s` is the duration of the attempt. None means that an old connection was dead. The
-        node is then tried again at once.
+        Args:
+            node: The node.
+            took_s: Duration of the attempt. None means that an old connection was dead, so the node
+                may be tried again at once.
         """
         pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
         self.suspects[node] = time.monotonic() + pause_s
@@ -163,7 +166,7 @@ class SlotTable:
         self.suspects.pop(node, None)
 
     def is_away(self, node: Node) -> bool:
-        """Return whether a node did not answer just now."""
+        """Return whether calls that fail fast must not try a node yet."""
         return self.suspects.get(node, 0.0) > time.monotonic()
 
     def note_moved(self, slot: int, node: Node) -> bool:
@@ -173,7 +176,12 @@ class SlotTable:
         return self._moved >= MOVED_MOST
 
     def read(self, reply: Sequence[Any], answered: Node) -> None:
-        """Store the reply of the node `answered` to CLUSTER SLOTS."""
+        """Store a reply to CLUSTER SLOTS.
+
+        Args:
+            reply: The reply.
+            answered: Node that replied.
+        """
         masters: list[Node | None] = [None] * HASH_SLOTS
         nodes = set()
         for first, last, master, *replicas in reply:

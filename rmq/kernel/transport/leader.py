@@ -1,4 +1,4 @@
-"""Commands with which several `rmq server` choose one leader among them."""
+"""Commands with which several `rmq server` processes choose their leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ class LeaderReply(NamedTuple):
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Become the leader for `hold_ms` if there is no other leader, or extend the leadership."""
+    """Become the leader if there is no other leader, or extend the own leadership.
+
+    Args:
+        prefix: First part of every key.
+        server: Name of this server.
+        hold_ms: Duration of the leadership from now, ms.
+    """
     return Command(
         script_loader.load("leader_renew"),
         (leader_key(prefix),),

@@ -23,7 +23,7 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
     """Return host and port of each node that a URL names.
 
     Args:
-        url: URL with one of CLUSTER_SCHEMES.
+        url: URL with a scheme of CLUSTER_SCHEMES.
         shown: The URL without its passwords, for errors.
 
     Raises:
@@ -87,7 +87,7 @@ def read_sentinels(url: str, shown: str) -> Sentinels:
     """Read a URL that names sentinels.
 
     Args:
-        url: URL with one of SENTINEL_SCHEMES.
+        url: URL with a scheme of SENTINEL_SCHEMES.
         shown: The URL without its passwords, for errors.
 
     Raises:
@@ -150,7 +150,7 @@ MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A checked URL of Redis, or of the directory of an embedded server."""
+    """A checked URL of Redis or of an embedded server."""
 
     url: str
     scheme: str
@@ -172,7 +172,7 @@ class Address:
     def of_a_node(self) -> Address:
         """The address of the cluster's first node, with the options of this address.
 
-        Another address is unchanged.
+        An address that names no cluster is returned unchanged.
         """
         if not self.nodes:
             return self
@@ -187,14 +187,17 @@ class Address:
 
     @property
     def described(self) -> str:
-        """The URL without its password. A note says if it is the default URL."""
+        """The URL without its password, with a note if it is the default URL."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
 
 
 def redact(url: str) -> str:
-    """Replace the passwords (also in options) in a URL, or in a text with URLs, by `***`."""
+    """Replace all passwords in a URL, or in a text with URLs, by `***`.
+
+    Passwords in options of the URL are also replaced.
+    """
     url = re.sub(r"(password=)[^&\s]*", r"\1***", url)
     return re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
 
@@ -258,7 +261,7 @@ def parse(url: object) -> Address:
 
 
 def connections(value: object, field: str = "max_connections") -> int:
-    """Check the largest number of connections of a client, and return it."""
+    """Check the limit for the connections of a client, and return it as a number."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")

@@ -1,11 +1,11 @@
-"""Commands on a Redis Cluster: send each to the node of its slot, and follow slots that move.
+"""Send each command to the cluster node of its slot, and follow slots that move to other nodes.
 
-A call goes to the master of the hash slot of its first key. All its keys are in that hash slot.
+All keys of a call are in one hash slot. The call goes to the master that serves this slot.
 Calls are repeated after these replies:
 
 * MOVED: another node serves the slot. Repeat there.
-* ASK: the slot is being moved, and the keys of this call are already on another node. Repeat there,
-  after ASKING, in one write.
+* ASK: the slot is being moved, and the keys of this call are already on another node. Send ASKING
+  and the call to that node, in one write.
 * TRYAGAIN: the slot is being moved, and the keys are on two nodes, or a key does not exist. Pause
   and repeat.
 * NOSCRIPT: repeat on the same node, after SCRIPT LOAD.
@@ -77,11 +77,12 @@ class ClusterCommands:
     """Executes the commands of one transport on a cluster.
 
     Args:
-        address: The cluster, for errors.
-        retry_for: Seconds in which a command is repeated.
+        address: Address of the cluster, shown in errors.
+        retry_for: Number of seconds for which a failed command is repeated.
         timeout_s: Longest wait for a reply.
         table: Table of slots, the same object as in the transport.
-        loaded: Scripts that this client has loaded on each node. A node may have lost them since.
+        loaded: Scripts that this client has loaded on each node. A node loses them when it
+            restarts.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class ClusterCommands:
     def pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[tuple[list[Any], Any]]:
-        """Execute several commands on all nodes at once, with one round trip for each node.
+        """Execute several commands on their nodes at once, with one round trip for each node.
 
         Returns:
-            The value or RMQError of each command. With a `durability`, also the reply to WAIT or
-                WAITAOF: the smallest count of all nodes, or the first error.
+            A list with the value or RMQError of each command, and the smallest reply of all nodes
+                to WAIT or WAITAOF. If a node refused to wait, its error replaces this reply.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -178,8 +179,8 @@ class ClusterCommands:
         The masters that replied are stored in `step.addresses`.
 
         Raises:
-            RMQError: A master refused the command, or the retry deadline has passed. If masters may
-                be left out: the deadline has passed, and no master answered.
+            RMQError: A master refused the command, or the retry deadline has passed. If the step
+                may leave out masters, the deadline is an error only if no master answered.
         """
         name = step.what
         yield from self._run([RoutedCall(None, ("PING",))], name, None)  # until the cluster answers
@@ -202,7 +203,7 @@ class ClusterCommands:
         return [calls[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
-        """Read from any node which node serves which slot.
+        """Ask any node which node serves which slot, and store the answer in the table.
 
         Raises:
             redis.RedisError: No node replied.
@@ -236,7 +237,7 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Execute calls. Return the nodes' replies to WAIT or WAITAOF, if `durability` is given."""
+        """Execute calls until each has ended, and return the nodes' replies to WAIT or WAITAOF."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -276,7 +277,7 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End calls that fail fast if their node is away. Return whether a call ended."""
+        """End each fail-fast call whose node is away, and return whether any call ended."""
         failed = False
         for call in calls:
             error = call.error
@@ -350,10 +351,11 @@ class ClusterCommands:
                 confirmed.append(replies[-1])
 
     def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
-        """Return whether a node is the master of the slots of its calls.
+        """Return whether a node is still the master of the slots of its calls.
 
-        A master may be frozen and replaced by a failover. When it wakes up, it still answers the
-        calls that it received before. The cluster does not keep these writes.
+        A master may be frozen and replaced by a failover. When the frozen process continues, it
+        still answers the calls that it received before. The cluster does not keep the writes of
+        these calls.
         """
         slots = {call.slot for call in part if call.asked is None and call.slot is not None}
         return all(self._table.node_of(slot) == node for slot in slots)
@@ -434,7 +436,7 @@ class ClusterCommands:
     # --- replies ---------------------------------------------------------------------------------
 
     def _value(self, call: RoutedCall) -> Operations[Any]:
-        """Return the value or the RMQError of a command's call."""
+        """Return the value of a call that has ended, or its RMQError."""
         assert isinstance(call.command, Command)
         if isinstance(call.reply, RMQError):
             return call.reply
@@ -455,7 +457,7 @@ class ClusterCommands:
             raise translate(call.reply, name, shown) from call.reply
 
     def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Iterate over the keys of one master after the other.
+        """Read one page of keys, from one master after the other.
 
         The cursor is b"0" at the beginning and at the end. In between it is `<host>:<port>/<cursor
         of the node>`.

@@ -15,12 +15,18 @@ from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Return whether to repeat at once: the error names another node, or a script is missing."""
+    """Return whether a call can be repeated at once after an error.
+
+    The error names another node, or says that a script is missing.
+    """
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether a node is away or not ready, and no new master of its slots is known yet."""
+    """Return whether an error says that a node is away or not ready.
+
+    A new master of the node's slots is not known yet.
+    """
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
 
@@ -28,7 +34,7 @@ def is_away(error: BaseException) -> bool:
 def joined(
     command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
 ) -> Any:
-    """Return the value of a divided command, joined from its parts' values, or an RMQError."""
+    """Join the values of a command's parts. Return the value of the command, or an RMQError."""
     try:
         return parsed(command, join(values))
     except RMQError as error:
@@ -36,7 +42,7 @@ def joined(
 
 
 def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
-    """Return the smallest reply to several WAIT or WAITAOF commands, or the first error."""
+    """Return the smallest counts in the replies to WAIT or WAITAOF commands, or the first error."""
     for reply in replies:
         if isinstance(reply, BaseException):
             return reply
@@ -48,7 +54,7 @@ def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
 
 
 def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
-    """Return the values of all keys in the order of the command."""
+    """Return the values in the order of the keys in the command."""
     flat = [value for reply in replies for value in reply]
     return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
 

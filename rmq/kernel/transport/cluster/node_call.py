@@ -30,8 +30,8 @@ class RoutedCall:
         asked: Node that an ASK reply named; the call is sent there after ASKING.
         count: Number of replies to the call.
         losses: Number of attempts without a reply.
-        error: Reason to send the call again. None if the call is done; `reply` is then its reply or
-            the error by which it was refused.
+        error: Reason to send the call again, or None if the call has ended.
+        reply: Reply to the ended call, or the error with which the node refused it.
     """
 
     __slots__ = ("asked", "command", "count", "error", "losses", "node", "reply", "slot")
@@ -61,7 +61,7 @@ class RoutedCall:
         return isinstance(self.command, Command) and self.command.fails_fast
 
     def pack(self) -> bytes:
-        """Return the packed commands, and set `count` to their number."""
+        """Return the commands of this call as bytes, and store their number in `count`."""
         if isinstance(self.command, Command):
             packed, self.count = request_of(self.command)
         else:
@@ -91,7 +91,12 @@ class RoutedCall:
             self.reply, self.error = refusal, None
 
     def fail(self, failure: StorageError, repeat_for: float) -> None:
-        """End the call with an error. Its caller may repeat it for `repeat_for` seconds."""
+        """End the call with an error.
+
+        Args:
+            failure: Error of the call.
+            repeat_for: Number of seconds for which the caller may repeat the call.
+        """
         failure._repeat_for = repeat_for
         self.reply, self.error = failure, None
 
@@ -109,10 +114,13 @@ def pack_calls(
 def missing_scripts(
     part: Iterable[RoutedCall], loaded: set[Script], load_first: bool
 ) -> list[Script]:
-    """Return the scripts that must be loaded together with the calls of a node.
+    """Return the scripts to load on a node together with its calls.
 
-    With `load_first`, scripts are loaded before the node reports that they are missing. Otherwise
-    one call of several would be repeated alone, and would run after later calls.
+    Args:
+        part: Calls to the node.
+        loaded: Scripts that the node has.
+        load_first: Whether to load scripts before the node reports that they are missing. This
+            keeps several calls in order, because a repeated call runs after the others.
     """
     scripts = {
         call.script: None
@@ -128,7 +136,10 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that decides about the next attempt. A lost reply outweighs other errors."""
+    """Return the error that decides about the next attempt.
+
+    A lost reply outweighs all other errors.
+    """
 
     def weight(error: BaseException) -> int:
         if kind_of(error) is Kind.UNKNOWN:

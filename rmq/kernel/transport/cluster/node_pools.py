@@ -37,7 +37,7 @@ class _NodePoolsState(Generic[P]):
         timeout_s: Longest wait of a connection for a reply.
 
     Attributes:
-        base_epoch: Sum of the epochs of removed pools.
+        base_epoch: Part of `epoch` that comes from removed pools.
     """
 
     def __init__(
@@ -105,7 +105,11 @@ class NodePools(_NodePoolsState[Pool]):
             pool.close()
 
     def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes, then read from all. Return the replies or the error of each node."""
+        """Send commands to all nodes, then read their replies.
+
+        Returns:
+            The replies of each node, or the error of its connection.
+        """
         # All threads take connections in the order of the nodes, so no two wait for each other.
         unread: list[tuple[Pool, PooledConnection] | BaseException] = []
         results: list[Any] = []
@@ -139,7 +143,7 @@ def _read(part: NodeExchange, pool: Pool, pooled: PooledConnection) -> Any:
 
 
 class AsyncNodePools(_NodePoolsState[AsyncPool]):
-    """Connections for the tasks of one event loop. Same as `NodePools` otherwise."""
+    """Connections for the tasks of one event loop. Otherwise the same as `NodePools`."""
 
     def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(AsyncPool, connector, size, wait_s, timeout_s)
@@ -157,7 +161,11 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
             await pool.close()
 
     async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
-        """Send to all nodes at the same time. Return the replies or the error of each node."""
+        """Send commands to all nodes at the same time, and read their replies.
+
+        Returns:
+            The replies of each node, or the error of its connection.
+        """
         if len(parts) == 1:
             return [await self._exchange(parts[0])]
         return list(await asyncio.gather(*map(self._exchange, parts)))

@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
-    """Return a connection for the messages of a node, not yet connected.
+    """Return an unopened connection for the Pub/Sub messages of a node.
 
     The connection waits only ANSWER_S for the node, because the caller can continue with other
-    nodes. A node that does not answer is left out for some time.
+    nodes. A node that does not answer is not used for some time.
     """
     brief_s = min(ANSWER_S, transport.timeout_s)
     timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
@@ -52,7 +52,10 @@ def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
 
 
 class AsyncClusterTransport(AsyncTransport):
-    """Drives flows inside one event loop on a cluster. Same as `ClusterTransport` otherwise."""
+    """Runs flows on a cluster, for the tasks of one event loop.
+
+    Otherwise it is the same as `ClusterTransport`.
+    """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         super().__init__(address, retry_for, timeout_s)
@@ -114,7 +117,7 @@ class AsyncClusterTransport(AsyncTransport):
     def _current_pools(self) -> AsyncNodePools:
         """Return the pools of this event loop.
 
-        A program may run several loops one after another.
+        A program may run several loops one after another. Each loop gets its own pools.
         """
         loop = asyncio.get_running_loop()
         if self._pools.is_inherited or self._pools.loop not in (None, loop):
@@ -123,7 +126,7 @@ class AsyncClusterTransport(AsyncTransport):
         return self._pools
 
     async def _refresh(self, version: int) -> None:
-        """Read the table of slots, once for all tasks that need it at the same time."""
+        """Read the table of slots. Simultaneous callers share one read."""
         pools = self._current_pools()
         async with pools.refreshing:
             if self._table.version == version:
@@ -131,9 +134,9 @@ class AsyncClusterTransport(AsyncTransport):
                 await pools.keep(self._table.nodes)
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed at any node, because all nodes get each message.
+        """Return a subscribed connection to any node, because each node gets all messages.
 
-        Only a shard channel needs the master of its slot.
+        Only a shard channel needs a certain node: the master of its slot.
         """
         if not self._table.version:
             await self._refresh(0)
@@ -151,9 +154,9 @@ class AsyncClusterTransport(AsyncTransport):
 
 
 class ClusterTransport(Transport):
-    """Drives flows with blocking calls on a cluster, for any number of threads.
+    """Runs flows on a cluster with blocking calls, for any number of threads.
 
-    The arguments are the arguments of `Transport`. The `max_connections` of the address limits the
+    It has the arguments of `Transport`. The `max_connections` of the address limits the
     connections to each node.
     """
 
@@ -241,7 +244,7 @@ class ClusterTransport(Transport):
         return self._pools
 
     def _refresh(self, version: int) -> None:
-        """Read the table of slots, once for all threads that need it at the same time."""
+        """Read the table of slots. Simultaneous callers share one read."""
         pools = self._current_pools()
         with pools.refreshing:
             if self._table.version == version:
@@ -249,9 +252,9 @@ class ClusterTransport(Transport):
                 pools.keep(self._table.nodes)
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a connection that is subscribed at any node, because all nodes get each message.
+        """Return a subscribed connection to any node, because each node gets all messages.
 
-        Only a shard channel needs the master of its slot.
+        Only a shard channel needs a certain node: the master of its slot.
         """
         if not self._table.version:
             self._refresh(0)
@@ -268,7 +271,7 @@ class ClusterTransport(Transport):
         return subscribed
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """Same as `Transport.add_channel`, but for a shard channel at the master of its slot."""
+        """Add a shard channel at the master of its slot. See `Transport.add_channel`."""
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
         if node is None or node in self._table.suspects:
@@ -290,9 +293,10 @@ class ClusterTransport(Transport):
         return True
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
-        """Return whether no connection has died since a subscription was made.
+        """Return whether a subscription still gets all its messages.
 
-        The masters of its shard channels must not have changed either.
+        No connection may have died since the subscription was made, and the masters of its shard
+        channels must be the same as then.
         """
         return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()

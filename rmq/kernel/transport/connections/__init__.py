@@ -3,5 +3,5 @@
 pool         a limited number of connections
 failures     errors of connections
 connector    makes connections for a URL
-operations   reads and writes on connections, which the rules of a transport yield
+operations   the reads and writes that the rules of a transport yield
 """

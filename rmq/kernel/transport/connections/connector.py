@@ -1,4 +1,4 @@
-"""Make the connections of a transport, with redis-py's class and options for a URL."""
+"""Make the connections of a transport, with the class and options that redis-py has for a URL."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ class Connector:
     """Makes connections to an address, or to the embedded server of a directory.
 
     Args:
-        address: The server.
+        address: Address of the server.
         timeout_s: Longest wait of a connection for a reply.
-        pool_class: redis-py's ConnectionPool, blocking or asyncio. It only reads the URL; RMQ has
-            pools of its own.
-        retry_class: redis-py's Retry for `pool_class`. It is used to turn off redis-py's retries.
-        embedded: The server of an `embedded://` address.
+        pool_class: Class ConnectionPool of redis-py, blocking or asyncio. RMQ uses it only to read
+            the URL, and has its own pools.
+        retry_class: Class Retry of redis-py that fits `pool_class`. RMQ uses it to turn off the
+            retries of redis-py.
+        embedded: Server of an `embedded://` address.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Connector:
             self._factory = self._read_url()
 
     def close(self) -> None:
-        """Make no more connections.
+        """Refuse to make more connections.
 
         The embedded server stops if this was the last connector that used it.
         """
@@ -125,7 +126,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection. They do not depend on the defaults of redis-py."""
+        """Return the options of each connection, independent of the defaults of redis-py."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

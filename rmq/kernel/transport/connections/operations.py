@@ -20,12 +20,12 @@ T = TypeVar("T")
 class Exchange:
     """Send packed commands on one connection.
 
-    The value is the list of their replies, server errors included.
+    The value is the list of the replies. A server error is an entry of this list.
 
     Args:
         packed: The commands, as the bytes that are sent.
         count: Number of commands.
-        late: Whether the reply may take long, as after a wait for copies.
+        late: Whether the reply may take long, for example because the server waits for replicas.
     """
 
     __slots__ = ("count", "late", "packed")
@@ -103,8 +103,8 @@ class SendWords:
 class Read:
     """Read one reply from a SubscribedConnection.
 
-    The value is None after `timeout_s`, and RUNG if the wait is interrupted. If an exception ends
-    the read, no data is lost: the next read continues.
+    The value is None if no reply arrived in time, and RUNG if the wait was interrupted.
+    If an exception ends the read, no data is lost: the next read continues.
     """
 
     __slots__ = ("subscribed", "timeout_s")
@@ -122,7 +122,7 @@ class NodeExchange:
         packed: The commands, as the bytes that are sent.
         count: Number of commands.
         is_brief: Whether to wait only ANSWER_S, because the caller can continue with other nodes.
-        late: Whether the reply may take long, as after a wait for copies.
+        late: Whether the reply may take long, for example because the server waits for replicas.
     """
 
     __slots__ = ("count", "is_brief", "late", "node", "packed")
@@ -140,8 +140,8 @@ class NodeExchange:
 class ExchangeAll:
     """Send commands to several different nodes at once.
 
-    The value has an entry for each node: its replies with server errors included, or the error of
-    the connection.
+    The value is a list with an entry for each node. An entry is the list of the node's replies,
+    or the error of the connection. A server error is one of the replies.
     """
 
     __slots__ = ("parts",)
@@ -153,7 +153,7 @@ class ExchangeAll:
 class RefreshTable:
     """Read which node serves which hash slot.
 
-    Nothing is read if the table is already newer than `version`.
+    Nothing is read if the table is already newer than the given version.
     """
 
     __slots__ = ("version",)

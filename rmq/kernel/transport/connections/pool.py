@@ -1,9 +1,9 @@
 """Pools of connections: a limited number, last in first out.
 
-A dead connection fails at the next command. Usually a restart, a failover or a firewall's timeout
-then has ended all other connections too. If a connection that was used before fails, the pool
-therefore closes all idle connections and begins a new epoch. The caller can retry at once on a new
-connection. If all connections are in use, callers wait in the order of arrival.
+A dead connection fails at the next command. The cause is usually a restart, a failover or a
+firewall's timeout, which has ended all other connections as well. So if a connection that was used
+before fails, the pool closes all idle connections and begins a new epoch. The caller can retry at
+once on a new connection. If all connections are in use, callers wait in the order of arrival.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -48,8 +48,8 @@ class PooledConnection:
     """A connection of redis-py in a pool.
 
     Attributes:
-        connection: The connection, or None if it is not made yet.
-        permit: Permit of the pool, or None if it is given back.
+        connection: The connection, or None before it is made.
+        permit: Permit of the pool for this connection, or None after the permit was given back.
         epoch: Epoch of the pool when the connection was last used.
         used_at: Monotonic time of the last use, or 0 if not used yet.
         taken_at: Monotonic time at which the current call began. Only `SentinelPool` sets it.
@@ -72,7 +72,7 @@ class _PoolState:
     point, the permit becomes free as soon as Python frees the connection.
 
     Args:
-        new: Makes a connection of redis-py that is not yet connected. It accepts options of
+        new: Function that makes an unopened connection of redis-py. It accepts options of
             redis-py.
         size: Largest number of connections.
         wait_s: Longest wait of a caller for a connection.
@@ -100,7 +100,7 @@ class _PoolState:
 
     @property
     def _free(self) -> range:
-        """The permits that are free or belong to idle connections. It is used in tests."""
+        """Permits that a caller could get now. Only tests use this property."""
         return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
@@ -120,9 +120,9 @@ class _PoolState:
             self._idle.append(pooled)
 
     def _remove_idle(self, epoch: int) -> list[Any]:
-        """Make the idle connections invalid, and return them. The caller closes them.
+        """Remove the idle connections from the pool, and return them for the caller to close.
 
-        Do nothing if another connection of the same `epoch` has failed before.
+        Do nothing if another connection of the same epoch has failed before.
         """
         if epoch != self.epoch:
             return []
@@ -136,7 +136,7 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Make a connection for a permit, not yet connected."""
+        """Make an unopened connection for a permit."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
@@ -145,7 +145,8 @@ class _PoolState:
     ) -> tuple[BaseException, bool]:
         """Return the error for the caller, and whether all idle connections must be closed.
 
-        The failed connection itself is always closed, so no later command reads a late reply.
+        The failed connection itself is always closed, because a later command could read its late
+        reply.
         """
         if not isinstance(error, REDIS_ERRORS):
             return error, False
@@ -161,7 +162,7 @@ class _PoolState:
 
 
 def _warn_in_a_loop() -> None:
-    """Warn if a blocking client connects inside a running event loop, which it blocks."""
+    """Warn if a blocking client connects inside a running event loop."""
     with contextlib.suppress(RuntimeError):  # this thread has no loop
         asyncio.get_running_loop()
         text = "rmq.Client blocks the event loop of this thread: use rmq.AsyncClient, or a thread"
@@ -206,11 +207,11 @@ class Pool(_PoolState):
         return self._generation == process.generation
 
     def take(self) -> PooledConnection:
-        """Return a connection. `read` gives it back; otherwise `discard` it.
+        """Return a connection. Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
-            ConnectionsBusy: All connections were in use for `wait_s`.
+            ConnectionsBusy: All connections were in use for the longest permitted wait.
         """
         try:
             pooled = None if self._waiting else self._idle.pop()
@@ -234,7 +235,7 @@ class Pool(_PoolState):
         raise failure
 
     def send(self, packed: bytes) -> PooledConnection:
-        """Send commands. Return the connection, which `read` needs."""
+        """Send commands on a connection, and return the connection for `read`."""
         pooled = self.take()
         try:
             pooled.connection.send_packed_command((packed,), check_health=False)
@@ -245,11 +246,14 @@ class Pool(_PoolState):
         raise failure
 
     def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands. Return their `count` replies, server errors included."""
+        """Send commands, and return their replies. A server error is one of the replies."""
         return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Read `count` replies, server errors included, and give the connection back."""
+        """Read a number of replies, and give the connection back.
+
+        A server error is one of the replies.
+        """
         replies: list[Any] = []
         wrong_server = False
         connection = pooled.connection
@@ -276,7 +280,7 @@ class Pool(_PoolState):
         raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection. With `with_idle`, close all idle connections as well."""
+        """Close a connection, and also all idle connections if `with_idle` is true."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
         pooled.permit = None
@@ -344,7 +348,7 @@ class Pool(_PoolState):
 
 
 class AsyncPool(_PoolState):
-    """Connections for the tasks of one event loop. Same as `Pool` otherwise."""
+    """Connections for the tasks of one event loop. Otherwise the same as `Pool`."""
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
@@ -355,18 +359,21 @@ class AsyncPool(_PoolState):
         self._tasks = CoalescingTasks()
 
     def is_own(self) -> bool:
-        """Return whether this process and event loop may use the pool. The first loop owns it."""
+        """Return whether this process and event loop may use the pool.
+
+        The first event loop that calls this method owns the pool.
+        """
         loop = asyncio.get_running_loop()
         if self.loop is None:
             self.loop = loop
         return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Return a connection. `read` gives it back; otherwise `discard` it.
+        """Return a connection. Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
-            ConnectionsBusy: All connections were in use for `wait_s`.
+            ConnectionsBusy: All connections were in use for the longest permitted wait.
         """
         pooled = (None if self._waiting else self._reserve()) or await self._wait()
         if pooled.connection is not None:
@@ -385,7 +392,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def send(self, packed: bytes) -> PooledConnection:
-        """Send commands. Return the connection, which `read` needs."""
+        """Send commands on a connection, and return the connection for `read`."""
         pooled = await self.take()
         try:
             # Not by redis-py's own method: before Python 3.12 it makes a task for each command
@@ -404,10 +411,10 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands. Return their `count` replies, server errors included.
+        """Send commands, and return their replies. A server error is one of the replies.
 
-        The commands of many simultaneous tasks are sent together on one connection. With `late` the
-        reply may take long, so these commands are sent alone.
+        Simultaneous tasks send their commands together on one connection. Commands whose reply may
+        take long (`late`) are sent alone.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -425,7 +432,7 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks. Return the replies or the error for each task."""
+        """Send the commands of several tasks. Return the replies or the error of each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))
@@ -434,7 +441,10 @@ class AsyncPool(_PoolState):
         return [list(itertools.islice(replies, count)) for _, count in items]
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Read `count` replies, server errors included, and give the connection back."""
+        """Read a number of replies, and give the connection back.
+
+        A server error is one of the replies.
+        """
         replies: list[Any] = []
         wrong_server = False
         connection = pooled.connection
@@ -461,7 +471,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection. With `with_idle`, close all idle connections as well."""
+        """Close a connection, and also all idle connections if `with_idle` is true."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
             await self._close([*dropped, pooled.connection])
@@ -552,7 +562,7 @@ def words_of(command: Command[Any]) -> tuple[Any, ...]:
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
-    """Return the packed commands of a call, and the number of replies."""
+    """Return the packed commands of a script call, and the number of their replies."""
     if not command.write:
         return hiredis.pack_command(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
@@ -560,7 +570,7 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Return the script's reply among the replies to a request, or raise the first error."""
+    """Return the script's reply among the replies to a request, or the first error."""
     if len(replies) == 1:
         return replies[0]
     for reply in replies:

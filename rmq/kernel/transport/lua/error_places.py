@@ -1,4 +1,4 @@
-"""Add source file and line to the error of a script, and the names that its locals have there.
+"""Add source file and line to the error of a script, and restore the names of its locals.
 
 Redis names a line of the composed text. After such an error, the script is composed again with a
 mark in each source line. The marks are used only if the text without marks equals the text that
@@ -25,7 +25,7 @@ _FIRST = ord(PLACES[0])
 
 
 def with_places(text: str, name: str) -> str:
-    """Return the text of an error with source files and lines: `lua/lib/records/record.lua:42`.
+    """Return the text of an error with source places, such as `lua/lib/records/record.lua:42`.
 
     Locals get the names that they have in the sources. The text is unchanged if it names no line,
     or if the sources have changed.
@@ -51,7 +51,7 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """Source places and local names of a text that was sent to Redis."""
+    """Places and local names in the sources, for a text that was sent to Redis."""
 
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
@@ -89,7 +89,7 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the places of the lines of a text, with "" for a line without a mark."""
+        """Return the source place of each line of a text, or "" for a line without a mark."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 

@@ -7,16 +7,16 @@ values and statements in place of the constants and functions of `lua/lib/`.
 - A constant is a local in capitals whose value is a number or a string.
 - An inline function has the line `--- @inline` above it. Each call of an inline function is a
   statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. The function may return
-  early, by guard clauses. Its lines are then put inside `repeat ... until true`, which a `break`
-  leaves. A return inside a loop of the function is therefore refused, unless all calls have the
-  last form.
+  early, by guard clauses. Its lines are then put inside `repeat ... until true`, and a `break`
+  replaces the early return. A `break` inside a loop of the function would end only that loop. So
+  an early return in a loop is refused, unless all calls have the form `return f(x)`.
 
 The replacement does the same as the call: arguments are evaluated first, once each, and names of
 the function do not conflict with names of its caller. A call that these rules do not cover is an
-error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
+error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both forms.
 
 A line may end with a character of `PLACES`, which stands for its file and line (`error_places.py`).
-The character moves with its line. Apart from these characters the text is the same.
+The character moves with its line. It does not change the rest of the text.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def inlined(text: str) -> str:
     """Return a script with calls of inline functions replaced by their lines.
 
     Raises:
-        ValueError: A function or a call does not follow the rules above.
+        ValueError: A function or a call does not follow the rules of this module.
     """
     # Begin with the last function, so that a nested function is replaced before its outer function.
     for mark in reversed([match.start() for match in _MARK.finditer(text)]):
@@ -125,7 +125,10 @@ def inlined(text: str) -> str:
 def block_end(indent: str, text: str, start: int) -> int:
     """Return the start of the first line with less indentation, or the length of the text.
 
-    `start` is the start of a line after the first one of the text.
+    Args:
+        indent: Indentation of the block.
+        text: The text.
+        start: Start of a line of the block, which is not the first line of the text.
     """
     outside = indent and _line_outside_of(indent).search(text, start - 1)
     return outside.start() + 1 if outside else len(text)
@@ -147,7 +150,7 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
 
 
 def called(text: str) -> str:
-    """Return a script whose inline functions are normal functions. Tests compare both forms."""
+    """Return a script with normal functions instead of inline functions. Tests compare both."""
     return _MARK.sub("", text)
 
 
@@ -174,7 +177,7 @@ def _without_inner_functions(text: str) -> str:
 
 
 def _without_calls(text: str, function: _Function) -> str:
-    """Replace the calls of an inline function by its lines."""
+    """Replace each call of an inline function with the lines of the function."""
     called = f"{function.name}("
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
@@ -216,7 +219,13 @@ def _inlined(
 ) -> list[str]:
     """Return the lines that replace a call.
 
-    `place` is the character of `PLACES` at the end of the call's first line, if there is one.
+    Args:
+        function: The inline function.
+        arguments: Arguments of the call.
+        returns: Whether the call is a `return f(x)`.
+        local: Whether the call declares its targets as locals.
+        targets: Names to which the call assigns.
+        place: Character of `PLACES` at the end of the call's first line, or "" without it.
     """
     name, lines, results = function.name, function.lines, function.results
     if results is None and (returns or targets):
@@ -261,7 +270,7 @@ def _inlined(
 
 
 def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
-    """Return the lines of a function. An early return assigns to the targets, and breaks."""
+    """Replace each early return of a function with an assignment to the targets and a `break`."""
     lines = [line for line in lines if line.strip()]
     code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
     depths = [len(line) - len(line.lstrip(" ")) for line in lines]
@@ -290,7 +299,10 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
 
 
 def _assignment(targets: list[str], statement: str) -> list[str]:
-    """Assign the values of a return to targets. Without targets, only execute the calls in it."""
+    """Return the lines that assign the values of a `return` to targets.
+
+    Without targets, the lines only execute the calls among the values.
+    """
     found = _RETURN.fullmatch(statement)
     assert found is not None
     indent, values, place = found.groups()
@@ -300,7 +312,12 @@ def _assignment(targets: list[str], statement: str) -> list[str]:
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
-    """Return the arguments of a call whose bracket opens before `start`, and the call's end."""
+    """Return the arguments of a call, and the position of the call's end.
+
+    Args:
+        text: Text with the call.
+        start: Position after the opening bracket of the call.
+    """
     found, depth, begin = [], 0, start
     for token in _BRACKET.finditer(text, start):
         depth += (token.group() in "({[") - (token.group() in ")}]")

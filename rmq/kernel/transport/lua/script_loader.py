@@ -1,8 +1,8 @@
-"""Find `lua/`, and compose each script with its text and SHA-1.
+"""Find the folder `lua/`, and compose the text and the SHA-1 of each script.
 
 An installed RMQ has the scripts in `rmq/lua/`. This folder may be in a zip on `sys.path`, as with
-`spark-submit --py-files`. A checkout and an editable install have them next to `pyproject.toml`.
-The first folder that exists is used.
+`spark-submit --py-files`. A checkout and an editable install have the scripts in a folder next to
+`pyproject.toml`. The first folder that exists is used.
 
 Composing a script takes up to 0.1 s. A wheel therefore contains the composed texts of
 `tools/compose_scripts.py`. A checkout keeps them in `.rmq/scripts` with a hash of their sources, so
@@ -166,7 +166,7 @@ def path_of(name: str) -> str:
 
 @functools.cache
 def _paths() -> dict[str, str]:
-    """Return the path of each script by its verb. Libraries and composed texts are not included.
+    """Return the path of each script by its verb, without libraries and composed texts.
 
     Raises:
         ValueError: Two folders have a script with the same name.
@@ -200,15 +200,15 @@ def expanded(
     """Return a script with its includes replaced, each indented like its include line.
 
     An include at the left margin counts for the rest of the script. An indented include belongs to
-    its block, and is executed only with the block. A library is not repeated if the script already
-    has it there.
+    its block, and is executed only with the block. A library is not included again at a place where
+    the script already has it.
 
     Args:
         text: Text of a file without its header.
         known: Libraries that the text already has.
-        mark: Ends each line of a file with a character of `PLACES`, as in `full_text`.
+        mark: Function that ends each line of a file with a character of `PLACES`. See `full_text`.
         name: Name of the script or library.
-        sites: Gets the places of the include lines of each library.
+        sites: Dict that receives the places of the include lines of each library.
     """
     here = set() if known is None else known
     first = _header_lines(name) + 1 if name else 1
@@ -267,13 +267,13 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 
 
 def _check_once(name: str, text: str, sites: Sites) -> None:
-    """Check that no function of a library is twice in the text of a script.
+    """Check that the text of a script contains no library function twice.
 
-    A short form in `alone/` may repeat a function of the long form. A common function would be
-    created again at each execution.
+    A short form in `alone/` may repeat a function of the long form. Otherwise each execution would
+    create the function for both forms.
 
     Raises:
-        ValueError: A function is there twice. The text names the script, the library and two lines.
+        ValueError: A function occurs twice. The error names the script, the library and two lines.
     """
     made = long_form = Counter(_FUNCTION.findall(text))
     if f"{ALONE}/{name}" in sites:
@@ -297,22 +297,22 @@ ALL_KEYS = "all_keys"  # name of the list of all keys in a script that repeats i
 
 
 def keys_of(name: str) -> tuple[list[str], bool]:
-    """Return the names that a script gives its keys, and whether they repeat.
+    """Return the names of a script's keys, and whether the keys repeat.
 
     The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, the
-    keys repeat: a call has these keys for each of several slots. The names are bound to the keys of
-    the first slot, and the script assigns the names again for each next slot. `all_keys` is the
-    list of all keys.
+    keys repeat: a call has these keys for each of several slots. The names begin as the keys of the
+    first slot. The script assigns the names again for each further slot. `all_keys` is the list of
+    all keys.
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
 
 
 def bound(name: str, text: str) -> str:
-    """Declare the keys that the text of a script uses, as locals at its beginning.
+    """Return a script that begins with a `local` line for the keys that the script uses.
 
     Libraries of the script use the same names. The line `--- @needs slot store` of a library says
-    which keys it reads.
+    which keys the library reads.
 
     Raises:
         ValueError: A function of the text reads a key that the script does not have.
@@ -335,12 +335,12 @@ def bound(name: str, text: str) -> str:
 
 
 def _keys_read_by(part: str) -> list[str]:
-    """Return the keys that a library says it reads."""
+    """Return the keys that a library names in its lines `--- @needs`."""
     return [key for line in _NEEDS.findall(_body(part)) for key in line.split()]
 
 
 def _is_read(key: str, plain: str) -> bool:
-    """Return whether a text without strings uses a key that is not one of its own locals."""
+    """Return whether a text without strings reads a key, and has no local of that name."""
     return bool(
         re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
         and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
@@ -348,7 +348,7 @@ def _is_read(key: str, plain: str) -> bool:
 
 
 def final_text(name: str) -> str:
-    """Compose the text of a script for Redis."""
+    """Compose the text of a script, as Redis gets it."""
     return shortened(full_text(name))
 
 
@@ -358,8 +358,9 @@ def full_text(name: str, mark: Mark | None = None) -> str:
     Locals have the names that they have in the sources.
 
     Args:
-        name: The verb.
-        mark: Ends each line of a file with a character of `PLACES`, for `error_places.py`.
+        name: Verb of the script.
+        mark: Function that ends each line of a file with a character of `PLACES`, for
+            `error_places.py`.
     """
     sites: Sites = {}
     text = pruned(inlined(composed(name, mark, sites)))
@@ -387,8 +388,8 @@ COMPOSED = "composed"  # folder of a wheel's lua/ with one text for each script
 class _KeptTexts:
     """The composed scripts that a checkout keeps between processes.
 
-    The first line of a file has a hash, and the second line the names of the script's sources. The
-    text follows. A file is used only if the hash matches the current sources.
+    In each file, the first line is a hash, and the second line lists the script's sources. The text
+    of the script follows. A file is used only if the hash matches the current sources.
     """
 
     def __init__(self, place: Path) -> None:

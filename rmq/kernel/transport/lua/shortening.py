@@ -39,7 +39,7 @@ def shortened(text: str) -> str:
     """Return a composed script with short names and without spaces that Lua ignores.
 
     Raises:
-        ValueError: The braces of a table have a function, whose locals look like fields.
+        ValueError: The braces of a table contain a function. Its locals would look like fields.
     """
     title, _, code = text.partition("\n")
     short, done, end = short_names(text), list[str](), 0

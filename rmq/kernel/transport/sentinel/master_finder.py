@@ -47,7 +47,7 @@ class FinderState:
     Args:
         sentinels: The sentinels and the service.
         shown: The URL without passwords, for errors.
-        connect: Makes a connection of redis-py to a sentinel, not yet connected.
+        connect: Function that makes an unopened connection of redis-py to a sentinel.
 
     Attributes:
         master: The last master that a sentinel named.
@@ -73,7 +73,10 @@ class FinderState:
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
-        """Make the next `refresh` query the sentinels. If the last query failed, change nothing."""
+        """Make the next `refresh` query the sentinels.
+
+        The long pause after a slow query without an answer is not shortened.
+        """
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")
 
@@ -94,7 +97,10 @@ class FinderState:
         return self.master
 
     def _questions(self) -> Questions:
-        """Yield sentinels until one names a master. The caller sends back each reply or error."""
+        """Yield each sentinel to query, until a sentinel names a master.
+
+        The caller sends the reply or the error of each sentinel back into the generator.
+        """
         began = time.monotonic()
         errors: dict[HostPort, Exception] = {}
         down = ""

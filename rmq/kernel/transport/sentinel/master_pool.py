@@ -35,7 +35,7 @@ ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
-    """The server that the sentinels named as the master does not say that it is the master."""
+    """The sentinels named a server as the master, but the server says that it is a replica."""
 
 
 def check_role(reply: Any, connection: Any) -> None:
@@ -77,7 +77,7 @@ class AsyncSentinelPool(AsyncPool):
     """Connections to the master of a service, for tasks of one event loop.
 
     Args:
-        connector: Connects to the master and to the sentinels.
+        connector: Connector to the master and to the sentinels.
         address: Address of the sentinels.
         wait_s: Longest wait of a caller for a connection.
         timeout_s: Longest wait of a connection for a reply.
@@ -93,7 +93,7 @@ class AsyncSentinelPool(AsyncPool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     async def take(self) -> PooledConnection:
-        """Same as `AsyncPool.take`, but the connection leads to the current master."""
+        """Return a connection to the current master. See `AsyncPool.take`."""
         await self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -106,7 +106,7 @@ class AsyncSentinelPool(AsyncPool):
             await self.discard(pooled, with_idle=False)
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Same as `AsyncPool.read`, but a slow reply of a former master counts as lost."""
+        """Read replies as `AsyncPool.read` does. A slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -118,7 +118,7 @@ class AsyncSentinelPool(AsyncPool):
         return replies
 
     async def close(self) -> None:
-        """Same as `AsyncPool.close`, and close the connection to the sentinel."""
+        """Close the idle connections, and the connection to the sentinel."""
         await super().close()
         await self._finder.close()
 
@@ -136,7 +136,7 @@ def how_to_ask(
 def _sentinel_connection(
     connector: Connector, sentinels: Sentinels, timeout_s: float, sentinel: HostPort
 ) -> Any:
-    """Return a connection to a sentinel, not yet connected."""
+    """Return an unopened connection to a sentinel."""
     wait_s = min(timeout_s, ANSWER_TIMEOUT_S)
     return connector.new(
         host=sentinel[0],

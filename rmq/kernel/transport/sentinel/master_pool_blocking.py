@@ -47,7 +47,7 @@ class SentinelPool(Pool):
     """Connections to the master of a service, for threads.
 
     Args:
-        connector: Connects to the master and to the sentinels.
+        connector: Connector to the master and to the sentinels.
         address: Address of the sentinels.
         wait_s: Longest wait of a caller for a connection.
         timeout_s: Longest wait of a connection for a reply.
@@ -63,7 +63,7 @@ class SentinelPool(Pool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     def take(self) -> PooledConnection:
-        """Same as `Pool.take`, but the connection leads to the current master."""
+        """Return a connection to the current master. See `Pool.take`."""
         self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -76,7 +76,7 @@ class SentinelPool(Pool):
             self.discard(pooled, with_idle=False)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Same as `Pool.read`, but a slow reply of a former master counts as lost."""
+        """Read replies as `Pool.read` does. A slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -88,6 +88,6 @@ class SentinelPool(Pool):
         return replies
 
     def close(self) -> None:
-        """Same as `Pool.close`, and close the connection to the sentinel."""
+        """Close the idle connections, and the connection to the sentinel."""
         super().close()
         self._finder.close()

@@ -41,10 +41,11 @@ _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Reads from a connection. `wake` ends the current or the next wait of a read.
+    """Reads replies from a connection. Another task can end a wait for a reply.
 
     Attributes:
-        heard_at: Time of the last reply by the monotonic clock. At first: when this was made.
+        heard_at: Monotonic time of the last reply. Before the first reply, the time at which this
+            object was made.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -60,7 +61,7 @@ class Doorbell:
         self._has_rung = True
 
     async def read(self, seconds: float) -> Any:
-        """Return one reply, None after `seconds`, or RUNG if `wake` was called."""
+        """Return one reply, None if no reply arrives in time, or RUNG if `wake` was called."""
         if self._has_rung:
             seconds = _AT_ONCE_S
         try:
@@ -82,7 +83,10 @@ class Doorbell:
 
 
 class AsyncTransport(AsyncDriver):
-    """Runs flows inside one event loop, for any number of tasks. Same as `Transport` otherwise."""
+    """Runs flows inside one event loop, for any number of tasks.
+
+    Otherwise it is the same as `Transport`.
+    """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
@@ -109,7 +113,7 @@ class AsyncTransport(AsyncDriver):
     # --- flows -----------------------------------------------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow within HAND_BACK_S.
+        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S.
 
         The cleanup hands back messages that the flow had received.
         """
@@ -172,7 +176,7 @@ class AsyncTransport(AsyncDriver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return False: a signal handler cannot await."""
+        """Return False, because a signal handler cannot await."""
         return False
 
     def _doorbell(self, connection: Any) -> Doorbell:

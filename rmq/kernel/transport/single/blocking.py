@@ -1,7 +1,7 @@
 """The blocking transport: runs flows over connections of redis-py.
 
-It writes to its connections directly. redis-py's own client would reserve a connection of its
-pool, check the socket and return the connection for each command. This is half of the cost of a
+It writes to its connections directly. For each command, redis-py's own client would reserve a
+connection of its pool, check the socket and return the connection. This is half of the cost of a
 small command, and RMQ does not need it. A dead connection fails at the next command, and each
 command is safe to repeat (`rmq.kernel.transport.connections.pool`).
 """
@@ -58,10 +58,11 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Reads from connections. `wake` ends the current or the next wait of a read.
+    """Reads replies from connections. Another thread can end a wait for a reply.
 
     Attributes:
-        heard_at: Time of the last reply by the monotonic clock. At first: when this was made.
+        heard_at: Monotonic time of the last reply. Before the first reply, the time at which this
+            object was made.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -87,7 +88,7 @@ class Doorbell:
             self._outside.send(b"!")
 
     def read(self, seconds: float) -> Any:
-        """Return one reply, None after `seconds`, or RUNG if `wake` was called."""
+        """Return one reply, None if no reply arrives in time, or RUNG if `wake` was called."""
         for connection in self._connections.values():
             if connection.can_read(timeout=0):
                 break
@@ -113,8 +114,8 @@ class Transport(Driver):
     """Runs flows with blocking calls, for any number of threads.
 
     Args:
-        address: The server.
-        retry_for: Seconds in which a command is repeated while Redis cannot be reached.
+        address: Address of the server.
+        retry_for: Number of seconds for which a command is repeated while Redis cannot be reached.
         timeout_s: Longest wait for a reply.
 
     Attributes:
@@ -151,7 +152,7 @@ class Transport(Driver):
     # --- flows -----------------------------------------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow within HAND_BACK_S.
+        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S.
 
         The cleanup hands back messages that the flow had received.
         """
@@ -164,7 +165,7 @@ class Transport(Driver):
             brief._end_brief()
 
     def _brief(self, timeout_s: float) -> Transport:
-        """Return a transport to the same server with its own connections, and without retries.
+        """Return a transport to the same server that has its own connections and makes no retries.
 
         The caller closes these connections with `_end_brief`.
         """
@@ -243,7 +244,7 @@ class Transport(Driver):
     def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread already waits among `callers`.
 
-        If so, the present call comes from a signal handler.
+        If this is the case, the current call comes from a signal handler.
         """
         return callers.is_used_by(threading.get_ident())
 
@@ -260,12 +261,12 @@ Signal = tuple[bytes, bytes]  # channel, payload
 class Listener:
     """Waits for messages on the channels of many topics, as a worker does.
 
-    One thread waits on its connection, and any thread can end the wait. If the ACL refuses a
-    channel, the worker polls the topic and tries to subscribe again after a minute. Channels for
-    hand-overs are added later, and end with the connection.
+    One thread waits on the connection of the listener, and any thread can end the wait. If the ACL
+    refuses a channel, the worker polls the topic and tries to subscribe again after a minute.
+    Channels for hand-overs are added later, and end with the connection.
 
     Args:
-        transport: Makes the connection.
+        transport: Transport that makes the connection.
         channels: Channels to subscribe to.
 
     Attributes:
@@ -287,7 +288,7 @@ class Listener:
         return self._subscribed is not None and not self._subscribed.refused
 
     def wake(self) -> None:
-        """End the current or the next wait of the thread that waits."""
+        """End the wait of the thread that waits now, or its next wait."""
         subscribed = self._subscribed
         if subscribed is not None:
             subscribed.waiting.wake()
@@ -295,7 +296,7 @@ class Listener:
     def add(self, channel: bytes) -> bool:
         """Subscribe to another channel. Return whether the command was sent.
 
-        The channel is in `added` after Redis has confirmed it.
+        After Redis has confirmed the subscription, the channel is in `added`.
         """
         if self._subscribed is None:
             return False
@@ -306,9 +307,10 @@ class Listener:
             return False
 
     def wait(self, seconds: float) -> list[Signal]:
-        """Wait for wake-ups and return them. Return an empty list after `seconds` or a `wake`.
+        """Wait for wake-ups, and return them.
 
-        If there is no connection, subscribe, set `has_missed` and return at once.
+        The list is empty if no wake-up arrives in time, or if `wake` ends the wait. If there is no
+        connection, subscribe, set `has_missed` and return at once.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -1,7 +1,8 @@
 """The common code of the transports: run flows, and perform the operations of their rules.
 
-`Driver` for threads is generated from `AsyncDriver` for the tasks of one event loop. The modules
-`blocking` and `asyncio` have the differences: waits, background work and the end of a call.
+`AsyncDriver` is for the tasks of one event loop. `Driver` is for threads, and generated from it.
+The modules `blocking` and `asyncio` contain the differences: waits, background work and the end of
+a call.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ HAND_BACK_S = 1.0  # longest time in which an interrupted call hands back its me
 
 
 class AsyncDriver:
-    """Runs flows to their ends. Tasks may share it."""
+    """Runs flows to their ends. Tasks may share a driver."""
 
     address: Address
     retry_for: float
@@ -70,7 +71,7 @@ class AsyncDriver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return the object that reads from a connection, and can end the wait of a read."""
+        """Return the object that reads from a connection, and that can end a wait for a reply."""
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -87,7 +88,7 @@ class AsyncDriver:
         """Run a flow to its end, and return its value.
 
         Args:
-            flow: Yields steps.
+            flow: Generator that yields steps.
             error: Error to raise in the flow, at its current step.
             before_step: Function that is called before each step.
         """
@@ -160,7 +161,7 @@ class AsyncDriver:
         return await self._drive(self._server.pipeline(commands, durability))
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that reads or is safe to repeat. Return its reply.
+        """Execute a plain command that only reads, or is safe to repeat. Return its reply.
 
         Args:
             name: Name of the command in errors.
@@ -169,18 +170,18 @@ class AsyncDriver:
         return await self._drive(self._server.raw_command(name, words))
 
     async def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end. Return their result."""
+        """Perform operations to their end, and return their result."""
         return await drive_async(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, server errors included."""
+        """Send commands on one connection. Return their replies, with server errors among them."""
         self.commands += count
         return await self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> AsyncPool:
-        """Return the pool of this process and event loop. After a fork this is a new pool."""
+        """Return the pool of this process and event loop. After a fork, it is a new pool."""
         while not self._pool.is_own():
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -204,14 +205,14 @@ class AsyncDriver:
 
     @property
     def _idle(self) -> list[PooledConnection]:
-        """The idle connections of the pool. It is used in tests."""
+        """The idle connections of the pool. Only tests use this property."""
         return self._current_pool().idle
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2. A wake-up is then an ordinary reply."""
+        """Subscribe on a new connection with RESP2, on which a wake-up is an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()
@@ -240,7 +241,7 @@ class AsyncDriver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on this subscription. Another task calls it."""
+        """End the current or the next wait on a subscription of another task."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

@@ -41,7 +41,7 @@ from rmq.kernel.transport.url import Address
 
 
 class Driver:
-    """Runs flows to their ends. Tasks may share it."""
+    """Runs flows to their ends. Tasks may share a driver."""
 
     address: Address
     retry_for: float
@@ -65,7 +65,7 @@ class Driver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return the object that reads from a connection, and can end the wait of a read."""
+        """Return the object that reads from a connection, and that can end a wait for a reply."""
         raise NotImplementedError
 
     def _disconnect(self, connection: Any) -> None:
@@ -82,7 +82,7 @@ class Driver:
         """Run a flow to its end, and return its value.
 
         Args:
-            flow: Yields steps.
+            flow: Generator that yields steps.
             error: Error to raise in the flow, at its current step.
             before_step: Function that is called before each step.
         """
@@ -155,7 +155,7 @@ class Driver:
         return self._drive(self._server.pipeline(commands, durability))
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that reads or is safe to repeat. Return its reply.
+        """Execute a plain command that only reads, or is safe to repeat. Return its reply.
 
         Args:
             name: Name of the command in errors.
@@ -164,18 +164,18 @@ class Driver:
         return self._drive(self._server.raw_command(name, words))
 
     def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end. Return their result."""
+        """Perform operations to their end, and return their result."""
         return drive(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, server errors included."""
+        """Send commands on one connection. Return their replies, with server errors among them."""
         self.commands += count
         return self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> Pool:
-        """Return the pool of this process and event loop. After a fork this is a new pool."""
+        """Return the pool of this process and event loop. After a fork, it is a new pool."""
         while not self._pool.is_own():
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -199,14 +199,14 @@ class Driver:
 
     @property
     def _idle(self) -> list[PooledConnection]:
-        """The idle connections of the pool. It is used in tests."""
+        """The idle connections of the pool. Only tests use this property."""
         return self._current_pool().idle
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2. A wake-up is then an ordinary reply."""
+        """Subscribe on a new connection with RESP2, on which a wake-up is an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             connection.connect()
@@ -235,7 +235,7 @@ class Driver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on this subscription. Another thread calls it."""
+        """End the current or the next wait on a subscription of another thread."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

@@ -1,4 +1,4 @@
-"""Wait for the copies of a durable send: WAIT for replicas, WAITAOF for disks."""
+"""Wait until a durable send has its copies: WAIT for replicas, WAITAOF for disks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rmq.kernel.transport.errors import code_of, denied
 
 
 def check_wait(durability: Replicated | Fsync, timeout_s: float) -> None:
-    """Check that a wait for copies is shorter than the wait for a reply.
+    """Check that a wait for copies is shorter than the client's wait for a reply.
 
-    During a longer wait, the client would repeat the send.
+    Otherwise the client would repeat the send during the wait.
 
     Raises:
-        ConfigurationError: The wait is not below `timeout_s`.
+        ConfigurationError: The wait is as long as `timeout_s`, or longer.
     """
     wait_s = duration_ms(durability.timeout, "timeout") / 1000
     if wait_s >= timeout_s:
@@ -35,10 +35,10 @@ def wait_words(durability: Replicated | Fsync) -> tuple[Any, ...]:
 
 
 def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
-    """Return how many replicas and how many local disks confirmed.
+    """Return the number of replicas and the number of local disks that confirmed.
 
     Raises:
-        ConfigurationError: The server cannot wait for copies, or this user has no right to.
+        ConfigurationError: The server cannot wait for copies, or the user has no right to wait.
     """
     if isinstance(reply, BaseException):
         is_unknown = str(reply).startswith("unknown command")

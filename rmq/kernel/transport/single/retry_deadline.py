@@ -1,4 +1,4 @@
-"""Repeat a command during an outage: how often, how long, and the error at the end."""
+"""Decide how often and how long to repeat a command during an outage, and make the final error."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RetryDeadline:
 
     Args:
         name: Name of the command in errors.
-        address: The server, for errors.
-        retry_for: Seconds from now in which attempts may begin.
+        address: Address of the server, for errors.
+        retry_for: Number of seconds from now during which an attempt may begin.
 
     Attributes:
         may_be_done: Whether an attempt got no reply, so the command may have been executed.
@@ -54,7 +54,7 @@ class RetryDeadline:
         self.may_be_done = True
 
     def next_pause(self, error: BaseException) -> float:
-        """Return the seconds to wait before the next attempt.
+        """Return the number of seconds to wait before the next attempt.
 
         Raises:
             Unavailable: No attempt is left, and nothing was done.
@@ -107,8 +107,8 @@ def repeat(
 
     Args:
         attempt: Function that returns the operations of one attempt.
-        deadline: Decides how long to pause, and which attempt is the last.
-        error: Error of an earlier attempt, if there was one.
+        deadline: Object that decides how long to pause, and which attempt is the last.
+        error: Error of an earlier attempt, if there was such an attempt.
     """
     while True:
         if error is not None:

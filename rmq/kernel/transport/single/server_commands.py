@@ -33,7 +33,7 @@ _log = logging.getLogger("rmq")
 
 
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
-    """Check whether the server runs a script in a transaction. Return the error if it refuses.
+    """Check whether the server runs a script in a transaction, and return its refusal or None.
 
     The check calls a script that does not exist, so it changes nothing. If this user lacks the
     right to transactions, the error is raised, because the operator decides about the ACL.
@@ -54,10 +54,10 @@ class ServerCommands:
     """Executes the commands of one transport on one server.
 
     Args:
-        address: The server, for errors.
-        retry_for: Seconds in which a command is repeated.
+        address: Address of the server, for errors.
+        retry_for: Number of seconds for which a failed command is repeated.
         timeout_s: Longest wait for a reply.
-        loaded: Scripts that this client has loaded. The server may have lost them since.
+        loaded: Scripts that this client has loaded. The server loses them when it restarts.
     """
 
     def __init__(
@@ -78,7 +78,10 @@ class ServerCommands:
         return RetryDeadline(name, self._address, self._retry_for)
 
     def accepts_transactions(self, key: bytes) -> Operations[bool]:
-        """Return whether the server runs a script in a transaction. Check it in the slot of `key`.
+        """Return whether the server runs a script in a transaction.
+
+        Args:
+            key: A key of the slot. A proxy chooses the server by this key.
 
         Raises:
             RMQError: This user has no right to transactions, or no reply came before the retry
@@ -102,7 +105,7 @@ class ServerCommands:
         return self._accepts_transactions
 
     def for_this_server(self, command: Command[Any]) -> Operations[Command[Any]]:
-        """Return a command without its transaction if this server refuses transactions."""
+        """Return a command, without its transaction if this server refuses transactions."""
         if not command.write or (yield from self.accepts_transactions(command.keys[0])):
             return command
         return command.alone()
@@ -118,7 +121,11 @@ class ServerCommands:
         return (yield from self.repeat_command(suited, error))
 
     def repeat_command(self, command: Command[Any], error: BaseException) -> Operations[Any]:
-        """Execute a command whose first attempt failed with `error`. Return the raw reply.
+        """Execute a command after a failed first attempt. Return the raw reply.
+
+        Args:
+            command: The command.
+            error: Error of the first attempt.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -152,8 +159,8 @@ class ServerCommands:
         """Execute several commands in one round trip.
 
         Returns:
-            The value or RMQError of each command, and the last reply. With a `durability`, the last
-            reply is the reply to WAIT or WAITAOF.
+            The value or RMQError of each command, and the last reply. If a durability is given, the
+                last reply is the reply to WAIT or WAITAOF.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -243,7 +250,7 @@ class ServerCommands:
     def _explain(
         self, command: Command[Any], error: BaseException, deadline: RetryDeadline
     ) -> Operations[RMQError]:
-        """Translate the error of a command. If a value has a wrong type, name its key."""
+        """Translate the error of a command. If a key has a value of a wrong type, name the key."""
         wrong_key = ""
         if code_of(error) == "WRONGTYPE":
             with contextlib.suppress(*REDIS_ERRORS):
@@ -258,14 +265,14 @@ class ServerCommands:
 def eval_request(script: Script) -> tuple[bytes, int]:
     """Return packed commands that load a script with EVAL, and the number of commands.
 
-    They are used if SCRIPT LOAD is refused. EVAL also loads a script. Because the call has no keys,
-    the script fails before it does anything.
+    They are used if SCRIPT LOAD is refused, because EVAL also loads a script. The call has no keys,
+    so the script fails before it does anything.
     """
     return pack(("EVAL", script.text, 0)), 1
 
 
 def is_loaded_by(reply: Any) -> bool:
-    """Return whether the server has the script after this reply to `eval_request`."""
+    """Return whether a reply to `eval_request` shows that the server has the script."""
     if not isinstance(reply, BaseException):
         return True
     return kind_of(reply) is Kind.REFUSED and not forbids(reply)
@@ -277,7 +284,7 @@ def _needs_loading(reply: Any) -> bool:
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
-    """Describe the first key of a command whose value has a type that RMQ does not store there."""
+    """Describe the first key of a command whose value has a wrong type."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:
@@ -296,7 +303,7 @@ def parsed(command: Command[Any], reply: Any) -> Any:
 
 
 def unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
-    """Return the error for a reply that contains a value which RMQ did not write."""
+    """Return the error for a reply with a value that RMQ did not write."""
     keys = ", ".join(rmq_keys.printable(key) for key in command.keys[:3])
     return ScriptFailed(
         f"{command.script.name}: RMQ cannot read a value in {keys} ({ascii(error)[:120]}). "

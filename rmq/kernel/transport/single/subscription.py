@@ -30,16 +30,16 @@ from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadl
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the node to subscribe at.
+    """Return the node at which to subscribe.
 
-    It is the master of the shard channel if that master answers, otherwise any node.
+    It is the master of the shard channel if this master answers. Otherwise it is any node.
     """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
-    """Set the node of a connection, or None if the node may serve the shard channel later."""
+    """Record the node of a connection, or None if the shard channel was refused for now."""
     refusal = subscribed.refused.get(wanted.shard)
     subscribed.node = None if refusal is not None and is_for_now(refusal) else node
 
@@ -68,7 +68,7 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 
 
 class SubscribedConnection:
-    """A connection that is subscribed to channels, and the time of its last sign of life.
+    """A connection that is subscribed to channels and detects that its server is silent.
 
     Args:
         connection: A connection of redis-py.
@@ -107,7 +107,10 @@ class SubscribedConnection:
         self._pinged_at = 0.0  # a reply that was read after this time has answered the PING
 
     def is_to_ping(self) -> bool:
-        """Return whether to send a PING after a long silence, and record that it is sent."""
+        """Return whether to send a PING after a long silence.
+
+        If so, record that the PING is sent.
+        """
         now, heard_at = time.monotonic(), self.waiting.heard_at
         if self._pinged_at > heard_at or now < heard_at + PING_S:
             return False
@@ -137,7 +140,7 @@ class SubscribedConnection:
         subscription.note_signal(reply[1], reply[2], signals)
 
     def note_silence(self) -> None:
-        """Check whether a connection still works that has nothing to read now.
+        """Check that a silent connection is still alive.
 
         Raises:
             redis.ConnectionError: A PING was not answered in time, so the connection is dead.
@@ -150,8 +153,8 @@ class SubscribedConnection:
 class SubscriptionRefused:
     """Replaces a subscription that the ACL or the server does not permit.
 
-    The consumer polls at intervals of POLL_S. After RETRY_S it tries to subscribe again, so a
-    corrected ACL needs no restart.
+    The consumer then polls at intervals of POLL_S. It tries to subscribe again after RETRY_S. After
+    a correction of the ACL, it therefore needs no restart.
     """
 
     RETRY_S = 60.0
@@ -174,7 +177,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that a subscription has the topic's channel, but may not have its own channel."""
+        """Log that a subscription has the topic's channel, but no permitted channel of its own."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
@@ -191,13 +194,13 @@ class SubscriptionRefused:
 def await_signal(
     subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
 ) -> Operations[set[int]]:
-    """Wait for wake-ups. Return their slots, or an empty set after `seconds`.
+    """Wait for wake-ups, and return their slots.
 
-    If there is no connection, subscribe and return at once. A dead connection is closed, and the
-    next call subscribes again.
+    The set is empty if no wake-up arrives in time. If there is no connection, subscribe and return
+    at once. A dead connection is closed, and the next call subscribes again.
 
     Args:
-        subscription: Keeps its connection between calls.
+        subscription: Subscription, which keeps its connection between calls.
         seconds: Longest wait.
         deadline: Retry deadline for subscribing.
         epoch: Current epoch of the pool. A connection of an older epoch is closed, because it may
@@ -255,7 +258,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a wake-up or a message on the own channel arrives, or until time `until`."""
+    """Read until the time is over, or a wake-up or a message on the own channel arrives."""
     while not (signals or subscription.payloads):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
