@@ -1,7 +1,8 @@
 """The exceptions of RMQ: who can fix the cause, and whether it is safe to try again.
 
-* `ConfigurationError`: the caller can fix it. No message was sent, and trying again does not help.
-* `SendError`: the producer can fix it (a smaller body, a later send), or the operator (more
+* `ConfigurationError`: the caller can fix the cause. No message was sent, and trying again does not
+  help.
+* `SendError`: the producer can fix the cause (a smaller body, a later send), or the operator (more
   memory).
 * `DeliveryError`: this consumer may no longer settle the delivery. Do not try again.
 * `DecodeError`: the producer can fix the bytes, or the reader can fix the codec that reads them.
@@ -93,8 +94,8 @@ class TopicVanished(ConfigurationError):
     Attributes:
         recreated: Whether another client has created the topic again. If so, the error is raised
             once, and the next call uses the new topic or raises SettingsMismatch.
-        is_stamp: Whether a slot exists, but with another creation stamp than the topic that this
-            client opened. If a resize is the reason, RMQ continues without an error.
+        is_stamp: Whether a slot exists with another creation stamp than the topic that this client
+            opened. After a resize, RMQ handles this without an error.
     """
 
     def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
@@ -104,11 +105,11 @@ class TopicVanished(ConfigurationError):
 
 
 class ScheduleNotFound(ConfigurationError):
-    """The topic has no schedule of this name."""
+    """The topic has no schedule with this name."""
 
 
 class JobNotFound(ConfigurationError):
-    """There is no job of this id, or it ended long ago."""
+    """There is no job with this id, or the job ended long ago."""
 
 
 class TopicNotEmpty(ConfigurationError):
@@ -123,7 +124,7 @@ class SettingsMismatch(ConfigurationError):
 
 
 class FormatMismatch(ConfigurationError):
-    """Another version of RMQ wrote the topic in another format, and was not changed.
+    """The topic has the format of another version of RMQ. The topic was not changed.
 
     The error message names the format and says what to do.
     """
@@ -224,7 +225,7 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease expired and was rolled back. Another consumer may have the message now.
+    """The lease expired, and the delivery was rolled back. Another consumer may have the message.
 
     The call changed nothing. Do not repeat it: the other consumer settles the message.
     """
@@ -243,9 +244,9 @@ class Cancelled(DeliveryError):
 
 
 class NotFinished(RMQError, TimeoutError):
-    """A message had not ended when the time for which a caller waited was over.
+    """A message did not end within the time that the caller was prepared to wait.
 
-    It waits, is in flight, or is retried. Wait again, or look at `handle.read()`.
+    The message is still waiting or in flight. Wait again, or look at `handle.read()`.
     """
 
 
@@ -253,8 +254,8 @@ class ResultNotFound(RMQError):
     """There is no result to wait for.
 
     Attributes:
-        reason: "not_kept" (the message keeps no result, or no longer), or "unknown" (no message and
-            no result has this id).
+        reason: "not_kept" (no result is kept for the message, or its time is over), or "unknown"
+            (no message and no result has this id).
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -294,7 +295,7 @@ class StubNotFound(ConfigurationError):
 
 
 class StubSettled(ConfigurationError):
-    """The outbox's message (stub) is already confirmed or withdrawn, so nothing was changed.
+    """The message (stub) in the outbox is already confirmed or withdrawn. Nothing was changed.
 
     Attributes:
         status: "confirmed" (a consumer has settled the message) or "void" (a person has withdrawn
@@ -310,7 +311,8 @@ class QueryOwned(DeliveryError):
     """Another process runs this query: the checkpoint was copied, or the query started twice.
 
     Attributes:
-        left_s: Seconds until another process may run the query, unless its owner renews the lease.
+        left_s: Seconds until another process may run the query, if the owner of the query does not
+            renew its lease.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Access over HTTP: roles, and the tokens that have them.
+"""Access over HTTP: roles, and tokens with a role.
 
 A token is `rmq_ID_SECRET`: an id of 8 characters, and 32 random bytes in hex. Redis stores only the
 SHA-256 of the secret. A plain hash is enough: 32 random bytes cannot be guessed.
@@ -23,7 +23,7 @@ _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
 
 
 class Role(StrEnum):
-    """The rights of a principal over HTTP. Each role includes the rights of the previous role.
+    """The rights of a token's owner over HTTP. Each role includes the rights of the previous role.
 
     A viewer reads, an operator keeps messages moving, and an admin creates, changes and deletes.
     """
@@ -33,7 +33,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: Role) -> bool:
-        """Return whether this role has the rights of another role."""
+        """Return whether this role has all rights of another role."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
@@ -97,7 +97,7 @@ class AccessToken:
         return None if self.used_ms is None else moment(self.used_ms)
 
     def has_expired(self, now_ms: float) -> bool:
-        """Return whether the token's validity has ended."""
+        """Return whether the token has expired."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def pack(self) -> str:

@@ -8,7 +8,7 @@ from rmq.errors import PayloadTooLarge
 BODY_DEFAULT = 256 * 1024  # `max_body` of a topic that does not set it, bytes
 BODY_CEILING = 16 * 1024 * 1024  # largest `max_body`, bytes
 COLLECT_MAX = 256 * 1024  # bytes of a list that may still grow: every merge rewrites the whole list
-# Bytes of all bodies in a call with several messages; meanwhile Redis serves no other client.
+# Total bytes of the bodies in one call. During the call, Redis serves no other client.
 CALL_BYTES = 4 * 1024 * 1024
 
 
@@ -17,7 +17,7 @@ def body_too_large(codec: str, size: int, max_body: int, *, offloads: bool) -> P
 
     Args:
         codec: Name of the codec that encoded the body.
-        size: Bytes of the encoded body.
+        size: Size of the encoded body, bytes.
         max_body: Limit of the topic, bytes.
         offloads: Whether the codec stores large bodies outside of Redis.
     """

@@ -102,7 +102,7 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    """Convert a value from its JSON form, so that a library can check the annotation's limits."""
+    """Return a function that reads a value from its JSON form and then calls `check`."""
     if wanted not in forms.READERS:
         return check
     read = _form(wanted)
@@ -149,7 +149,7 @@ def _inside(place: object, error: DecodeError) -> DecodeError:
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert each member of a list or a map with `inner`."""
+    """Convert each member of a list or a map. Without a converter, return the members unchanged."""
     converted = []
     for place, item in body:
         try:
@@ -282,7 +282,7 @@ class _Object:
     """Builds a dataclass, an attrs class or a TypedDict from a map. Unknown names are ignored.
 
     Raises:
-        InvalidType: RMQ cannot read the type of a field, or its name is not defined.
+        InvalidType: RMQ cannot read the type of a field, or the name of the type is not defined.
     """
 
     def __init__(self, wanted: type) -> None:
@@ -343,7 +343,10 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
 
 
 def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
-    """Validate a JSON-like body as JSON, because strict models and pydantic's `Json` need that."""
+    """Return a function that validates a body as JSON if possible, else as Python values.
+
+    Strict models and pydantic's `Json` accept JSON only.
+    """
 
     def validate(body: Any) -> Any:
         try:
@@ -452,7 +455,10 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 
 
 def _is_form_of(received: Any, sent: Any) -> bool:
-    """Return whether `received` is the JSON form of `sent`, as for a field with the type Any."""
+    """Return whether `received` is the JSON form of `sent`.
+
+    This is so for a field of type Any.
+    """
     for form in (_checked_form, _pydantic_form):
         with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing
             if json.dumps(received) == json.dumps(sent, default=form):

@@ -1,8 +1,8 @@
 """Codecs: write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
 
-Each record has the number of its codec, so a consumer needs no configuration. A body that cannot be
-read raises DecodeError. There is no pickle codec. Custom codecs have the numbers 4 to 7. Installed
-packages list their codecs as entry points (`GROUP`).
+Each stored message has the number of the codec that wrote its body, so a consumer needs no
+configuration. A body that cannot be read raises DecodeError. There is no pickle codec. Custom
+codecs have the numbers 4 to 7. Installed packages list their codecs as entry points (`GROUP`).
 
 See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
@@ -62,7 +62,7 @@ class BytesCodec:
         raise EncodeError(f"body: {type(body).__name__}; the bytes codec takes bytes")
 
     def decode(self, data: bytes) -> Any:
-        """Return the bytes unchanged. Never raises."""
+        """Return the bytes unchanged."""
         return data
 
 
@@ -113,7 +113,7 @@ def load_installed() -> dict[str, str]:
     """Register the codecs of installed packages once.
 
     Returns:
-        The reason why a codec cannot be used, by the codec's name.
+        Reasons why codecs cannot be used, by the name of the codec.
     """
     global _unloadable
     with _loading:
@@ -171,8 +171,8 @@ class Compressed:
     Attributes:
         limit: Largest body before compression and after decompression, in bytes. For a message that
             collects several bodies (`merge="collect"`), the limit applies to the sum of its bodies.
-            The limit protects a consumer from a few bytes that expand to gigabytes. Set it on the
-            class, to less than 16 MiB. It applies to the whole process.
+            The limit protects a consumer from a few bytes that expand to gigabytes. Set the limit
+            on the class, to less than 16 MiB. The limit applies to the whole process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -197,7 +197,8 @@ class Compressed:
 
         Raises:
             EncodeError: The other codec cannot write the body.
-            PayloadTooLarge: The body is over `limit` before compression, so it could not be read.
+            PayloadTooLarge: The body is over `limit` before compression, so no consumer could read
+                the body.
         """
         data, how = self._inner.encode(body), PLAIN
         if len(data) > self.limit:
@@ -214,17 +215,17 @@ class Compressed:
         """Read a plain, compressed or encrypted body.
 
         Raises:
-            DecodeError: The body would be larger than `limit`, is incomplete or damaged, has an
-                unknown compression, or this process does not have its key.
+            DecodeError: The body would be larger than `limit`, is damaged, has an unknown
+                compression, or this process does not have its key.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return decode(codec.number, plain_bytes)
 
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
-        """Return the codec that wrote a body, and the decompressed bytes, at most `max_bytes`.
+        """Return the codec that wrote a body, and the decompressed bytes.
 
-        With `cut`, a larger body is cut to `max_bytes`. Without `cut`, a larger body raises
-        DecodeError.
+        A body with more bytes than `max_bytes` raises DecodeError. If `cut` is True, only its first
+        bytes are returned instead.
         """
         data = _decrypted(data)
         if not data:
@@ -278,14 +279,14 @@ def _decrypted(data: bytes) -> bytes:
 
 
 class Encrypted:
-    """Writes bodies with another codec and encrypts them by AES-256-GCM.
+    """Writes bodies with another codec and encrypts them with AES-256-GCM.
 
     Needs the extra `encrypted`.
 
     A process can decrypt with the keys of all its `Encrypted` objects, for any topic, and with the
     keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If a process does not have the key
     of a message, the message becomes a dead letter, which you can redrive later. A topic's
-    `max_body` limits the encrypted body, which has 31 more bytes and the id of the key.
+    `max_body` limits the encrypted body. Encryption adds 31 bytes and the id of the key.
 
     Only the body is encrypted and authenticated. Headers, type, keys, times and priority are not.
 
@@ -294,7 +295,8 @@ class Encrypted:
             encrypts, and all keys decrypt. You may change the map at any time, or give a function
             that returns a map and is called for each body. Default: the keys in the environment
             variables.
-        inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`.
+        inner: Codec that writes the body before encryption: any value for `codec=` of a topic, or
+            `rmq.Compressed()`.
 
     Raises:
         InvalidValue: A key is not valid. The error shows the id of the key, never the key itself.
@@ -328,7 +330,7 @@ class Encrypted:
         return encryption.seal(self._source, _coded(self._inner, body))
 
     def decode(self, data: bytes) -> Any:
-        """Read a body. Raises DecodeError as `Compressed.decode` does."""
+        """Read a body. Raises DecodeError in the same cases as `Compressed.decode`."""
         return COMPRESSED.decode(data)
 
 
@@ -341,11 +343,12 @@ def _coded(codec: Codec, body: Any) -> bytes:
 class Offloaded:
     """Writes bodies with another codec, and stores large bodies outside of Redis.
 
-    The store is any file system of fsspec (the extra `offloaded`). A large body becomes an object
-    in the store, and the message has a reference to the object, with its size and SHA-256. The
-    object is written before the message, and removed after the message is settled, cancelled,
-    expired or purged. Only `send` and `send_many` use the store. The bodies of messages with a
-    merge key, and of messages from schedules, stages and an outbox, are always in Redis.
+    The store is any file system that fsspec supports (the extra `offloaded`). A large body becomes
+    an object in the store. The message then contains a reference to the object, with the object's
+    size and SHA-256. The object is written before the message, and removed after the message is
+    settled, cancelled, expired or purged. Only `send` and `send_many` use the store. The bodies of
+    messages with a merge key, and of messages from schedules, stages and an outbox, are always in
+    Redis.
 
     A process can read the stores of all its `Offloaded` objects, for any topic, and the stores
     listed in RMQ_STORES. If an object cannot be read, its message fails, is retried, and then
@@ -355,11 +358,12 @@ class Offloaded:
         store: URL of the store, such as file:///srv/bodies, s3://bucket/folder or memory://folder.
             Options come from fsspec's own configuration. A URL with a password is refused.
         above: Largest body that is stored in Redis, in bytes.
-        inner: Codec that writes the body first, as `codec=` of a topic, or `rmq.Compressed()`, or
-            `rmq.Encrypted(keys)`.
+        inner: Codec that writes the body before it is stored: any value for `codec=` of a topic,
+            `rmq.Compressed()` or `rmq.Encrypted(keys)`.
 
     Attributes:
-        limit: Largest object that is written or read, in bytes. It applies to the whole process.
+        limit: Largest object that is written or read, in bytes. The limit applies to the whole
+            process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -401,7 +405,7 @@ class Offloaded:
         return data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body that is in Redis. Raises DecodeError as `Compressed.decode` does."""
+        """Read a body from Redis. Raises DecodeError in the same cases as `Compressed.decode`."""
         return COMPRESSED.decode(data)
 
 
@@ -428,7 +432,7 @@ BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MS
 
 
 class RawCodec:
-    """Passes through bytes that another codec has encoded, under the number of that codec."""
+    """Stores bytes that another codec has encoded, with the number of the other codec."""
 
     name = "raw"
     passes_bytes = True
@@ -446,9 +450,10 @@ class RawCodec:
 
 
 def register(codec: Codec) -> Codec:
-    """Register a custom codec, which from now on reads every record with its number.
+    """Register a custom codec. From now on, it decodes every body with its number.
 
-    A codec with `passes_bytes` is not registered, because another codec has encoded its bodies.
+    A codec with the attribute `passes_bytes` is not registered, because another codec has encoded
+    its bodies.
 
     Raises:
         ConfigurationError: The number is not 4 to 7, or another codec has it.
@@ -520,7 +525,7 @@ class Encoded:
 
 
 class SharedLimit:
-    """Reads several bodies whose decompressed sizes together may not exceed `Compressed.limit`.
+    """Reads several bodies, and limits their total decompressed size to `Compressed.limit`.
 
     A page of messages, or a message that collects several bodies, therefore needs no more memory
     than one body.
@@ -533,8 +538,8 @@ class SharedLimit:
         """Return the number of the codec that wrote a body, and the bytes that the codec wrote.
 
         Raises:
-            DecodeError: The bytes are damaged or too many. The error uses up half of the rest of
-                the limit, so that a page of such bodies does not take as long as reading them all.
+            DecodeError: The bytes are damaged or exceed the rest of the limit. Each such error
+                halves the rest, so that many damaged bodies do not take long.
         """
         if number != Compressed.number:
             return number, data
@@ -547,7 +552,7 @@ class SharedLimit:
         return codec.number, plain_bytes
 
     def decode(self, number: int, data: bytes) -> Any:
-        """Read a body. Raises DecodeError as the module's `decode` does."""
+        """Read a body. Raises DecodeError in the same cases as the module's function `decode`."""
         return decode(*self.unpack(number, data))
 
 

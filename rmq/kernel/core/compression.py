@@ -47,22 +47,25 @@ def compress(how: int, data: bytes) -> bytes:
 
 
 def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
-    """Undo `compress`.
+    """Return the decompressed bytes.
 
     Args:
         how: ZLIB or ZSTD.
         data: Compressed bytes.
-        max_bytes: Largest result. RMQ never makes a larger result, whatever size the data claim.
+        max_bytes: Largest result, in bytes. This limit holds even if the data state a smaller size.
 
     Raises:
-        DecodeError: The result would be larger, the data are cut short or damaged, or zstandard
-            is missing.
+        DecodeError: The result would exceed `max_bytes`, the data are cut short or damaged, or
+            zstandard is missing.
     """
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
 def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Return at most the first `most` decompressed bytes. Raises as `decompress` does."""
+    """Return the first decompressed bytes, at most as many as `most`.
+
+    Raises DecodeError if these bytes are damaged, or if zstandard is missing.
+    """
     if how == ZLIB:
         return _from_zlib(data, most, cut=True)
     zstandard = _zstandard_for(data)

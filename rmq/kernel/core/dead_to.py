@@ -16,8 +16,8 @@ class DeadTo:
 
     Args:
         topic: Name of the topic.
-        slots: Number of slots that the topic had when the setting was stored, or 0 if the setting
-            was not stored yet.
+        slots: Number of slots that the topic had when the setting was stored. 0 before the setting
+            is stored.
     """
 
     topic: str
@@ -31,12 +31,12 @@ class DeadTo:
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
-        """Return the name of the slot that gets the copies from a slot."""
+        """Return the name of the slot that gets the copies of one slot's dead letters."""
         return f"{self.topic}:{index % max(1, self.slots)}"
 
 
 def parse(value: object) -> DeadTo | None:
-    """Return the setting from the name of a topic. None and "off" turn the setting off."""
+    """Return the setting for the name of a topic. None and "off" turn the setting off."""
     if value is None or value == OFF:
         return None
     return value if isinstance(value, DeadTo) else DeadTo(check_name(value, "dead_to"))

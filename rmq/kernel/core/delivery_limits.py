@@ -47,17 +47,18 @@ def _check_key(key: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Limit deliveries to `count` messages in the time `per`, as a token bucket.
+    """Limit the number of messages that are delivered per time.
 
-    The bucket has room for `burst` tokens and gets `count` tokens in each `per`. Each delivery
-    takes one token. A retry is a delivery, too. In any time `t`, at most `burst + count * t / per`
-    messages are delivered.
+    The limit is a token bucket. Each delivery takes one token, and a retry is also a delivery. In
+    any time `t`, at most `burst + count * t / per` messages are delivered.
 
     Args:
-        count: Number of messages, 1 to 1 000 000. With `key`, at most one message per ms.
-        per: Time in which `count` messages are delivered, seconds or timedelta, 1 ms to one day.
+        count: Number of messages per period, 1 to 1 000 000. With `key`, at most one message per
+            ms.
+        per: Length of the period, seconds or timedelta, 1 ms to one day.
         burst: Number of messages that are delivered at once after a pause, 1 to 1 000 000. Default:
-            `count`. With 1, messages are delivered one by one, at equal distances.
+            the same number as `count`. With 1, messages are delivered one by one, at equal
+            intervals.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """
@@ -81,20 +82,21 @@ class Rate:
 
     @property
     def per_ms(self) -> int:
-        """The time `per` in ms."""
+        """Length of the period in ms."""
         return duration_ms(self.per, "limit.per", high_ms=PER_MAX_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """Limit the messages in flight to `count`.
+    """Limit the number of messages in flight.
 
     A message is in flight from its delivery until it is settled or its lease expires. This includes
-    the time in which it waits inside a worker. If a consumer dies, its messages no longer count
-    after their leases expire.
+    the time in which the message waits inside a worker. If a consumer dies, its messages no longer
+    count after their leases expire.
 
     Args:
-        count: Number of messages, at least the topic's slots and at most 1 000 000.
+        count: Largest number of messages in flight. It is at least the topic's number of slots and
+            at most 1 000 000.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """
@@ -118,7 +120,8 @@ class Limits:
         rate: Limit of messages per time.
         concurrency: Limit of messages in flight.
         key_rate: Limit of messages per time, for each value of a header.
-        key_concurrency: Limit of messages in flight, for each value of the same header.
+        key_concurrency: Limit of messages in flight, for each value of the header that
+            `key_rate` has, if both are set.
     """
 
     rate: Rate | None = None
@@ -128,7 +131,7 @@ class Limits:
 
     @property
     def key(self) -> str | None:
-        """Name of the header that selects the limit."""
+        """Name of the header whose values have separate limits, or None."""
         by_key = self.key_rate or self.key_concurrency
         return by_key.key if by_key else None
 
@@ -137,10 +140,10 @@ class Limits:
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share of the limits in the form that scripts read, or '' without limits.
+        """Return a slot's share of the limits as text for scripts, or '' if there are no limits.
 
-        The rate is divided exactly: the share has the same count in a longer time. Bursts
-        and messages in flight are divided by `Layout.share`, so that each slot gets at least 1.
+        A slot's share of a rate has the same count and a longer period. Bursts and messages in
+        flight are divided by `Layout.share`, so that each slot gets at least 1.
         """
         if self == Limits():
             return ""
@@ -185,7 +188,8 @@ class Limits:
 def _text(limit: Limit, exact: bool = False) -> str:
     """Return a limit as text.
 
-    With `exact`, the text is for Redis: in ms, and always with a burst.
+    If `exact` is True, the text is for Redis: the period is in ms, and the burst is always
+    included.
     """
     fields = [str(limit.count)]
     if isinstance(limit, Rate):

@@ -1,17 +1,18 @@
-"""Encrypt bodies by AES-256-GCM of the package `cryptography`, and find the keys.
+"""Encrypt bodies with AES-256-GCM from the package `cryptography`, and find the keys.
 
-    1 byte      0x33: encrypted, around a body in the format of `Compressed`
+    1 byte      0x33, which marks an encrypted body
     1 byte      length of the key's id
     id          key id, in ASCII
     12 bytes    random nonce
-    the rest    the encrypted body, with its tag of 16 bytes
+    the rest    the encrypted body, with a tag of 16 bytes; decrypted, it has the format of
+                `Compressed`
 
 All these bytes are authenticated: a changed body, or a body with another key id, is not decrypted.
 Message id and topic are not authenticated, because they change when a message is redriven to
 another topic.
 
-No function that raises has a key in a variable, because some programs log the variables of each
-function of a traceback.
+A function that can raise an error never has a key in a local variable. Some programs log the
+variables of each function in a traceback.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Keys = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 
 
 class KeySource:
-    """Keys by id. They are read again for each body, so they may change at any time.
+    """Keys by id. The keys are read again for each body, so the keys may change at any time.
 
     Args:
         keys: A mapping, or a function that returns a mapping. The last key is the newest.
@@ -63,7 +64,10 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return the cipher of a key (None if it is missing), and the problem with it, or ''."""
+        """Return a key's cipher, and '' or the problem with the key.
+
+        The cipher is None if the key is missing or invalid.
+        """
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
 
@@ -85,9 +89,9 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return the id of a key, its cipher, and the problem with it, or ''.
+    """Return the id of a key, its cipher, and a text about the problem with the key, or ''.
 
-    If `name` is None, return the newest key.
+    If `name` is None, the newest key is used. The cipher is None if the key is missing or invalid.
     """
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
@@ -125,7 +129,8 @@ def _library() -> Any:
 def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
     """Read keys from `ID:BASE64`, separated by lines, spaces or commas.
 
-    Return a problem as well.
+    The second value of the result is '' or a text about an invalid key. If one key is invalid, no
+    keys are returned.
     """
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
@@ -143,7 +148,10 @@ def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
 
 
 class _Environment(KeySource):
-    """The keys of RMQ_KEYS_FILE, read again after each change, or else the keys of RMQ_KEYS."""
+    """Keys from the file that RMQ_KEYS_FILE names, or else from RMQ_KEYS.
+
+    The file is read again after each change.
+    """
 
     def __init__(self) -> None:
         super().__init__(self._current)
@@ -158,7 +166,7 @@ class _Environment(KeySource):
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed. Return the problem with them, or ''."""
+        """Read the keys if they have changed. Return a text about an invalid key, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:
@@ -196,7 +204,10 @@ class _Environment(KeySource):
         return (None, problem) if problem else super().find(name)
 
     def open(self) -> None:
-        """Check only the package, because a variable may be set later."""
+        """Check that the package is installed.
+
+        The keys are not checked, because a variable may be set later.
+        """
         _library()
 
 
@@ -206,9 +217,9 @@ _lock = threading.Lock()
 
 
 def source_of(keys: Keys | None) -> KeySource:
-    """Return a source of keys, which is not yet opened.
+    """Return a source for keys, without opening it.
 
-    If `keys` is None, it is the source of the keys in the environment variables.
+    If `keys` is None, the source reads the environment variables.
     """
     return ENVIRONMENT if keys is None else KeySource(keys)
 
@@ -217,7 +228,7 @@ def source_of(keys: Keys | None) -> KeySource:
 
 
 def seal(source: KeySource, data: bytes) -> bytes:
-    """Encrypt bytes with the newest key. Raises as `KeySource.newest` does."""
+    """Encrypt bytes with the newest key. Raises the same errors as `KeySource.newest`."""
     name, cipher = source.newest()
     head = bytes((FIRST, len(name))) + name.encode()
     nonce = os.urandom(NONCE_BYTES)
@@ -226,7 +237,7 @@ def seal(source: KeySource, data: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> bytes:
-    """Decrypt the bytes of `seal`, with any key that this process has.
+    """Decrypt bytes that `seal` has encrypted, with any key that this process has.
 
     Raises:
         DecodeError: The key is missing or different, the bytes were changed, or the package is

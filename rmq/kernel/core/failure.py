@@ -1,9 +1,9 @@
 """Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
-An entry contains the last failed attempt, and as many earlier attempts as have room.
-`lua/lib/settle/attempts.lua` describes and writes the bytes. A damaged entry is read as an attempt
-of 1970 with the error "unreadable". The error that a consumer sends is msgpack of [type and
-message, traceback, worker].
+A failure entry contains the last failed attempt, and as many earlier attempts as fit.
+`lua/lib/settle/attempts.lua` describes and writes the bytes. A damaged entry is read as one
+attempt, with a time in 1970 and the error "unreadable". A consumer sends an error as a msgpack
+list: [type and message, traceback, worker].
 
 All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
 reason, the type of the exception, its normalised message, and the last line of the traceback in the
@@ -72,10 +72,10 @@ class Attempt(NamedTuple):
             redrive or an expiry.
         at: Time of the failure, by the clock of Redis.
         reason: Reason as in `Failure.reason`, or "redriven".
-        error: Type and message of the exception, or ''. For all attempts except the last, only the
-            first 1024 bytes.
-        traceback: Traceback of the exception, or ''. For all attempts except the last, only the
-            last 2048 bytes.
+        error: Type and message of the exception, or ''. RMQ keeps only its first 1024 bytes, except
+            for the last attempt.
+        traceback: Traceback of the exception, or ''. RMQ keeps only its last 2048 bytes, except for
+            the last attempt.
         worker: Host and process id of the consumer that reported the failure, or ''.
     """
 
@@ -105,8 +105,8 @@ Error = BaseException | str | Rendered | None
 def text_of(error: BaseException | str | None) -> str:
     """Return the text of an exception or a string, cut to size. Never raises.
 
-    A user's `__str__` may raise, or return something other than a string. The message that failed
-    must still get its retry.
+    A user's `__str__` may raise, or return a value that is not a string. The failed message must
+    get its retry nevertheless.
     """
     try:
         return str.__str__(str(error))[:ERROR_CHARS]
@@ -141,7 +141,7 @@ def this_worker() -> str:
 
 
 def render(error: Error) -> Rendered:
-    """Return an error as text. Never raises, but code of the exception itself runs and may hang."""
+    """Return an error as text. Never raises, but the exception's own code runs and may hang."""
     if isinstance(error, BaseException):
         return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
     if isinstance(error, Rendered):
@@ -194,7 +194,7 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Return error, traceback and worker. If the details are unreadable, they become the error."""
+    """Return error, traceback and worker. Unreadable details are returned as the error."""
     if not details:
         return "", "", ""
     try:
@@ -205,12 +205,15 @@ def _texts(details: bytes) -> tuple[str, str, str]:
 
 
 def reason_of(letter: str) -> str:
-    """Return the word for the letter of a reason."""
+    """Return the word for a reason that is stored as a letter."""
     return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
 
 
 def decode(entry: bytes) -> Failure | None:
-    """Decode the last failure of an entry. Return None if it is empty or ends with a redrive."""
+    """Return the last failure in an entry.
+
+    Return None if the entry is empty or ends with a redrive.
+    """
     if not entry or (parts := _read(entry)).reason == "d":
         return None
     return _failure(parts.reason, parts.deliveries, parts.details)

@@ -9,8 +9,8 @@
     set, frozenset  a list, sorted by its members, or by their JSON if they cannot be compared
     objects         a map of the fields; pydantic models and msgspec structs write themselves
 
-docs/codecs.md has the table. Handlers read a form by their annotation: `READERS`, and
-`rmq.kernel.core.body_types`. msgpack bodies have the same forms, except for bytes.
+docs/codecs.md has the table. The annotation of a handler selects how a form is read: see `READERS`
+and `rmq.kernel.core.body_types`. msgpack bodies have the same forms, except for bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def to_builtins(value: Any) -> Any:
-    """Convert a value to a type of JSON. Its members may still need the same conversion.
+    """Convert a value to a type of JSON. Members of the result may need the same conversion.
 
     Raises:
         TypeError, ValueError: The value cannot be converted.
@@ -223,7 +223,7 @@ def _read_bytes(value: Any) -> bytes:
     return base64.b64decode(_text(value), validate=True)
 
 
-# Each raises ValueError, ArithmeticError or TypeError for a JSON value that is not its form.
+# Each function raises ValueError, ArithmeticError or TypeError for a JSON value in another form.
 READERS: dict[type, Callable[[Any], Any]] = {
     datetime: lambda value: datetime.fromisoformat(_text(value)),
     date: lambda value: date.fromisoformat(_text(value)),
@@ -239,7 +239,7 @@ NAMED_DEPTH = 20  # an error never names a value that is nested deeper
 
 
 def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return the path and type of a value that cannot be written, as `body['at']: complex`."""
+    """Return the path and type of a value that cannot be written, such as `body['at']: complex`."""
     for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)

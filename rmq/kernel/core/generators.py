@@ -1,4 +1,4 @@
-"""Procedures: generators of actions that run with and without an event loop.
+"""Procedures: generators of actions, which run with or without an event loop.
 
 A procedure yields actions and gets their results. An error of an action is raised at its `yield`.
 

@@ -1,7 +1,7 @@
 """Groups of a topic: messages with the same group name, delivered in order or a few at a time.
 
-`lua/lib/groups/groups.lua` implements them; docs/decisions/0066-groups-in-lanes.md gives the
-reasons.
+`lua/lib/groups/groups.lua` implements groups. docs/decisions/0066-groups-in-lanes.md explains the
+design.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rmq.kernel.core.validation import check_int, utf8
 
 GROUP_BYTES, WEIGHT_MAX, CONCURRENCY_MAX = 200, 64, 1000
 OFF = "off"
-# Header with the group of a message. Only the headers of the audit and of kept results precede it.
+# Header with the group of a message. Only the headers of the audit and of kept results come before
+# this header.
 GROUP_MARK = "rmq-group"
 _SHARE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
@@ -31,10 +32,10 @@ class Groups:
             sends. Among waiting messages of the group, a message with a larger priority goes first.
             If False, up to `concurrency` messages of a group are delivered at a time.
         concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000. It
-            must be 1 with `order`. A message counts as soon as consumers may receive it.
+            must be 1 if `order` is True. A message counts as soon as consumers may receive it.
         share: How groups with waiting messages share the deliveries: "equal", or a map from a group
             or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
-            larger priority always goes first.
+            message with a larger priority always goes first.
         on_dead: Effect of a dead letter on its group. "continue" delivers the next messages. "hold"
             stops the group until it is released (`Admin.group_release`).
     """
@@ -87,7 +88,7 @@ class Groups:
 
 
 def parse_groups(value: object) -> Groups | None:
-    """Return how a topic delivers groups, from `Groups` or from text.
+    """Read the setting `groups` from `Groups` or from text. Return None for `off`.
 
     Text is `off`, or parts separated by commas, such as `order`, `concurrency=5`, `on_dead=hold`
     and `share.gold=4`.

@@ -11,9 +11,9 @@ assumed to grow evenly between two samples, so the rates of successive points, t
 up to the growth of the counter. Equal figures are sampled only every SAME_MS. When figures change,
 the previous reading is stored as well, because the growth belongs to the time after that reading.
 
-If a counter has grown up to the newest sample, its growth after this sample is unknown, and a later
-point has no rates. After `_wait_ms` without another sample, the counter has not grown: a new
-reading would have shown a change.
+If the newest sample shows growth, the growth after this sample is not known yet, and later points
+have no rates. If no further sample is stored within `_wait_ms`, the counters have not grown. A
+change of the counters would have been stored as a sample.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Sample:
         rates: Events per second since the previous sample: accepted, delivered, settled, returned,
             rolled_back, dead_lettered. Empty if unknown.
         late_p50_s: Median lateness of the messages received since the previous sample, accurate to
-            a factor of 2. Only first deliveries count. None if there was no delivery, or if it is
-            unknown.
-        late_p99_s: Lateness that 99 of 100 of these messages did not exceed.
-        late_p90_s: Lateness that 90 of 100 of these messages did not exceed.
-        late_p95_s: Lateness that 95 of 100 of these messages did not exceed.
+            a factor of 2. Only first deliveries count. None if there was no delivery, or if the
+            median is unknown.
+        late_p99_s: 99th percentile of the same lateness, with the same accuracy.
+        late_p90_s: 90th percentile of the same lateness, with the same accuracy.
+        late_p95_s: 95th percentile of the same lateness, with the same accuracy.
     """
 
     at: datetime
@@ -108,7 +108,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
-    """Return the counts and times that a sample stores, from the counts of `Admin.stats`."""
+    """Convert the counts of `Admin.stats` to the figures of a sample."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
@@ -147,7 +147,7 @@ def read(stored: bytes) -> Figures | None:
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
-    """Return the counter of each bucket, or nothing if the sample has no lateness."""
+    """Return the counter of each bucket, or () if the sample has no lateness."""
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
@@ -158,9 +158,9 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest stored sample at or before a time.
+    """Return the newest sample that was taken at or before a time.
 
-    If all samples are newer, return the oldest, or None without samples.
+    If all samples are newer, return the oldest sample. If there are no samples, return None.
     """
     ordered = sorted(found, key=lambda figures: figures.at_ms)
     old = [figures for figures in ordered if figures.at_ms <= at_ms]
@@ -175,7 +175,11 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings to read for a chart with this step: one that fits, and all coarser rings."""
+    """Return the rings to read for a chart with steps of this length.
+
+    The first ring is the coarsest ring whose step divides the chart's step. All coarser rings
+    follow.
+    """
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 
@@ -183,8 +187,8 @@ def rings_for(step_ms: int) -> Sequence[Ring]:
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
     """Return a sample for each step between two times.
 
-    Each returned sample has the last figures before its time. It is left out if these figures are
-    too old.
+    Each returned sample has the last figures before its time. If these figures are too old, the
+    step has no sample.
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
@@ -210,7 +214,7 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 
 def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
-    """Return the total growth of each counter since the first sample, at each sample.
+    """Return for each sample how much each counter has grown since the first sample.
 
     A counter that was reset has a growth of 0.
     """
@@ -222,7 +226,7 @@ def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
 
 
 def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
-    """Return the growth of each counter up to a time at or after the first sample."""
+    """Return how much each counter has grown from the first sample to a later time."""
     after = bisect_right(times, at_ms)
     if after == len(times):
         return [float(each) for each in grown[-1]]
@@ -232,10 +236,10 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 
 
 def _wait_ms(ordered: Sequence[Figures]) -> int:
-    """Return how long after the newest sample a change of its counters may be unknown.
+    """Return for how many ms after the newest sample its counters may change without a new sample.
 
-    The result is twice the distance of the last two samples. It is 0 if the newest sample shows no
-    change, because then no change is expected, or if there is only one sample.
+    The result is twice the distance of the last two samples. The result is 0 if there is only one
+    sample, or if the newest sample shows no growth. Without growth, no change is expected.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0

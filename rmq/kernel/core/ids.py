@@ -2,10 +2,11 @@
 
 Layout, big-endian, so that bytes sort by time:
 
-    8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
+    8 bytes  stamp: epoch ms * 65536 + a count; it grows with each id of a process
     10 bits  slot
     14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
-    5 bytes  random, drawn for each process, again after a fork, and for each push to a stage
+    5 bytes  random; a process draws new bytes when it starts, after a fork, and for each push to
+             a stage
 
 Two bits of the first byte are marks. In all other ids, both bits are 0 until the year 4199:
 
@@ -13,13 +14,12 @@ Two bits of the first byte are marks. In all other ids, both bits are 0 until th
           random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
           bit set.
     0x40  kept: the caller keeps the id, to be able to send the message again. `Topic.new_id` and
-        the outbox
-          make such ids. Kept ids sort by time, after all ids that are neither kept nor derived.
-          In a derived id the bit means nothing.
+          the outbox make such ids. Kept ids sort by time, after all ids that are neither kept nor
+          derived. In a derived id, this bit has no meaning.
 
-In Redis, the name of a message in a slot is its member: the id without slot and checksum, which the
-slot's key already gives. 13 bytes fit the 16-byte class of an allocator, with the header and the
-NUL of a Redis string; 16 bytes would take 32.
+In Redis, a message is named by its member: the id without slot and check, because the slot's key
+implies both. A Redis string of 13 bytes takes 16 bytes of memory. A string of 16 bytes would take
+32 bytes.
 
 The text form is 26 characters of base32hex in lower case, which sorts like the bytes.
 """
@@ -51,8 +51,8 @@ _STAMP = (_KEPT << 56) - 1  # the stamp without the marks
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _SHIFTS = range(120, -1, -10)
-# By start bit: for each octet, its share of the five bits from there. A start below 0 is in the
-# previous octet.
+# A character of base32hex has five bits, which may begin in the previous octet (a start below 0).
+# By start bit and octet: the part of the five bits that is in the octet.
 _FIVE = {
     at: bytes((octet << 8 >> 11 - at if at > -5 else 0) & 31 for octet in range(256))
     for at in range(-8, 8)
@@ -71,7 +71,7 @@ def _reseed() -> None:
 
 
 def _next_stamps(count: int) -> int:
-    """Reserve `count` time stamps for ids, larger than all earlier stamps. Return the first."""
+    """Reserve successive time stamps for ids, larger than all earlier stamps. Return the first."""
     global _last
     last = _last
     while True:
@@ -166,7 +166,7 @@ class MessageId(bytes):
 
     @property
     def member(self) -> bytes:
-        """The name of the message in its slot's keys: the id without slot and checksum."""
+        """The name of the message in its slot's keys: the id without slot and check."""
         return member_of(self)
 
     def with_slot(self, slot: int, check: int) -> MessageId:
@@ -175,7 +175,7 @@ class MessageId(bytes):
 
 
 class IdRun(Sequence[MessageId]):
-    """Ids with consecutive time stamps, made one by one at each access."""
+    """Ids with consecutive time stamps. Each id is made when it is accessed."""
 
     __slots__ = ("_stamps", "_tail")
 
@@ -206,7 +206,7 @@ class IdRun(Sequence[MessageId]):
 
 
 def join_texts(ids: bytes) -> bytes:
-    """Return the text forms of concatenated ids, concatenated.
+    """Convert concatenated ids to their concatenated text forms.
 
     Each character position is computed for all ids at once, which is faster than id by id.
     """
@@ -242,15 +242,15 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 
 
 def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
-    """Return the ids of members of a slot. An empty member stays empty.
+    """Return the ids for members of a slot. An empty member stays empty.
 
-    `middle` is `SlotKeys.middle`: the slot and the checksum, which members lack.
+    The argument `middle` is `SlotKeys.middle`: the slot and the check, which members lack.
     """
     return [member and member[:8] + middle + member[8:] for member in members]
 
 
 def join_ids(members: bytes, middle: bytes) -> bytes:
-    """Return the concatenated ids of concatenated members of a slot (see `ids_of`).
+    """Convert concatenated members of a slot to concatenated ids (see `ids_of`).
 
     Each position is filled for all ids at once, which is faster than id by id.
     """

@@ -32,9 +32,10 @@ class Outcome(NamedTuple):
     """The result of one run of a handler.
 
     Attributes:
-        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". It is
-            "cancelled" if its cancellation was requested and the message ends, "lost" if the lease
-            of the delivery had expired, and "own" if the handler had settled the delivery itself.
+        verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". "cancelled"
+            means that the message ends because its cancellation was requested. "lost" means that
+            the delivery's lease has expired. "own" means that the handler has settled the delivery
+            itself.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
@@ -58,7 +59,7 @@ class Interceptor:
         """Called after a send. If the send failed, `result` is the exception."""
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """Called immediately before a handler runs."""
+        """Called just before a handler runs."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """Called after a handler and before its delivery is settled."""
@@ -73,9 +74,9 @@ class Interceptor:
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
         """Called around a plain handler. `call_next(delivery)` runs the handler.
 
-        If this method returns or raises an exception, the effect is the same as if the handler did.
-        If you do not call `call_next`, the handler does not run, but a return still settles the
-        message.
+        RMQ treats a return or an exception of this hook like a return or an exception of the
+        handler. If the hook does not call `call_next`, the handler does not run. The message is
+        settled nevertheless when the hook returns.
         """
         call_next(delivery)
 
@@ -86,7 +87,7 @@ class Interceptor:
         await call_next(delivery)
 
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a plain handler with `batch`, with its list of deliveries.
+        """Called around a plain batch handler, with the list of deliveries.
 
         You may call `call_next` with a part of the list. The other deliveries are settled as if the
         handler had run for them.
@@ -96,11 +97,11 @@ class Interceptor:
     async def around_batch_async(
         self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async handler with `batch`. Does the same as `around_batch`."""
+        """Called around an async batch handler. Does the same as `around_batch`."""
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
-        """Called before each start of a worker that calls these hooks."""
+        """Called each time before a worker with this interceptor starts."""
 
     def _make_sequence(self) -> ProducerSequence | None:
         """Return the sequence that numbers a client's messages, or None.
@@ -157,8 +158,8 @@ class Hooks:
         """Return the hooks that run around a handler, outermost first.
 
         Raises:
-            InvalidType: An interceptor has such hooks for another kind of handler only, so this
-                handler would run without it.
+            InvalidType: An interceptor has `around_` hooks only for other kinds of handlers. This
+                handler would run without the interceptor.
         """
         name = AROUND[2 * bool(handler.batch) + handler.is_async]
         for interceptor in self.chain:
@@ -174,7 +175,9 @@ class Hooks:
         return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Refuse async hooks with these names, because `where` cannot await them.
+        """Refuse async hooks with these names, because the caller cannot await hooks.
+
+        The text in `where` names the caller for the error.
 
         Raises:
             InvalidType: A hook is async. The error names the hook.
@@ -193,7 +196,7 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Refuse `around_` hooks that would not be awaited, or that are not functions for hooks."""
+    """Refuse `around_` hooks that are generators, or whose name does not match async or plain."""
     for name in AROUND:
         hook = getattr(interceptor, name)
         if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
@@ -277,7 +280,7 @@ class Middleware:
 
     Attributes:
         parameter: Name of the handler's parameter that this middleware fills, or "".
-        accepts_batches: Whether this middleware works for a handler with `batch`.
+        accepts_batches: Whether this middleware works for batch handlers.
         decorator: Name of the decorator that attaches this middleware, for error texts.
     """
 
@@ -288,10 +291,10 @@ class Middleware:
     def check_handler(self, handler: HandlerInfo) -> None:
         """Refuse a handler that this middleware cannot wrap.
 
-        It is called when the handler is registered.
+        RMQ calls this method when the handler is registered.
 
         Raises:
-            ConfigurationError: The error names the handler and the change to make.
+            ConfigurationError: The handler cannot be wrapped. The error says what to change.
         """
 
     def check_lease(self, lease_ms: int) -> None:
@@ -310,7 +313,9 @@ class Middleware:
         """Do the same as `check_store`, for an async handler."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Run the handler with `call_next(value)`, where `value` is for the handler's `parameter`.
+        """Run the handler by `call_next(value)`.
+
+        The value is passed to the handler's parameter whose name is in `parameter`.
 
         Return False if the work was done before.
         """
@@ -330,7 +335,7 @@ class Middleware:
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
-    """Attach a middleware to a function, outside of the middleware that it already has.
+    """Attach a middleware to a function, outside of the middleware that the function already has.
 
     Returns:
         The function.
@@ -362,7 +367,7 @@ def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
 
 
 def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
-    """Return the middleware in a chain that overrides `run` or `run_async`."""
+    """Return the middleware objects in a chain that override `run` or `run_async`."""
     inactive = Middleware.run, Middleware.run_async
     return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
 
@@ -370,7 +375,7 @@ def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
 def run_through(
     chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Any]
 ) -> bool:
-    """Call a function inside middleware. Return False if the work was done before."""
+    """Call a function inside middleware. Return False if an earlier delivery did the work."""
 
     def run_from(position: int, filled: dict[str, Any]) -> bool:
         if position == len(chain):

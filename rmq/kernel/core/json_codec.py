@@ -1,7 +1,7 @@
 """The JSON codec, which uses msgspec if it is installed, else the standard library.
 
-Producers with and without msgspec write the same bytes: msgspec is used only for bodies that both
-libraries write alike. The standard library handles all other bodies, and all errors
+Producers with and without msgspec write the same bytes: RMQ uses msgspec only for bodies that both
+libraries write in the same way. The standard library handles all other bodies, and all errors
 (docs/decisions/0022).
 """
 
@@ -40,8 +40,9 @@ class StdlibJson:
     """Writes and reads JSON with the standard library.
 
     Attributes:
-        write_at_once: Function that writes a body of which `is_written_alike` is true.
-        read_at_once: Function that reads JSON. It may refuse JSON that `decode` accepts.
+        write_at_once: Fast function that writes a body. Use it only for a body that
+            `is_written_alike` accepts.
+        read_at_once: Fast function that reads JSON. It may refuse JSON that `decode` accepts.
     """
 
     def __init__(self) -> None:
@@ -65,11 +66,11 @@ class StdlibJson:
 
 
 class MsgspecJson:
-    """Writes and reads JSON with msgspec, or with the standard library if they would differ.
+    """Writes and reads JSON with msgspec, or with the standard library if the results would differ.
 
     Args:
         msgspec: The package.
-        stdlib: Used for all bodies that msgspec would write differently.
+        stdlib: Writer and reader for all bodies that msgspec would write or read differently.
     """
 
     def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:

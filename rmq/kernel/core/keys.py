@@ -67,7 +67,7 @@ def check_name(name: object, field: str) -> str:
 
     Raises:
         InvalidType: The name is not a str.
-        InvalidValue: The name has another character, or another length.
+        InvalidValue: The name has another character, is empty or is too long.
     """
     if not isinstance(name, str):
         raise InvalidType(f"{field}: {type(name).__name__}; give a str")
@@ -125,12 +125,12 @@ class SlotKeys:
 
     @property
     def schedules(self) -> bytes:
-        """The key of the topic's schedules. Only slot 0 has them."""
+        """The key of the topic's schedules. Only slot 0 has this key."""
         return self.slot.removesuffix(b"slot") + b"schedules"
 
     @property
     def schedule_times(self) -> bytes:
-        """The key of the times at which schedules are due. Only slot 0 has them."""
+        """The key of the times at which schedules are due. Only slot 0 has this key."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     @property
@@ -139,7 +139,7 @@ class SlotKeys:
         return self.slot.removesuffix(b"slot") + b"wake"
 
     def id_of(self, member: bytes) -> MessageId:
-        """Return the id of a message from its member, its name in the sorted sets of this slot."""
+        """Return the id of the message that has this member in the sorted sets of the slot."""
         return MessageId(member[:8] + self.middle + member[8:])
 
 
@@ -179,12 +179,12 @@ def worker_key(prefix: str, worker: str) -> bytes:
 
 
 def leader_key(prefix: str) -> bytes:
-    """Return the key of the id of the server that leads."""
+    """Return the key that stores the id of the leading `rmq server` process."""
     return f"{prefix}:leader".encode()
 
 
 def job_key(prefix: str, job: str) -> bytes:
-    """Return the key of a job, whose id is the topic's name, a dot and a code."""
+    """Return the key of a job. A job's id is the topic's name, a dot and a code."""
     topic, _, code = job.rpartition(".")
     return f"{prefix}:{{{topic}}}:job:{code}".encode()
 
@@ -201,17 +201,17 @@ def jobs_key(prefix: str) -> bytes:
 
 
 def audit_trail_key(prefix: str) -> bytes:
-    """Return the key of the audit trail, the lines that say who did what."""
+    """Return the key of the audit trail."""
     return f"{prefix}:audit_trail".encode()
 
 
 def tokens_key(prefix: str) -> bytes:
-    """Return the key of the hash that has the HTTP API's tokens by their names."""
+    """Return the key of the hash with the tokens of the HTTP API, by name."""
     return f"{prefix}:tokens".encode()
 
 
 def tokens_used_key(prefix: str) -> bytes:
-    """Return the key of the times of last use of tokens, by id."""
+    """Return the key of the hash with the time at which each token was last used."""
     return f"{prefix}:tokens_used".encode()
 
 
@@ -233,7 +233,7 @@ def wake_channel(prefix: str, topic: str) -> bytes:
 def results_channel(prefix: str, topic: str, index: int) -> bytes:
     """Return the Pub/Sub channel for the results of a slot's messages.
 
-    Its name begins like the topic's channel for wake-ups, so the ACL rules for it are the same.
+    The name begins like the topic's wake-up channel, so the same ACL rules allow both channels.
     `lua/lib/results/results.lua` makes the same name.
     """
     return f"{prefix}:{{{topic}}}:wake:results:{index}".encode()
@@ -248,7 +248,7 @@ _BY_ID = ("worker", "session")
 
 
 def type_of(key: bytes) -> str | None:
-    """Return the Redis type of the value of an RMQ key, or None for any other key."""
+    """Return the type of value that Redis stores under an RMQ key, or None for any other key."""
     _, tagged, rest = key.partition(b"}:")  # `rest` may contain a caller's text
     if not tagged:
         for name in _WHOLE:

@@ -1,7 +1,7 @@
 """The slots of a resized topic: earlier numbers of slots, and slots that have to wait.
 
-A resize moves no message. Old messages stay in their slots, and new messages go to the slots of the
-new number. A slot waits while another slot still has older messages that its new messages could
+A resize moves no message. Old messages stay in their slots, and new messages go to the new slots. A
+slot delivers nothing while another slot has older messages that this slot's messages could
 overtake.
 """
 
@@ -42,17 +42,17 @@ class Layout:
 
     Attributes:
         resizes: How often the topic was resized.
-        first: Number of slots at creation. It still chooses the slots of claims, dedup keys, merge
-            keys and outbox stubs.
+        first: Number of slots when the topic was created. This number still selects the slots of
+            claims, dedup keys, merge keys and outbox stubs.
         most: Largest number of slots the topic ever had. RMQ reads all of these slots.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number from which the current slots count. It is the largest
-            delivery number in the former slots that current slots had to wait for, or 0 without
-            such slots.
+        delivered_from: Delivery number after which the current slots continue to count. It is the
+            largest delivery number in the former slots that had older messages, or 0.
         dealt: Number of messages that waited in each slot when `max_length` was last divided. Empty
             if the topic had no `max_length` at that time.
-        numbers: Every number of slots that the topic has had. Each of these numbers chooses a slot
-            for the name of a group, and the group may have messages in each of these slots.
+        numbers: Every number of slots that the topic has had. For each of these numbers, the name
+            of a group selects one slot. The group may have messages in all slots selected in this
+            way.
     """
 
     resizes: int
@@ -83,9 +83,9 @@ class Layout:
     def _parts_before(self, slot: int, slots: int) -> Fraction:
         """Return the sum of the parts of all slots before this slot.
 
-        New messages choose slots by the current number, messages with a dedup key by the first
-        number, and old messages may be in every slot. Each number gets the same part, divided
-        evenly among its slots.
+        Three numbers of slots count: the current number for new messages, the first number for
+        dedup keys, and the largest number for old messages. Each number gets an equal part of the
+        capacity, divided evenly among its slots.
         """
         numbers = {slots, self.first, self.most}
         return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
@@ -93,7 +93,10 @@ class Layout:
         )
 
     def share(self, count: int, slot: int, slots: int) -> int:
-        """Return a slot's share of `count`, at least 1. All shares add up to `count`."""
+        """Return a slot's share of `count`, at least 1.
+
+        The shares of all slots add up to the number in `count`.
+        """
         rest = max(0, count - self.most)
         after, before = self._parts_before(slot + 1, slots), self._parts_before(slot, slots)
         return 1 + ceil(rest * after) - ceil(rest * before)
@@ -115,7 +118,7 @@ class Layout:
     def to_redis(self) -> dict[str, str]:
         """Return the fields for the topic's hash.
 
-        Fields with an empty text must be removed from it.
+        Fields with an empty text must be removed from the hash.
         """
         return {
             "layout": f"{self.resizes} {self.first} {self.most} {','.join(map(str, self.numbers))}",

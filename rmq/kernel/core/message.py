@@ -44,8 +44,10 @@ class Outgoing:
             full at 256 KiB, or at `max_body` if that is less. The next body then starts a new list.
             Every merge writes the whole list again, so appending to a full list costs Redis ten
             times as much as starting a list. A smaller `max_body` limits that cost.
-        extend: Whether every merge starts `time_range` again, up to `max_wait`.
-        max_wait: Longest wait of a merging message after its first arrival. Needed with `extend`.
+        extend: Whether every merge restarts the wait of `time_range`. The total wait is at most
+            `max_wait`.
+        max_wait: Longest wait for a message that merges, after its first body arrived. Needed with
+            `extend`.
         slot_basis: Messages with the same basis are in the same slot, and so in order. Default: the
             merge key. Without both, RMQ chooses a slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
@@ -67,16 +69,19 @@ class Outgoing:
             . _ - : / Messages of different types do not merge. If the type is None, the default
             handler receives the message.
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
-            topic's setting `groups` says how groups are delivered. All messages of a group are in
-            the slot that the name chooses, so a `slot_basis` must be equal to the group. Not with
-            `merge_key`.
+            topic's setting `groups` says how groups are delivered. The group's name selects one
+            slot for all messages of the group. If you also give a `slot_basis`, it must be equal to
+            the group. Not with `merge_key`.
         share_key: Tenant of the message. All groups with the same share key together get as many
-            turns as one group. Default: each group has its own turns. Needs `group`.
-        weight: How many turns the group or share key gets for each turn of a group with weight 1, 1
-            to 64. Default: the weight in the topic's setting `groups`. Needs `group`.
+            deliveries as one group without a share key. Default: each group counts separately.
+            Needs `group`.
+        weight: Number of deliveries that the group or share key gets for each delivery of a group
+            with weight 1. From 1 to 64. Default: the weight in the topic's setting `groups`. Needs
+            `group`.
         keep_result: How long the result of the message is kept after the message has ended, seconds
-            or timedelta, 1 s to 30 days. Default: the `results` of the topic object, or no result.
-        marks: Headers that RMQ itself adds. Their names begin with `rmq-`.
+            or timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
+            this option, no result is kept.
+        marks: Headers that RMQ itself adds. The names of these headers begin with `rmq-`.
     """
 
     body: Any
@@ -124,8 +129,8 @@ class SendResult(NamedTuple):
         status: "stored", "merged" (into the waiting message `into`), or "duplicate" (the message
             was sent before, and nothing was stored).
         slot: Index of the message's slot.
-        offset: Acceptance number of the stored message. If nothing was stored, the newest
-            acceptance number of the slot.
+        offset: Number of the message among all messages that the slot has accepted. If nothing was
+            stored, it is the number of the slot's newest message.
         into: Id of the waiting message that this message was merged into.
         durable: Durability reached: "memory", "replicated" or "fsync".
     """
@@ -139,13 +144,13 @@ class SendResult(NamedTuple):
 
     @property
     def message_id(self) -> MessageId:
-        """The id of the message that has the body: `into` if it was merged, otherwise `id`."""
+        """The id of the stored message: `into` after a merge, otherwise `id`."""
         return self.into or self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The name of one delivery of one message. `str()` and `parse` convert it to text and back."""
+    """The proof of one delivery of a message. `str()` writes it as text, and `parse` reads it."""
 
     id: MessageId
     score: float
@@ -197,7 +202,7 @@ class Message:
         id: Message id.
         queue: "store" (waiting), "prepare" (in flight) or "dead".
         slot: Index of the message's slot.
-        offset: Acceptance number in the slot.
+        offset: Number of the message among all messages that the slot has accepted.
         body: The decoded body, or raw bytes if it cannot be decoded (see `unreadable`).
         priority: Priority. None for a message with a due time and no priority.
         due: Due time. None for a message that was due when it was sent.
@@ -210,8 +215,7 @@ class Message:
         died: Time at which the message became a dead letter, or None.
         failure: Last failure, or None.
         score: Score of the message in its sorted set, as `redis-cli` shows it.
-        unreadable: Reason why the body could not be decoded (it is then raw bytes), or an empty
-            string if it was decoded.
+        unreadable: Reason why the body could not be decoded, or an empty string.
         type: Message type, or None.
         group: Name of the group, or None.
         share_key: Share key that the message was sent with, or None.
@@ -245,7 +249,7 @@ class Message:
     def attempts(self) -> tuple[Attempt, ...]:
         """The failed attempts to handle this message, newest first.
 
-        They are decoded at each access.
+        The attempts are decoded at each access.
 
         Attempts before a redrive are included. RMQ keeps at most 51 attempts, and at most 8 KiB of
         attempts before the last. If the oldest attempt has a `number` above 1, older attempts were

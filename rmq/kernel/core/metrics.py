@@ -3,9 +3,9 @@
 The interceptors in `rmq.interceptors` emit them. A label has few values, and never a message id.
 
 The lateness of a message is the time from its due time to its delivery, and is counted in buckets.
-Each consumer counts its own deliveries and adds its counts to the topic's every few seconds. Only
-first attempts count, because a message does not store the due time of its retry. `lateness_s` ends
-later: when the handler began.
+Each consumer counts its own deliveries. Every few seconds, it adds these counts to the counts of
+the topic. Only first attempts count, because a message does not store the due time of its retry.
+The function `lateness_s` measures a longer time, until the handler begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return the increase between two readings. It is empty if a reading is unknown.
+    """Return the increase between two readings. The result is empty if a reading is unknown.
 
     The increase is 0 if the counters were reset between the readings.
     """
@@ -39,15 +39,15 @@ def growth(now: Counts, before: Counts) -> Counts:
 def percentile_s(counts: Counts, share: float) -> float | None:
     """Return the lateness that a share of the deliveries did not exceed, in seconds.
 
-    The result is interpolated within the bucket of the true value. In the last bucket it is the
-    bucket's lower bound.
+    The result is interpolated within the bucket of the true value. If the true value is in the last
+    bucket, the result is the lower bound of this bucket.
 
     Args:
         counts: Deliveries per bucket.
         share: Share of the deliveries, above 0 and at most 1.
 
     Returns:
-        None if there are no deliveries.
+        The lateness, or None if there are no deliveries.
     """
     rank, below = sum(counts) * share, 0
     for bucket, count in enumerate(counts):
@@ -62,7 +62,7 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 def read(stored: bytes) -> Counts:
     """Read the counts that a slot stores as text.
 
-    The result has fewer than BUCKETS if the slot has no counts.
+    The result is empty if the slot has no counts.
     """
     return tuple(map(int, stored.split()))[:BUCKETS]
 
@@ -341,7 +341,7 @@ EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
 def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
     """Return how late a handler starts, in seconds.
 
-    The result is None for a retry, because its due time is not stored.
+    The result is None for a retry, because the due time of a retry is not stored.
 
     Args:
         attempt: Number of the attempt, from 1.

@@ -1,11 +1,11 @@
-"""Bodies in a store outside of Redis, which fsspec reads and writes, and references to them.
+"""Bodies in a store outside of Redis, and references to these bodies.
 
     1 byte      0x43: the body is an object, in the format of `Compressed`
     the rest    msgpack: store, name, bytes, SHA-256 of the object
 
-The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice. A
-process reads and removes only objects of stores that it was given, because references come from
-Redis, where other programs may write. Calls of the store block, so flows run them in a thread.
+The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice.
+References come from Redis, where other programs may write. A process therefore uses only the stores
+in its own configuration. Calls of a store block, so flows run these calls in a thread.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Store:
     def _files(self) -> tuple[Any, str]:
         """Return fsspec's file system and the store's root.
 
-        A forked child gets its own file system.
+        A forked child gets its own file system object.
         """
         options = {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {}
         fsspec = packages.load("fsspec", "offloaded", "rmq.Offloaded")
@@ -163,7 +163,9 @@ def open_store(url: str) -> Store:
 
 
 def known_stores() -> list[Store]:
-    """Return the stores of each `rmq.Offloaded` of this process, and the stores in RMQ_STORES.
+    """Return the stores that this process may read.
+
+    These are the stores of all its `rmq.Offloaded` objects, and the stores in RMQ_STORES.
 
     Raises:
         InvalidValue, ConfigurationError: RMQ_STORES is not valid, or a package is missing.
@@ -202,7 +204,7 @@ def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
-    """Write all objects. If one cannot be written, write none.
+    """Write all objects. If an object cannot be written, remove the others.
 
     Raises:
         StoreUnavailable: The store refused an object.
@@ -225,7 +227,10 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 
 
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
-    """Read objects of at most `limit` bytes. Return an error for each object that is unreadable."""
+    """Read objects. Return an error for each object that is unreadable or too large.
+
+    The largest allowed size of an object is `limit`, in bytes.
+    """
 
     def read(reference: Reference) -> bytes | DecodeError:
         what = reference.described
@@ -247,7 +252,7 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
 
 
 def remove_all(references: Sequence[Reference]) -> list[str]:
-    """Remove objects. Return for each an error if it remains, or '' if it is gone."""
+    """Remove objects. Return a text for each object: an error if the object remains, or ''."""
 
     def remove(reference: Reference) -> str:
         try:

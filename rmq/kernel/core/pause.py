@@ -21,7 +21,7 @@ TEXT_MAX = 500  # characters of `by`, and of `why`
 
 
 class Pause(NamedTuple):
-    """A pause of a topic: no consumer gets messages, or no send is accepted, until it ends.
+    """A pause of a topic. Until it ends, no consumer gets messages, or no send is accepted.
 
     Attributes:
         since_ms: Start of the pause, epoch ms by the server's clock.
@@ -35,12 +35,12 @@ class Pause(NamedTuple):
 
     @property
     def since(self) -> datetime:
-        """When the topic was paused."""
+        """The start of the pause."""
         return moment(self.since_ms)
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Return the pause of a verb from a topic's hash, or None if the verb is not paused."""
+    """Return the pause of receives or of sends from a topic's hash, or None if there is none."""
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
@@ -49,7 +49,7 @@ def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
 
 
 def verbs_of(value: object) -> tuple[Verb, ...]:
-    """Return the verbs of "receive", "send" or "both".
+    """Return the verbs that a value names: "receive", "send" or "both".
 
     Raises:
         InvalidValue: The value is none of these.
@@ -63,7 +63,7 @@ def verbs_of(value: object) -> tuple[Verb, ...]:
 
 
 def check_text(value: object, field: str) -> str:
-    """Return a text for `by` or `why`, one line.
+    """Return a text for `by` or `why` if it is one line and not too long.
 
     Raises:
         InvalidValue, InvalidType: The text is too long, has line breaks, or is not a str.
@@ -76,7 +76,9 @@ def check_text(value: object, field: str) -> str:
 
 
 def who(by: str | None) -> str:
-    """Return the name for the audit trail: `by`, or user@host if `by` is None.
+    """Return the name of an author for the audit trail.
+
+    If `by` is None, the name is user@host.
 
     Raises:
         InvalidValue, InvalidType: See `check_text`.

@@ -35,10 +35,10 @@ class Permit:
 class Permits:
     """A fixed number of permits for threads or tasks.
 
-    A signal handler or a time limit may raise between any two instructions of a caller, even in
-    its `finally`. Python then frees the Permit with the caller's frames, and the callback of a weak
-    reference makes room for another Permit. The callback is a C function, so signals cannot
-    interrupt it.
+    A signal handler or a time limit may raise an exception between any two instructions of a
+    caller, even in its `finally`. Python then frees the Permit with the caller's frames, and the
+    callback of a weak reference makes room for another Permit. The callback is a C function, so
+    signals cannot interrupt it.
 
     Args:
         size: Number of permits.

@@ -50,12 +50,15 @@ REFERENCE = 4 + RANDOM
 
 
 def reference(size: int, random: bytes) -> bytes:
-    """Return the reference that replaces a body of `size` bytes. `random` must have 8 bytes."""
+    """Return the reference that replaces a large body.
+
+    The argument `random` must have 8 bytes.
+    """
     return size.to_bytes(4, "big") + random
 
 
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
-    """Return the head of a record with the flag for a large body, and the reference to the body."""
+    """Return a record's head with the flag for a large body, and the reference to the body."""
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
@@ -65,7 +68,10 @@ def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
 
 
 def name_of(member: bytes, record: bytes) -> bytes:
-    """Return the name of the body that a record, or the end of a record, refers to."""
+    """Return the field name of the large body that a record refers to.
+
+    Only the last bytes of the record are needed.
+    """
     return member + record[-RANDOM:]
 
 
@@ -201,7 +207,7 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
 
 
 def read(data: bytes) -> Record:
-    """Read a record. Raises DecodeError as `fields_of` does."""
+    """Read a record. Raises DecodeError in the same cases as `fields_of`."""
     due, expires, key, headers, at = fields_of(data)
     return Record(
         data[0] >> 5,
@@ -217,7 +223,9 @@ def read(data: bytes) -> Record:
 
 
 def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple[bytes, bytes]:
-    """Return a record with other headers, for another topic: its head, and its rest from byte 9 on.
+    """Return a record for another topic, with other headers.
+
+    The result is the head of the record, and all its bytes from byte 9 on.
 
     Body, codec, priority and merge key are unchanged. The message is due at once.
 
@@ -278,7 +286,9 @@ def type_of(data: bytes) -> str | None:
 
 
 def check_body(flags: int) -> None:
-    """Refuse a record whose large body was not found, which its flags show.
+    """Refuse a record whose large body was not found.
+
+    The flags of such a record still show a large body.
 
     Raises:
         DecodeError: The record refers to a large body.
@@ -290,7 +300,7 @@ def check_body(flags: int) -> None:
 def audit_number(data: bytes) -> bytes:
     """Return the `<producer>.<number>` that `rmq.Audit` put on a message, or empty bytes.
 
-    Only the first header is read, as by `number_of` in `lua/lib/audit.lua`.
+    Only the first header is read, as in the function `number_of` of `lua/lib/audit.lua`.
     """
     at = _headers_at(data)
     at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
@@ -300,10 +310,10 @@ def audit_number(data: bytes) -> bytes:
 
 
 def keep_of(data: bytes) -> int:
-    """Return for how many seconds a message keeps its result, or 0 if it keeps none.
+    """Return for how many seconds the result of a message is kept, or 0 if it is not kept.
 
-    Only the first header is read, or the second of an audited message, as by `keep_of` in
-    `lua/lib/results/keep_mark.lua`.
+    Only the first header is read, or the second header of an audited message. The function
+    `keep_of` of `lua/lib/results/keep_mark.lua` does the same.
     """
     if not data[0] & HEADERS:
         return 0
@@ -334,7 +344,7 @@ def collected_bodies(body: bytes) -> list[bytes]:
 
 
 def offset_of(offset_low: int, newest: int) -> int:
-    """Return the acceptance number, from its low 32 bits and the newest number of the slot.
+    """Compute an acceptance number from its low 32 bits and the newest number of the slot.
 
     The result is exact if the slot accepted less than 2^32 messages after this message.
     """
@@ -342,7 +352,7 @@ def offset_of(offset_low: int, newest: int) -> int:
 
 
 def number_of(data: bytes, newest: int) -> int | None:
-    """Return the acceptance number of a message from its record, or None if that is cut short."""
+    """Return the acceptance number of a message, or None if its record is cut short."""
     if len(data) < BARE:
         return None
     return offset_of(int.from_bytes(data[4:BARE], "big"), newest)
@@ -364,7 +374,10 @@ def marks(headers: dict[str, str]) -> dict[str, str]:
 
 
 def is_bare(first: int) -> bool:
-    """Return whether a record is minimal: BARE bytes, and then a body without compression."""
+    """Return whether a record has only BARE bytes before an uncompressed body.
+
+    The argument is the record's first byte.
+    """
     return not first & 31 and first >> 5 != Compressed.number
 
 
@@ -404,7 +417,8 @@ def bodies_of(record: Record) -> list[bytes]:
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
     """Return the decompressed bodies of a record, each with the number of its codec.
 
-    At most `most` bytes are decompressed. The second value is False if there are more bytes.
+    The value of `most` limits the number of decompressed bytes. The second value of the result is
+    False if the record has more bytes.
 
     Raises:
         DecodeError: A body is missing, cut short, or damaged within these bytes.

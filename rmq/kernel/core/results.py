@@ -42,5 +42,5 @@ class Results:
 
     @property
     def seconds(self) -> int:
-        """How long a result is kept, in whole seconds."""
+        """Time for which a result is kept, in whole seconds."""
         return keep_seconds(self.keep, "results.keep")

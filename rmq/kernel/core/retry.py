@@ -33,12 +33,12 @@ def _share(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Waits that double: base, 2 base, 4 base, ... up to cap.
+    """Waits that double with each retry, from `base` up to `cap`.
 
     Args:
         base: First wait, seconds or timedelta.
         cap: Longest wait, seconds or timedelta.
-        jitter: Share of each wait that is drawn at random, 0 to 1. 1 is "full jitter".
+        jitter: Share of each wait that is drawn at random, 0 to 1. The value 1 is "full jitter".
     """
 
     base: Duration = 1.0
@@ -112,7 +112,7 @@ class Immediate:
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw the wait after a failed attempt (1 is the first delivery), as the scripts do."""
+    """Draw the wait in ms after a failed attempt. The first delivery is attempt 1."""
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 
@@ -128,10 +128,10 @@ _WORDS: dict[str, Policy] = {
 
 
 def parse_policy(value: object) -> Policy:
-    """Return the retry policy for its word or its text, such as "exponential:1s:10m:1".
+    """Return the retry policy for a text such as "immediate" or "exponential:1s:10m:1".
 
-    A policy is returned unchanged. Durations in text are seconds, or have a unit: 500ms, 30s, 5m,
-    2h, 1d.
+    A policy object is returned unchanged. Durations in text are seconds, or have a unit: 500ms,
+    30s, 5m, 2h, 1d.
     """
     if isinstance(value, Exponential | Levels | Immediate):
         return value

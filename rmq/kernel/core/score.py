@@ -41,7 +41,7 @@ def family(score: float) -> Family:
 
 
 def lane_of(score: float) -> int:
-    """Return the lane (a number for a group) of a held message from its score."""
+    """Return the lane of a held message from its score. A lane is a number for a group."""
     part, exponent = math.frexp(-score)
     return (exponent - 1) * 2048 + int((2 * part - 1) * 2048)
 

@@ -1,9 +1,9 @@
 """Numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
-A producer is one client in one process. After a fork or a restart it is a new producer. The
-sequence of a slot keeps the numbers in use, and the number up to which all are complete. A number
-is complete when its message was accepted or when no message has it. The sequence also keeps up to
-which number it has reported to Redis.
+A producer is one client in one process. After a fork or a restart it is a new producer. A number is
+complete when the message with this number was accepted, or when it is certain that no message has
+this number. For each slot, the producer stores the largest number up to which all numbers are
+complete. The producer regularly reports this number to Redis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Report(NamedTuple):
     """A report to Redis about the numbers of one slot.
 
     Attributes:
-        old: Number up to which the previous report went.
+        old: Value of `sent` in the previous report.
         sent: Number up to which all numbers are complete.
         ranges: Ranges of numbers that no message has.
         unused: The same numbers as a list.
@@ -93,7 +93,7 @@ class SlotSequence:
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """Return a report that fits one call, or None if all numbers are reported."""
+        """Return a report that fits in one call, or None if all numbers are reported."""
         with self._lock:
             if self.complete == self.reported and not self._unused:
                 return None
@@ -132,7 +132,10 @@ class ProducerSequence:
             self._start()
 
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
-        """Return the number sequence of a slot of the topic that was created at time `created`."""
+        """Return the sequence of a slot.
+
+        The argument `created` is the creation stamp of the slot.
+        """
         self._check_fork()
         sequence = self._slots.get((keys.slot, created))
         if sequence is None:
@@ -161,9 +164,9 @@ class ProducerSequence:
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """Return the headers of a message, as a msgpack map: its audit number, then `others`.
+    """Return a message's headers as a msgpack map that begins with the audit number.
 
-    `others` is a msgpack map of other headers, or b"" if there are none.
+    The argument `others` is a msgpack map of the other headers, or b"" if there are none.
     """
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text

@@ -52,10 +52,10 @@ DEPTH_DEFAULT, DEPTH_CEILING = 1000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability by WAIT: a send returns when `n` replicas have the message in memory.
+    """Durability by WAIT: a send returns when enough replicas have the message in memory.
 
     Args:
-        n: Number of replicas, 1 to 100.
+        n: Number of replicas that must have the message, 1 to 100.
         timeout: Longest wait for the replicas, seconds or timedelta, at most 60 s.
     """
 
@@ -73,12 +73,13 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability by WAITAOF: a send returns when the server and `n` replicas have it on disk.
+    """Durability by WAITAOF: a send returns when the message is on enough disks.
 
     Needs Redis 7.2.
 
     Args:
-        n: Number of replicas in addition to the server, 0 to 100.
+        n: Number of replicas that must have the message on disk, in addition to the server, 0 to
+            100.
         timeout: Longest wait, seconds or timedelta, at most 60 s.
     """
 
@@ -101,7 +102,7 @@ _LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync
 def parse_durability(value: object) -> Durability:
     """Return the durability for "memory" or a text such as "replicated:1:500ms".
 
-    A durability is returned unchanged. The duration in a text is in seconds, or has a unit.
+    A durability object is returned unchanged. The duration in a text is in seconds, or has a unit.
     """
     if value is None or value == "memory":
         return None
@@ -144,7 +145,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Return the priority for timed messages when they are due, from a number. "first" is 0."""
+    """Return the setting `timed_priority` from a number or a text. The text "first" means 0."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -216,8 +217,8 @@ class Settings:
         max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
-            drops retries, or timed messages before they are due. A slot above its share shrinks
-            by up to 1000 messages with each send.
+            drops retries, or timed messages before they are due. If a slot has more messages than
+            its share, each send drops up to 1000 of them.
         max_body: Largest encoded body, bytes.
         expires_ms: How long after its due time a message may still be delivered, or 0 for no limit.
         on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
@@ -234,10 +235,10 @@ class Settings:
             is missed.
         groups: How messages with a group are delivered. If it is None, the group of a message is
             only a label.
-        max_depth: Largest number of follow-ups in a row that may lead to a follow-up of a message
-            of this topic, or 0 for no limit. A message that would exceed it becomes a dead letter.
-        dead_to: Topic that gets a copy of each message of this topic that becomes a dead letter, in
-            the same step, or None.
+        max_depth: Maximum length of a chain of follow-ups, or 0 for no limit. The setting of the
+            acked message's topic applies. A message that would exceed it becomes a dead letter.
+        dead_to: Topic that gets a copy of each dead letter of this topic, or None. The copy is
+            stored in the same step.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
         sends_paused: Pause of all sends, or None if they are not paused.
         layout: Effects of `Admin.topic_resize` on the slots, or None if the topic was never
@@ -288,9 +289,9 @@ class Settings:
         return slos.parse(self.slo)
 
     def in_slot_order(self, ordered: bool) -> bool:
-        """Return whether a consumer with `ordered` handles each slot in order.
+        """Return whether a consumer with this value of `ordered` handles each slot in order.
 
-        If the topic has groups, `ordered` means the order of each group, and the result is False.
+        If the topic has groups, messages are ordered within each group, and the result is False.
 
         Raises:
             InvalidValue: The topic allows several messages of a group in flight at a time.
@@ -318,7 +319,7 @@ class Settings:
     def first_slots(self) -> int:
         """The number of slots when the topic was created.
 
-        It chooses the slots of dedup keys and claims.
+        This number selects the slots of dedup keys and claims.
         """
         return self.layout.first if self.layout else self.slots
 
@@ -459,7 +460,7 @@ def _describe(name: str, value: Any) -> Any:
 
 
 def check(requested: Mapping[str, object]) -> dict[str, Any]:
-    """Check the settings that a caller gives, and return them by field.
+    """Check the settings that a caller gives, and return their values by field name.
 
     Raises:
         InvalidValue: A value is out of range.
@@ -478,7 +479,7 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
     """Read the settings of a topic from its hash.
 
     Raises:
-        FormatMismatch: The topic was created by an RMQ that writes another format.
+        FormatMismatch: The topic was created by a version of RMQ that writes another format.
     """
     if stored.get("format") != str(FORMAT):
         raise FormatMismatch(
@@ -527,7 +528,7 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
 
 
 def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
-    """Check changes of settings, and return them by field.
+    """Check changes of settings, and return the new values by field name.
 
     Raises:
         InvalidValue: No setting is given, a setting is fixed, or a value is out of range.

@@ -1,10 +1,10 @@
-"""The setting `slo` of a topic: how late its messages may be delivered, and whether they are.
+"""The setting `slo` of a topic: an objective for the lateness of deliveries, and its check.
 
 A service-level objective such as "p99<2s" means that 99 of 100 messages are received less than 2 s
-after they were due. The objective is compared with the messages received in the last minutes
-(`WINDOW_MS`), as `metrics` counts them, to within a factor of 2. If no message was received, the
-objective is compared with the wait of the oldest message, whose lateness will be at least that
-long.
+after they were due. The objective is compared with the lateness of the messages received in the
+last minutes (`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts
+messages in buckets. If no message was received, the objective is compared with the wait of the
+oldest message, whose lateness will be at least that long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Slo(NamedTuple):
         return f"p{self.percentile}<{format_duration(self.within_s)}"
 
     def is_missed(self, lateness_s: float | None) -> bool:
-        """Return whether a lateness misses the objective. An unknown lateness (None) does not."""
+        """Return whether a lateness misses the objective. False if it is unknown (None)."""
         return lateness_s is not None and lateness_s >= self.within_s
 
     def lateness_s(self, taken: Counts, late_ms: int) -> float | None:

@@ -20,7 +20,10 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Call `handler` with number and frame at each signal. Restore the old handlers at the end."""
+    """Call a function at each signal, with the signal's number and frame.
+
+    The old handlers are restored at the end.
+    """
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -30,7 +33,7 @@ def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator
 
 
 class StopSignals:
-    """Signals that arrive while `received` is open."""
+    """Signals that arrive while the context manager `received` is active."""
 
     def __init__(self) -> None:
         self.asked = False  # after a first signal

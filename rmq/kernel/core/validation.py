@@ -4,11 +4,10 @@ Each check raises an error that names the field, the value and what to give inst
 durations is here: `duration_ms` checks a value, `parse_duration` reads a text, and
 `format_duration` writes a text.
 
-Ranges are a growing list of (first, last) pairs that do not touch. `UNSEEN` has the characters that
-are invisible, and those that change the direction of the text around them. Bodies, errors, headers
-and names come from other people, so the command line and the console show these characters as
-codes. ASCII control characters are not part of `UNSEEN`, because terminal and page treat them
-differently.
+Ranges are a growing list of (first, last) pairs that do not touch. `UNSEEN` has the invisible
+characters, and the characters that change the direction of text. Bodies, errors, headers and names
+come from other people, so the command line and the console show these characters as codes. ASCII
+control characters are not part of `UNSEEN`, because terminal and page treat them differently.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def from_numbers(numbers: Iterable[int]) -> Ranges:
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges sorted and merged. They may be given in any order."""
+    """Return ranges sorted and merged. The argument may be in any order."""
     result: Ranges = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -121,7 +120,7 @@ def format_duration(value: Duration) -> str:
 
 
 def span(ms: float, gap: str = "", minute: str = "m") -> str:
-    """Return a length of time as text for people, in at most two units.
+    """Return a length of time as text for people, with at most two units.
 
     Args:
         ms: Length of time, ms.
@@ -176,7 +175,7 @@ def check_priority(value: object) -> int:
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate that is not None (unlimited), or above 0 and at most a billion per second."""
+    """Refuse a rate, except None (unlimited) and numbers above 0 up to a billion per second."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")

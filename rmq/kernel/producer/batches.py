@@ -35,7 +35,7 @@ class SendBatch:
         self.slot = slot
         self.merging = merging  # the first message if all have merge keys; else none has a key
         self.options: tuple[bytes, str, int] | None = None  # of the last merging message
-        self.done = 0  # number of first messages that have results
+        self.done = 0  # number of messages, from the first, that have results
         self.ids: Sequence[MessageId] = []
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
         self.parts: list[bytes] = []  # head and rest of each record, or arguments of scripts.merge
@@ -46,7 +46,7 @@ class SendBatch:
         self.sequence: SlotSequence | None = None
 
     def set_apart(self, worth: int) -> None:
-        """Move large bodies out of records if together they have at least `worth` bytes.
+        """Move large bodies out of records, unless their total size is below `worth` bytes.
 
         A reference replaces each body in its record.
         """
@@ -60,7 +60,7 @@ class SendBatch:
             self.parts[2 * at : 2 * at + 2] = head, rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
-        """Return whether its messages are new and differ only in bodies and headers."""
+        """Return whether the messages are new and differ only in bodies and headers."""
         if self.merging is not None or self.given_ids:
             return False
         heads = self.parts[::2]
@@ -79,9 +79,9 @@ def make_batches(
 ) -> None:
     """Check and encode all messages and make their ids. Append batches to `batches`.
 
-    `batch_max` is the largest number of messages in a batch. `kept` says whether the caller may
-    send the new ids again. `staged` says whether the messages go to a stage, where large bodies
-    stay in their records and each message with a merge key has its own batch.
+    The argument `batch_max` is the largest number of messages in a batch. With `kept`, the caller
+    may send the new ids again. With `staged`, the messages go to a stage. In a stage, large bodies
+    stay in their records, and each message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -98,7 +98,10 @@ def make_batches(
 
 
 class Outdated(Exception):
-    """Raised if settings were read again after messages were encoded, so slots may have changed."""
+    """Raised if settings were read again after messages were encoded.
+
+    The slots of the topic may have changed.
+    """
 
 
 def _batch_alike(
@@ -107,7 +110,9 @@ def _batch_alike(
     batches: list[SendBatch],
     batch_max: int,
 ) -> bool:
-    """Make batches if all messages have only a body and the same priority, or return False.
+    """Make batches of messages that have only a body and the same priority.
+
+    For other messages, return False.
 
     Each pass does one step for the whole batch, which is faster than `_batch_each`. If the result
     is False, `batches` is unchanged.

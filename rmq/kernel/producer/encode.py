@@ -1,4 +1,4 @@
-"""Check and encode a message before it has an id, for all ways of sending. No Redis here."""
+"""Check and encode a message before it has an id. This code serves all kinds of sends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EncodedMessage:
 def encode(
     context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
 ) -> EncodedMessage:
-    """Check and encode a message. With `allow_past`, a due time of any age is accepted.
+    """Check and encode a message. If `allow_past` is True, a due time of any age is accepted.
 
     Raises:
         InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The message cannot be sent.
@@ -137,7 +137,7 @@ def encode(
 
 
 def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
-    """Return the basis that chooses the slot of a message: its group, or its `slot_basis`.
+    """Return the basis that selects the slot of a message: its group, or its `slot_basis`.
 
     Raises:
         InvalidValue: Both are given and differ.
@@ -155,7 +155,7 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 def is_plain(out: Outgoing) -> bool:
     """Return whether a message has a body and no option except a priority, as most messages do.
 
-    It is nevertheless not plain if the topic object has `results`.
+    If the topic object has the option `results`, no message is plain.
     """
     return (
         out.delay is None
@@ -182,7 +182,7 @@ def is_plain(out: Outgoing) -> bool:
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
-    """Check and encode a message without options except a priority. Return head and body."""
+    """Check and encode a plain message. Return the record's head and the encoded body."""
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
     if len(body) > settings.max_body:
@@ -207,9 +207,12 @@ def _keep_mark(keep_s: int) -> dict[str, str]:
 
 
 def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
-    """Encode the headers of RMQ that have a fixed place, the sender's headers, and RMQ's others.
+    """Encode the headers of a message.
 
-    `keep_s` is the time for which the result is kept, or 0 to keep none.
+    RMQ's headers with a fixed position come first, then the sender's headers, then RMQ's other
+    headers.
+
+    The argument `keep_s` is the time for which the result is kept, in seconds, or 0.
     """
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
@@ -232,7 +235,10 @@ def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
 
 
 def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message. Return its header value, or an empty one without a group."""
+    """Check the group of a message.
+
+    Return the value of the group's header, or '' if the message has no group.
+    """
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
             name = "weight" if out.share_key is None else "share_key"
@@ -266,7 +272,10 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Return a message's due time in epoch ms, its delay in ms, or 0 if it is due at once."""
+    """Return a message's due time in epoch ms, its delay in ms, or 0.
+
+    The result is 0 if the message is due at once.
+    """
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
     if out.delay is not None:

@@ -1,4 +1,4 @@
-"""Write large bodies to a store before their messages are sent, for codecs of `Offloaded`."""
+"""Write large bodies to a store before their messages are sent, for the codec `Offloaded`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def send(
     store: Callable[[Iterable[Outgoing]], Stored],
     messages: Iterable[Outgoing],
 ) -> Stored:
-    """Send messages by `store`, with references in place of large bodies.
+    """Send messages with the function `store`, with references in place of large bodies.
 
     All messages are checked before the first object is written. If Redis refuses a message, its
     object is removed. If the outcome of a message is unknown, its object stays until unused objects
@@ -62,8 +62,9 @@ def set_apart(
 ) -> tuple[Outgoing, Object | None]:
     """Encode the body of a message.
 
-    Return the message with the encoded body. For a large body, the message has a reference instead.
-    Then also return the object to write, before the message is sent.
+    Return the message with the encoded body. If the body is large, the message has a reference
+    instead, and the object is also returned. The caller must write the object before it sends the
+    message.
     """
     data = codec.encode(out.body)
     if len(data) <= min(codec.above, context.settings.max_body):
@@ -77,7 +78,7 @@ def _unused(
     objects: Mapping[int, Object],
     results: Sequence[SendResult],
 ) -> Flow[list[Reference]]:
-    """Return the objects of duplicates, which no record refers to.
+    """Return references to the objects of duplicates, because no record needs these objects.
 
     A duplicate may be this send itself, repeated after a lost reply. If its message is already
     settled, the object is removed a second time, which is harmless.

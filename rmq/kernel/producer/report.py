@@ -1,4 +1,4 @@
-"""Report to Redis which numbers a producer has given to accepted messages, for `rmq.Audit`."""
+"""Report to Redis which audit numbers a producer has given to accepted messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
 
 
 def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None]) -> None:
-    """Record which numbers belong to accepted messages, and which numbers no message has."""
+    """Record which audit numbers belong to accepted messages, and which numbers are unused."""
     for batch in batches:
         void = []
         for position, number in enumerate(batch.numbers):
@@ -53,7 +53,10 @@ def schedule(producer: ProducerSequence) -> Flow[None]:
 
 
 def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
-    """Report all unreported numbers. With `again`, retry in a second if Redis is away."""
+    """Report all unreported numbers.
+
+    If Redis is away and `again` is True, try again in a second.
+    """
     producer.report_started()
     while True:
         reports = [

@@ -17,18 +17,21 @@ STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
 def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
-    """Return the id of the message whose name is at position `at` of `members`.
+    """Return the id of the message into which another message was merged.
 
-    It is in the same slot as `id`.
+    Args:
+        id: Id of the merged message. Both messages are in the same slot.
+        members: Concatenated members of the messages into which a call merged messages.
+        at: Index of the member.
     """
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
 
 
 class CallResults(Sequence[SendResult]):
-    """Results of the messages of one call, made one by one at each access.
+    """Results of the messages of one call. Each result is made when it is accessed.
 
-    They compare and print like a list of results.
+    The sequence compares and prints like a list of results.
     """
 
     __slots__ = ("_durable", "_ids", "_mixed", "_reply", "_slot")
@@ -92,7 +95,7 @@ class Results:
 
     Attributes:
         rows: Result of each message.
-        refusal: Why messages without a result were refused, if the topic was resized.
+        refusal: Error for messages that were refused because the topic was resized, or None.
         unfinished: Groups whose last messages must be sent in another call.
     """
 
@@ -106,7 +109,7 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return a copy of the results in which the messages at `indexes` have other results."""
+        """Return a copy of the results, with other results for the messages at some positions."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result

@@ -22,9 +22,10 @@ MERGE_PARTS = 3  # arguments for each merging message
 def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
-    """Report that numbers up to `sent` are complete, and that no message has those in `ranges`.
+    """Report the numbers that a producer has completed in a slot.
 
-    `old` is the `sent` of the previous report, or 0 for the first report.
+    All numbers up to the number in `sent` are complete. No message has the numbers in `ranges`. The
+    argument `old` is the value of `sent` in the previous report, or 0.
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
@@ -62,8 +63,8 @@ def send(
 ) -> Command[SendReply]:
     """Accept messages into one slot.
 
-    `parts` has head and rest of each record, in the order of ids. `bodies` has the large bodies, by
-    the position of the record that refers to each.
+    The argument `parts` has the head and the rest of each record, in the order of the ids. The
+    argument `bodies` has the large bodies, by the position of their record.
     """
     members = (b"", *members_of(ids))
 
@@ -88,7 +89,8 @@ def send_one(
 ) -> Command[SendReply]:
     """Accept one message without options except a priority.
 
-    `apart` is the size in bytes of the smallest body that is stored outside of its record.
+    The argument `apart` is the size of the smallest body that is stored outside of its record, in
+    bytes.
     """
     whole = (head, member_of(id), body)
     if len(body) < apart:
@@ -109,8 +111,8 @@ def send_uniform(
 ) -> Command[SendReply]:
     """Accept messages without times that differ only in their bodies.
 
-    `ids` are new ids with consecutive stamps. `bodies` has the large bodies as in `send`. If it is
-    given, all records refer to large bodies.
+    The ids are new and have consecutive stamps. The argument `bodies` has the large bodies as in
+    `send`. If `bodies` is given, all records refer to large bodies.
     """
     first = member_of(ids[0])
 
@@ -149,9 +151,9 @@ def _send(
 ) -> Command[SendReply]:
     """Return the call of the script `send`.
 
-    `write` is the command that stores large bodies outside of the records. `in_records` returns the
-    messages with large bodies in their records, for a server that cannot do both in one
-    transaction.
+    The argument `write` is the command that stores large bodies outside of the records. Some
+    servers cannot run this command and the script in one transaction. For such a server,
+    `in_records` returns the messages with large bodies in their records.
     """
     before = [
         clock.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
@@ -189,9 +191,9 @@ def merge(
         session: Replay session of the call.
         ids: Ids of the messages.
         parts: Options, envelope and body of each message. Options are the head and the text `<mode>
-            <max_wait_ms> <largest list that it may join, bytes> `. They are empty if they equal the
-            options of the previous message.
-        done: Number of messages at the beginning that are left out.
+            <max_wait_ms> <largest list that it may join, bytes> `. The options are empty if the
+            previous message has the same options.
+        done: Number of messages that are left out, counted from the first message.
     """
     each, options = list(parts), b""
     if done:

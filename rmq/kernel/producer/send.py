@@ -51,7 +51,10 @@ BLOCK_S = 30.0  # how long a send waits for room if the topic's overflow is "blo
 
 
 class DurabilityOverride(NamedTuple):
-    """The durability of one send, used in place of the topic's durability. None is "memory"."""
+    """The durability of one send, in place of the topic's durability.
+
+    If `level` is None, the durability is "memory".
+    """
 
     level: Durability
 
@@ -69,9 +72,9 @@ def send(
 ) -> Flow[SendResult]:
     """Send one message. `Topic.send` describes `durability` and `timeout`.
 
-    A plain message is sent by a shorter and faster code path. If the topic is full, paused, resized
-    or was created again, its call is refused and nothing is stored. The message is then sent again
-    as a batch of one. Messages that are sent while other sends are in progress share the next call.
+    A plain message takes a shorter and faster code path. If the topic is full, paused, resized or
+    was created again, the call is refused and nothing is stored. The message is then sent again as
+    a batch of one. Messages that are sent while other sends are in progress share the next call.
     """
     if (
         durability is None
@@ -139,8 +142,8 @@ def send_many(
 
     `Topic.send` describes `durability` and `timeout`.
 
-    All messages are checked and encoded before the first call. The messages of one slot without a
-    merge key are stored by one call: either all of them or none. All calls share a round trip.
+    All messages are checked and encoded before the first call. One call stores the messages of one
+    slot that have no merge key: either all of them or none. All calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -156,7 +159,10 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages by `store`. With interceptors, send copies that the hooks may change."""
+    """Send messages with the function `store`.
+
+    If there are interceptors, copies of the messages are sent, because hooks may change them.
+    """
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
         store = partial(offloading.send, context, context.codec, store)
@@ -193,7 +199,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the coalescer of sends with a durability. None means the topic's own durability."""
+    """Return the coalescer of sends with this durability. None means the topic's own durability."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -248,7 +254,7 @@ def _send(
     override: DurabilityOverride | None,
     wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages. If a resize of the topic caused a refusal, send the refused messages again."""
+    """Send messages. If messages were refused because of a resize, send these messages again."""
     given: Sequence[Outgoing]
     if isinstance(messages, list | tuple):
         given = messages
@@ -286,7 +292,7 @@ def _send_once(
     override: DurabilityOverride | None,
     call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages by the number of slots that this client last read.
+    """Send messages to slots, selected by the number of slots that this client last read.
 
     `call` is `_call` or `_call_together`.
     """
@@ -370,7 +376,7 @@ def _replies(
     """Make calls.
 
     Returns:
-        Replies or errors, a text about missing copies ('' if none), and the durability reached.
+        Replies or errors, a text about missing copies or '', and the durability that was reached.
     """
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
@@ -389,9 +395,9 @@ def _call(
     override: DurabilityOverride | None,
     until: float,
 ) -> Flow[None]:
-    """Make the calls. If a full topic blocks, repeat refused calls until time `until`.
+    """Make the calls. If a full topic blocks, repeat refused calls until a time.
 
-    `until` is a time of the monotonic clock.
+    The argument `until` is a time of the monotonic clock.
     """
     pause = 0.01
     while True:
@@ -501,7 +507,7 @@ def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: 
 
 
 def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
-    """Return a text that says how to repeat a send with less durability than requested."""
+    """Return a text for an error that says how to repeat a send that is not durable enough."""
     stored = [result.id for result in results if result is not None]
     adds = "adds nothing while the message is there" + (
         f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""

@@ -1,1 +1,1 @@
-"""What all calls use of a topic: its settings, slots, counts and messages."""
+"""Parts of a topic that all calls use: its settings, slots, counts and messages."""

@@ -1,4 +1,4 @@
-"""Base classes of the parts of Admin: they run the flow of a verb."""
+"""Base classes of the parts of Admin, which run the flows of its methods."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class AuditLine(NamedTuple):
         at_ms: Time in epoch ms, by the server's clock.
         by: Name of the person or program.
         what: The verb, such as "job start".
-        subject: Object of the verb, such as the id of a job.
+        subject: Thing that was changed, such as the id of a job.
         text: Further details.
     """
 
@@ -42,7 +42,7 @@ class AuditLine(NamedTuple):
 
     @classmethod
     def unpack(cls, text: bytes, score: float) -> AuditLine:
-        """Read a line from Redis. Its `what` is "unreadable" if RMQ did not write the line."""
+        """Read a line from Redis. If RMQ did not write the line, `what` is "unreadable"."""
         try:
             at_ms, *words = json.loads(text)
             by, what, subject, rest = (str(word) for word in words)
@@ -56,20 +56,23 @@ AUDIT_LINES_MAX = 10_000
 
 
 def note(prefix: str, line: AuditLine) -> Flow[None]:
-    """Add a line to the audit trail. If the same line is there already, nothing is added."""
+    """Add a line to the audit trail, unless the audit trail already has the same line."""
     key = audit_trail_key(prefix)
     yield RawCommand("audit_trail", "ZADD", key, line.at_ms, line.pack())
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
 def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
-    """Add a line about an act that has just ended. If `by` is None, it names user@host."""
+    """Add a line about an act that has just ended. If `by` is None, the line names user@host."""
     now_ms = yield from server_ms("audit_trail")
     yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
 
 
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
-    """Return the lines of the audit trail up to a time, at most `limit`, the newest first."""
+    """Return lines of the audit trail, the newest first.
+
+    The argument `limit` is the largest number of lines. Lines after the time `until` are left out.
+    """
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")
     command = Command(

@@ -53,9 +53,9 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 
 
 def change_layout(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
-    """Change fields of the topic's hash, unless another client has changed the hash.
+    """Change fields of the topic's hash. Return False if another client has changed the hash.
 
-    This client uses the fields that Redis has afterwards.
+    In both cases, this client then uses the fields that are in Redis.
     """
     reply = yield scripts.topic_resize(context, context.revision, fields)
     if reply.state < 0:

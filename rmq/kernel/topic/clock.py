@@ -16,7 +16,7 @@ def set_clock(test_us: int | None) -> None:
 def now_ms() -> int:
     """Return the test's time, or the time of this machine's clock, in epoch ms.
 
-    Use it only where an error of some seconds is harmless. Whether a message is due is decided by
-    the server's clock.
+    Use this function only if an error of some seconds does no harm. The server's clock decides
+    whether a message is due.
     """
     return int(now_us) // 1000 if now_us else time.time_ns() // 1_000_000

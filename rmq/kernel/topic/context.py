@@ -55,11 +55,11 @@ class TopicContext:
         self.revision = 0  # number of changes of the settings, when they were read
         self.fresh_until = 0.0  # monotonic time at which the settings must be read again
         self.current_until = 0.0  # as `fresh_until`; 0: open the topic before its next use
-        self.full_until = 0.0  # until then no slot has room for another; by the monotonic clock
+        self.full_until = 0.0  # monotonic time until which all slots are taken as full
         self.is_ready = False
         self.siblings: Iterable[TopicContext] = ()  # contexts of topics that the program declared
         self.result_signals: Any = None  # of the client (rmq.kernel.results.signals)
-        # Of follow-ups, by name, and whether the program has declared the topic.
+        # Topics of follow-ups by name, and whether the program has declared each topic.
         self.targets: dict[str, tuple[TopicContext, bool]] = {}
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
         self.keep_s = 0  # seconds for which results are kept, unless a send says otherwise
@@ -98,7 +98,7 @@ class TopicContext:
     ) -> None:
         """Store the settings of the topic, and the creation stamp that identifies it in Redis.
 
-        `ready` says whether every slot has these settings.
+        The argument `ready` says whether every slot has these settings.
         """
         stamp = settings.slot_stamp(created)
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]

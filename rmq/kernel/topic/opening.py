@@ -81,7 +81,7 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 
 
 def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
-    """Open the topic. Return whether this call created it.
+    """Open the topic. Return whether this call created the topic.
 
     `fails_fast` says whether reads fail at once if a master node is away.
 
@@ -140,7 +140,7 @@ def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | N
 
 
 def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[str, Any]]:
-    """Return settings with the number of slots of the topic that `dead_to` names.
+    """Add the topic's number of slots to the setting `dead_to`.
 
     Raises:
         InvalidValue: `dead_to` names the topic itself, a topic with groups, or a topic that does
@@ -232,9 +232,8 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
     """Write the topic's new settings to its slots, and use the settings afterwards.
 
-    Until all slots are written, other threads use this context unchanged. So no message is sent
-    with the new number of slots before every slot refuses messages that are sent with the old
-    number.
+    Until all slots are written, other threads use this context unchanged. So every slot refuses
+    messages for the old number of slots before a message is sent with the new number.
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)
@@ -247,7 +246,10 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Use the settings of a reply from now on. `is_ready` says whether every slot has them."""
+    """Use the settings of a reply from now on.
+
+    The argument `is_ready` says whether every slot has these settings.
+    """
     context.open_with(kept, _created(reply), is_ready, _revision(reply))
 
 
@@ -256,9 +258,9 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
     Args:
         context: The topic.
-        spare_away: Whether to skip slots of a cluster whose masters are away, if all other slots
-            already had these settings. The skipped slots have the settings as well, unless the
-            client that wrote the settings died halfway.
+        spare_away: Whether to skip slots whose master node is away, if all other slots already had
+            these settings. The skipped slots then usually have the settings as well. They lack the
+            settings if the client that wrote the settings died halfway.
 
     Raises:
         TopicVanished: A slot belongs to an earlier topic of this name.
@@ -288,10 +290,10 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
 
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
-    """Find out why a call was refused: the topic was resized, deleted, or created again.
+    """Find out whether a call was refused because the topic was resized, deleted or created again.
 
-    The error of one slot does not show whether the topic is gone, or only this slot. Therefore the
-    topic is read again, and `error.recreated` is set. If the topic was created again, the next call
+    The error of one slot does not show whether the whole topic is gone. Therefore this function
+    reads the topic again and sets `error.recreated`. If the topic was created again, the next call
     opens the new topic.
 
     Returns:
@@ -346,7 +348,10 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 def paused_error(
     context: TopicContext, consequence: str, results: list[Any] | None = None
 ) -> Flow[TopicPaused]:
-    """Return the error for a send while sends are paused: who paused them, when and why."""
+    """Return the error for a send while sends are paused.
+
+    The error says who paused the sends, when and why.
+    """
     text = ""
     with suppress(RMQError):
         reply = yield scripts.topic(context, None)
@@ -370,7 +375,7 @@ def _revision(reply: TopicReply) -> int:
 
 
 def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
-    """Open the topic if it is not open. If its settings are old, read them again.
+    """Open the topic if it is not open. If its settings are old, read the settings again.
 
     `fails_fast` says whether reads fail at once if a master node is away.
     """

@@ -44,7 +44,7 @@ class TopicOverview:
         context: Keys of the topic, and its settings if they could be read.
         slots: Counts of each slot, by the names of `Admin.stats`.
         lateness: Counts of deliveries by lateness, since the topic was created.
-        error: Why the topic cannot be read, or None.
+        error: Reason why the topic cannot be read, or None.
     """
 
     context: TopicContext
@@ -74,8 +74,8 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
     Args:
         prefix: Prefix of all keys.
         names: Names of the topics.
-        partly: Whether a topic gets an error if a master of the cluster is away. If False, the
-            error is raised.
+        partly: Whether a missing master node gives its topics an `error`. If False, the error is
+            raised.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -102,7 +102,7 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
 
 
 def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
-    """Store a topic's settings in its context. Return the reason if that is impossible."""
+    """Store a topic's settings in its context. Return an error if the settings cannot be used."""
     if reply.state < 0:
         return opening.not_found(context)
     if "deleting" in reply.kept:
@@ -133,14 +133,20 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names of all listed topics, sorted. Entries that are no names are left out."""
+    """Return the names of all listed topics, sorted.
+
+    Entries that are not valid names are left out.
+    """
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def stored_topics(prefix: str) -> Flow[set[str]]:
-    """Return the names of topics that are in Redis, listed or not. SCAN reads all keys."""
+    """Return the names of all topics in Redis, also of topics that are not listed.
+
+    The command SCAN reads all keys.
+    """
     pattern = topic_key(prefix, "*")
     begin, _, end = pattern.partition(b"*")
     names: set[str] = set()
@@ -154,7 +160,7 @@ def stored_topics(prefix: str) -> Flow[set[str]]:
 
 
 def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
-    """List topics again that are in Redis. Return the names that were missing in the list."""
+    """Add topics that exist in Redis to the list of topics. Return the names that were missing."""
     added = []
     for name in names:
         with suppress(ScriptFailed, AccessDenied):  # another type, or a key of other users
@@ -167,7 +173,7 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
 
 
 def drop_wrong_lists(prefix: str) -> Flow[None]:
-    """Delete lists of topics that another program has replaced by a value of another type."""
+    """Delete a list of topics that another program has replaced by a value of another type."""
     for key in (topics_key(prefix), scheduled_key(prefix)):
         yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))
     for key in (workers_key(prefix), jobs_key(prefix), audit_trail_key(prefix)):

@@ -104,7 +104,7 @@ def page(
 ) -> Flow[Page]:
     """Read the next messages of a part of a queue.
 
-    With `raw`, return records in place of decoded bodies.
+    If `raw` is True, messages have records in place of decoded bodies.
     """
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
@@ -174,7 +174,7 @@ class QueueBlock(NamedTuple):
         )  # fmt: skip
 
     def part(self, start: int, stop: int) -> QueueBlock:
-        """Return the messages of some rows."""
+        """Return the rows from `start` up to `stop`, without the row at `stop`."""
         return self._replace(
             ids=self.ids[start * ID_BYTES : stop * ID_BYTES],
             scores=self.scores[start:stop],
@@ -210,7 +210,7 @@ class QueueBlock(NamedTuple):
         return [last.deliveries if last else 0 for last in self.last_failures()]
 
     def due_ms(self) -> list[int] | None:
-        """Return the due times of waiting messages, with 0 for a message that has a priority.
+        """Return the due time of each waiting message, or 0 for a message that has a priority.
 
         Return None if no message has a due time.
         """
@@ -219,7 +219,7 @@ class QueueBlock(NamedTuple):
         return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
 
     def leases_until_ms(self) -> list[int | None] | None:
-        """Return when the leases of messages in flight end, with None for an unknown end.
+        """Return when the lease of each message in flight ends, or None for an unknown end.
 
         For messages in the trash, return the times at which they are dropped. For other queues,
         return None.
@@ -234,12 +234,14 @@ class QueueBlock(NamedTuple):
         return None
 
     def held_by_query(self) -> list[bool]:
-        """Return whether a query has received each message in flight."""
+        """Return for each message in flight whether a query has received it."""
         return [score >= HELD_MIN for score in self.scores]
 
 
 class SpanReader:
-    """Reads a part of a queue page by page. After an error, the next call continues.
+    """Reads a part of a queue page by page.
+
+    After an error, the next call continues after the last page.
 
     Args:
         keys: Keys of the slot.

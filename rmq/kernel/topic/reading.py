@@ -29,7 +29,7 @@ from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 
 # Size of the calls of a long scan: messages of the first call, largest number, and bytes.
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024
-# The topic has the largest value of its slots, not their sum.
+# For these counts, the topic has the largest value of its slots instead of the sum.
 NOT_SUMMED = ("late_ms", "pending_ms", "paused_ms", "sends_paused_ms", "now_ms")
 
 
@@ -46,10 +46,12 @@ def _deadline(member: QueueMember) -> datetime | None:
 def messages_of(
     members: Iterable[QueueMember], max_retries: int, raw: bool = False
 ) -> list[Message]:
-    """Return members of a queue as messages, whose `unreadable` says what cannot be read.
+    """Convert entries of a queue to messages.
 
-    With `raw`, return records in place of decoded bodies. The decompressed bodies of all messages
-    together are limited to the size of one body.
+    The attribute `unreadable` of a message says what cannot be read.
+
+    If `raw` is True, messages have records in place of decoded bodies. The decompressed bodies of
+    all messages together are limited to the size of one body.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -96,7 +98,10 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
 
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
-    """Return the decoded body of a message. For messages merged into one, return their bodies."""
+    """Return the decoded body of a message.
+
+    If the message collects several bodies, return a list of these bodies.
+    """
     if not entry.flags & record.COLLECTS:
         record.check_body(entry.flags)
         return (shared.decode if shared else decode)(entry.codec, entry.body)
@@ -119,7 +124,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Return a message of a queue with its offloaded body, if this process can read the body."""
+    """Return a message with its offloaded body, if this process can read the body."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -133,7 +138,7 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-    """Return messages of queues, with large bodies in place of references."""
+    """Replace the references in messages of queues by the large bodies."""
     by_slot: dict[int, list[int]] = {}
     for at in record.positions([member.record for member in members]):
         by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
@@ -179,10 +184,12 @@ class MemberPage(NamedTuple):
 def next_page(
     keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
 ) -> Flow[MemberPage]:
-    """Read a page of a queue between two scores. Skip `skip` messages of the first score.
+    """Read a page of a queue between two scores.
 
-    The next page begins at the last score of this page, so Redis need not step over all earlier
-    messages. Few messages share a score.
+    Messages with the first score are skipped, as many as `skip` says.
+
+    The next page begins at the last score of this page, so that Redis need not step over all
+    earlier messages. Few messages share a score.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -209,8 +216,8 @@ FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not bus
 def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flow[list[bytes]]:
     """Return the records of one slot with their bodies.
 
-    If a body is gone, its record is returned unchanged and cannot be read. The message was then
-    settled after the record was read, or another program has removed the body.
+    If a body is gone, the record is returned unchanged and cannot be read. Either the message was
+    settled after its record was read, or another program has removed the body.
     """
     whole, left = list(records), record.positions(records)
     while left:
@@ -293,7 +300,10 @@ class SlotReader:
         self._ranges[0] = ScoreRange(low, edge, True) if down else ScoreRange(edge, high)
 
     def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember]]:
-        """Return the next messages in order, about `most`, or an empty list at the end."""
+        """Return the next messages in order, or an empty list at the end.
+
+        The argument `most` is the approximate number of messages.
+        """
         while self._ranges:
             low, high, down = self._ranges[0]
             count = max(1, min(self._size.count, most))

@@ -16,9 +16,9 @@ READ = "history"  # name in errors
 def stored(
     context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[Figures]]:
-    """Return the stored samples of a topic since a time, at the resolutions of `rings`.
+    """Return the stored samples of a topic since a time, from the given rings.
 
-    They are unordered, some may be duplicates.
+    The samples are not sorted, and some may be duplicates.
     """
     created_ms = int(context.identity) // 1000
     found: list[Figures] = []
@@ -40,7 +40,9 @@ def stored(
 def before(
     context: TopicContext, now_ms: int, *windows_ms: int
 ) -> Flow[tuple[Figures | None, ...]]:
-    """Return for each age the newest sample that is at least so old, or the oldest sample.
+    """Return for each age the newest sample of at least this age.
+
+    If all samples are younger, the oldest sample is returned.
 
     Args:
         context: The topic, which must be open.

@@ -1,9 +1,9 @@
 """The list of topics that have schedules, so that an idle scheduler reads no other topic.
 
-An entry has the name of a topic, the topic's stamp, and a generation: how often the last schedule
-of the topic was deleted. A schedule is stored in two steps. First the entry is added to the list.
-Then the schedule is stored, if the generation has not changed. Therefore each topic with schedules
-is listed, and an entry of an earlier generation can be removed at any time.
+An entry has the name of a topic, the topic's stamp, and a generation. The generation counts how
+often the topic has lost its last schedule. A schedule is stored in two steps. First the entry is
+added to the list. Then the schedule is stored, if the generation has not changed. Therefore each
+topic with schedules is listed, and an entry of an earlier generation can be removed at any time.
 """
 
 from __future__ import annotations

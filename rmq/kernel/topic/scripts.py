@@ -1,4 +1,4 @@
-"""Commands for topics and slots that several packages send."""
+"""Commands for topics and slots that are used by several packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TidyReply(NamedTuple):
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
-    """Drop dead letters, and other data of a slot, that were kept for as long as configured."""
+    """Drop dead letters and other data of a slot whose configured retention has ended."""
     return Command(
         script_loader.load("tidy"),
         (
@@ -78,8 +78,8 @@ class LocateReply(NamedTuple):
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
     """Count the messages of a slot that have a due time, by the time until they are due.
 
-    `steps_ms` are ascending times from now. The result has a count for each step, and a last count
-    for messages that are due later. Each message is counted once, at the first step by which it is
+    The steps are ascending times from now, in ms. The result has a count for each step, and a last
+    count for messages that are due later. A message is counted at the first step by which it is
     due.
     """
     return Command(
@@ -140,7 +140,7 @@ def peek(
     limit: int = 100,
     records: bool = True,
 ) -> Command[list[QueueMember]]:
-    """Read a page of one queue of a slot. `records` says whether to read the records."""
+    """Read a page of one queue of a slot. Read the records of its messages if `records` is True."""
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, *columns = _columns_of(reply)
@@ -198,7 +198,8 @@ def cancel(
         session: Replay session of the call.
         ids: Ids of the messages, 1 to 200.
         running: Whether the messages may be in flight.
-        receipt: Score of the only deliveries that may be cancelled. Default: any delivery.
+        receipt: Score of a receipt. Only a delivery with this score is cancelled. Default: any
+            delivery.
 
     Returns:
         A character for each id, as lua/cancel.lua describes.
@@ -260,9 +261,9 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
-    """Return the counts of a slot, and its counts of late deliveries.
+    """Return the counts of a slot, and its counts of deliveries by lateness.
 
-    Consumers have reported the late deliveries with `lateness_report`.
+    Consumers report the lateness of deliveries with the script `lateness_report`.
     """
     command = stats(keys)
     return Command(
@@ -281,11 +282,11 @@ class TopicReply(NamedTuple):
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to the script `slot_delete`, with the numbers of messages.
+    """The reply to the script `slot_delete`, with the numbers of the slot's messages.
 
     Attributes:
-        state: 1 if the slot is deleted, 0 if not, -1 if the slot belongs to a newer topic, and -2
-            if it is not deleted because a store has bodies of the slot.
+        state: 1 if the slot was deleted, 0 if not, -1 if the slot belongs to a newer topic. -2 if
+            the slot was not deleted because a store has bodies of its messages.
     """
 
     state: int
@@ -319,9 +320,9 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, if its settings still have `revision`.
+    """Change fields about the slots of a topic, if the revision of its settings is unchanged.
 
-    An empty value removes a field. The reply has the same states as the reply to topic_set.
+    An empty value removes a field. The states in the reply are the states of the script topic_set.
     """
     return Command(
         script_loader.load("topic_resize"),
@@ -334,7 +335,7 @@ def topic_resize(
 def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
-    """Write the settings of a topic to a slot, unless the slot has this revision already."""
+    """Write the settings of a topic to a slot, unless the slot already has this revision."""
     return Command(
         script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
@@ -344,7 +345,11 @@ def slot(
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
-    """Delete a slot if it has at most `most` messages. If that is None, only count the messages."""
+    """Delete a slot, unless it has too many messages.
+
+    The argument `most` is the largest number of messages that the slot may have. If it is None, the
+    messages are only counted.
+    """
     return Command(
         script_loader.load("slot_delete"),
         (

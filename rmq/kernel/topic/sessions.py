@@ -37,8 +37,8 @@ class ReplaySession:
 class ReplaySessions:
     """The replay sessions of one client. No two commands use a session at the same time.
 
-    A forked child starts its own sessions. In a session of its parent, the child would receive
-    replies to the parent's commands.
+    A forked child starts its own sessions. If a child used a session of its parent, the child would
+    receive replies to the parent's commands.
     """
 
     __slots__ = ("_free", "_generation", "_made", "_stem")
@@ -75,7 +75,7 @@ class ReplaySessions:
         return session
 
     def give(self, *sessions: ReplaySession) -> None:
-        """Make sessions available for later commands, after their replies."""
+        """Make sessions available for later commands, after the replies to their commands."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):
                 self._free.append(session)

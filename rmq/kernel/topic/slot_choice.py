@@ -1,4 +1,4 @@
-"""Choose the slot of a message: by its `slot_basis`, or round-robin.
+"""Choose the slot of a message: by its slot basis, or round-robin.
 
 The slot of a basis is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of its UTF-8 bytes, modulo the number
 of slots. Programs in other languages can compute the same slot.
@@ -20,7 +20,10 @@ RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
-    """Return the slot of a basis. It is always the same while the number of slots is the same."""
+    """Return the slot of a slot basis.
+
+    The result depends only on the basis and the number of slots.
+    """
     if isinstance(basis, str):
         basis = utf8(basis, "slot_basis")
     elif not isinstance(basis, bytes):
@@ -31,7 +34,7 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
     """Return an endless iterator over the slots, for messages without a basis.
 
-    Each slot comes RUN_LENGTH times in succession. Threads may share the iterator.
+    The iterator returns each slot RUN_LENGTH times in succession. Threads may share the iterator.
     """
     start %= slots
     return cycle(chain(range(start, slots), range(start)))

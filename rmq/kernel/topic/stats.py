@@ -60,8 +60,8 @@ class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.
 
     Attributes:
-        within_s: End of the period in seconds from now: 0 counts messages that are due now, None
-            has no limit. The period begins at the end of the previous count.
+        within_s: End of the period, in seconds from now. With 0, the messages are due now. With
+            None, the period has no end. The period begins at the end of the previous period.
         messages: Number of messages.
     """
 
@@ -70,7 +70,7 @@ class DueCount(NamedTuple):
 
 
 def check_steps(steps: Sequence[Duration]) -> list[int]:
-    """Return the steps in ms. There must be 1 to 60 steps, in rising order."""
+    """Return the steps in ms if there are 1 to 60 steps in rising order."""
     given: object = steps
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidType(f"steps: {steps!r}; give a list of seconds or timedeltas")
@@ -86,7 +86,7 @@ def check_steps(steps: Sequence[Duration]) -> list[int]:
 
 
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return the counts of each slot, and change nothing."""
+    """Return the counts of each slot without changing anything."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
 
@@ -98,19 +98,22 @@ def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
 
 
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Drop data that was kept for as long as configured, and return the counts of each slot."""
+    """Drop data whose configured retention has ended, and return the counts of each slot."""
     yield from opening.ensure_open(context, create=False)
     yield from tidy.tidy_if_allowed(context)
     return (yield from counts(context))
 
 
 def stats(context: TopicContext) -> Flow[dict[str, int]]:
-    """Drop data that was kept for as long as configured, and return the counts of a topic."""
+    """Drop data whose configured retention has ended, and return the counts of a topic."""
     return total((yield from stats_by_slot(context)))
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by due time, and change nothing."""
+    """Count the messages of a topic that have a due time, by due time.
+
+    Nothing is changed in Redis.
+    """
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(
@@ -124,7 +127,7 @@ def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[Du
 
 
 def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Return the counts of a topic from the counts of its slots."""
+    """Compute the counts of a topic from the counts of its slots."""
     return {
         name: (max if name in NOT_SUMMED else sum)(slot[name] for slot in slots) for name in STATS
     }

@@ -1,7 +1,7 @@
-"""Drop dead letters, and other data of slots, that were kept for as long as configured.
+"""Drop dead letters and other data of slots whose configured retention has ended.
 
-Acks, rejections and receives do this for their own slot. For slots without such calls, consumers do
-it once a minute. Each call that reads the counts or dead letters of a topic does it as well.
+Acks, rejections and receives tidy their own slot. Consumers tidy the other slots once a minute.
+Each call that reads the counts or the dead letters of a topic tidies the topic first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS_MAX = 1000  # rounds per call; the next call continues
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
     """Tidy the slots of a topic. Return the number of dropped dead letters.
 
-    `fails_fast` says whether commands fail at once if a master node is away.
+    If `fails_fast` is True, commands fail at once if a master node is away.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):

@@ -2,8 +2,8 @@
 
 A script that removes a record with an offloaded body adds a tombstone in the same step: an entry
 that names the object to remove (lua/lib/records/large_bodies). The tombstone is removed after the
-object. Therefore an object is never removed before its record, and if a process dies, another
-process removes the object. It does no harm to remove an object twice.
+object. Therefore an object is never removed before its record. If a process dies, another process
+removes the object. It does no harm to remove an object twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Removed(NamedTuple):
 
     Attributes:
         removed: Number of removed objects.
-        problem: Reason why other objects remain, or '' if no object remains.
+        problem: Reason why some objects remain, or '' if no object remains.
         is_used: Whether the slot has ever had offloaded bodies.
     """
 
@@ -37,7 +37,7 @@ class Removed(NamedTuple):
 
 
 def remove_objects(keys: SlotKeys) -> Flow[Removed]:
-    """Remove the objects that the tombstones of a slot name.
+    """Remove the objects that are named by the tombstones of a slot.
 
     A tombstone remains if its store is unavailable, or if this process has no access to the store.
     """
