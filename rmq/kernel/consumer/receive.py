@@ -299,7 +299,7 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
-    """Return the µs until each slot of a topic has work, or -1 for not before a change."""
+    """Return the wait in µs until each slot of a topic has work, or -1 for a slot without work."""
     waits_us: list[int] = []
     for at in range(0, len(slots), NEXT_READY_MAX):
         command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)

@@ -89,8 +89,9 @@ class _Unanswered(NamedTuple):
 class MissingReplies:
     """The calls of one consumer that settle deliveries but got no reply.
 
-    Threads and tasks may share the object. Each of them first repeats these calls. While a repeat
-    fails, it settles nothing else. So there are at most as many such calls as threads and tasks.
+    Threads and tasks may share the object. Each thread or task first repeats these calls. While a
+    repeat fails, this thread or task settles nothing else. So there are at most as many such calls
+    as threads and tasks.
 
     Attributes:
         waiting: Calls to repeat.

@@ -97,7 +97,7 @@ def renew(
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed. Return for each claim whether its owner had it."""
+    """Mark claims as consumed. Return for each claim whether its owner still had the claim."""
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
@@ -107,7 +107,7 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims of unfinished work. Return for each claim whether its owner had it."""
+    """Give up claims of unfinished work. Return for each claim whether its owner still had it."""
     return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 
@@ -587,7 +587,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Extend leases, so that they end after a number of ms from now."""
+    """Extend leases. Each lease then ends after a number of ms from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

@@ -259,7 +259,7 @@ class Settling(Generic[T]):
 
     @property
     def unanswered(self) -> bool:
-        """Whether Redis may have executed calls without a reply."""
+        """Whether some calls got no reply, so that Redis may have executed them."""
         return self._is_repeat and bool(self._sessions)
 
     @property

@@ -358,7 +358,7 @@ class AsyncDelivery(DeliveryData):
 
 
 def raise_if_lost(lost: Sequence[InnerDelivery], verb: str) -> None:
-    """Raise LeaseLost if the list has a delivery."""
+    """Raise LeaseLost if the list of lost deliveries is not empty."""
     if lost:
         raise LeaseLost(
             f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "

@@ -276,7 +276,7 @@ def acl_rules(
 
 @functools.cache
 def commands_of(role: Role) -> frozenset[str]:
-    """Return the Redis commands that a role needs, in its scripts and for its clients."""
+    """Return the Redis commands that the scripts and the clients of a role send."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
@@ -286,7 +286,7 @@ def commands_of(role: Role) -> frozenset[str]:
 
 
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
-    """Return patterns for all keys of the topics that match `pattern`, slots included."""
+    """Return patterns for all keys of matching topics, including the keys of slots."""
     if pattern.endswith("*"):
         return [f"{prefix}:{{{pattern}}}:*"]  # it also matches the slots
     # Not `{orders_*}`, which would match the slots of a topic `orders_eu`.

@@ -98,7 +98,7 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return the pattern for all keys of a key's slot. A key without a slot is its own pattern."""
+    """Return a pattern for all keys of the slot to which a key belongs, or else the key itself."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -322,7 +322,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
 
 
 def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error after Redis refused a user or a password, or a right was missing."""
+    """Return the RMQ error for a refused user or password, or for a missing right."""
     if rest.startswith(_PASSWORD_MISSING):
         return ConfigurationError(
             f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "

@@ -18,7 +18,7 @@ class LeaderReply(NamedTuple):
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Become the leader if there is no other leader, or extend the own leadership.
+    """Become the leader if there is no other leader, or extend the leadership of this server.
 
     Args:
         prefix: First part of every key.

@@ -203,7 +203,7 @@ class ClusterCommands:
         return [calls[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
-        """Ask any node which node serves which slot, and store the answer in the table.
+        """Read from any node which nodes serve which slots, and store the answer in the table.
 
         Raises:
             redis.RedisError: No node replied.

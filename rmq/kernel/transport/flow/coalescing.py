@@ -430,7 +430,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a call for a caller, and for the callers that arrived after it."""
+        """Start a shared call for a waiting caller, and for callers that arrived later."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:

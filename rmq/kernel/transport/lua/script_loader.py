@@ -269,8 +269,8 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 def _check_once(name: str, text: str, sites: Sites) -> None:
     """Check that the text of a script contains no library function twice.
 
-    A short form in `alone/` may repeat a function of the long form. Otherwise each execution would
-    create the function for both forms.
+    A short form in `alone/` may repeat a function of the long form. If both forms had one function
+    in common, each execution would create it.
 
     Raises:
         ValueError: A function occurs twice. The error names the script, the library and two lines.

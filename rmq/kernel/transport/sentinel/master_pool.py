@@ -35,7 +35,7 @@ ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
-    """The sentinels named a server as the master, but the server says that it is a replica."""
+    """The sentinels named a server as the master, but the server reports another role."""
 
 
 def check_role(reply: Any, connection: Any) -> None:
