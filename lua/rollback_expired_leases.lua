@@ -7,7 +7,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   limit                1 to 1000
-Returns   {number given back for a retry, number dead, 1 if more leases may have expired, else 0}
+Returns   {number given back for a retry, number dead, 1 if more leases may have expired, else 0,
+          number deleted because their cancellation was requested}
 Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in order, the records
           are also read.
 Atomic    A lease is given back once, however many callers find it. The first write frees memory. A
@@ -41,14 +42,15 @@ if fields[DEAD_TO] then
   redis.call('ZCARD', targets)
 end
 if #expired == 0 then
-  return { 0, 0, 0 }
+  return { 0, 0, 0, 0 }
 end
 local ids, receipts = {}, {}
 for i = 1, #expired, 2 do
   ids[#ids + 1] = expired[i]
   receipts[#ids] = expired[i + 1]
 end
-local more = #ids == limit and 1 or 0
+local expired_count = #ids
+local more = expired_count == limit and 1 or 0
 --- @include "lib/settle/fail_deliveries"
 if fields[CANCELLING] then
   --- @include "lib/settle/end_cancelled"
@@ -63,4 +65,4 @@ if #ids > 0 then
   redis.call('HINCRBY', slot, 'rolled_back', #ids)
 end
 signal_given_back(fields, false, ARGV[2], ARGV[3], now)
-return { #ids - dead_count, dead_count, more }
+return { #ids - dead_count, dead_count, more, expired_count - #ids }

@@ -182,6 +182,28 @@ def test_message_of_a_consumer_that_died_is_not_delivered_again(
     assert api.admin.stats(name)["cancelled"] == 1
 
 
+@pytest.mark.parametrize("way", ["ordered", "groups"])
+def test_receive_that_ends_a_cancelled_message_gets_the_next_message(
+    api: Any, name: str, clock: Any, way: str
+) -> None:
+    ordered = way == "ordered"
+    topic = api.topic(name, slots=2, groups=None if ordered else rmq.Groups())
+    basis = "slot_basis" if ordered else "group"
+    cancelled, following = [topic.send(n, **{basis: "x"}).id for n in range(2)]
+    dead = topic.consumer(lease=10, ordered=ordered)
+    assert [d.id for d in dead.receive(max_messages=1)] == [cancelled]
+    other = topic.send(2, **{basis: "d"}).id
+    assert other.slot != cancelled.slot
+    topic.cancel(cancelled, running=True)
+    clock.advance(11)
+
+    with topic.consumer() as consumer:
+        got = consumer.receive(max_messages=2)
+
+    assert {d.id for d in got} == {following, other}
+    assert ends(api, name) == {"cancelled": 1, "records": 2}
+
+
 # --- what a handler makes of it ----------------------------------------------------------------
 
 

@@ -162,12 +162,12 @@ def test_lease_that_expires_ends_as_cancelled_and_costs_no_rollback(box):
     cancel(box, first)
     box.clock.advance(31)
 
-    assert box.rollback() == (1, 0, False)
+    assert box.rollback() == (1, 0, False, 1)
 
     assert (box.counter("cancelled"), box.counter("rolled_back")) == (1, 1)
     assert box.order() == [second]
     before = box.state()
-    assert box.rollback() == (0, 0, False)
+    assert box.rollback() == (0, 0, False, 0)
     assert box.changed(before) == {}
 
 
@@ -266,7 +266,7 @@ def test_cancelled_delivery_of_a_worker_that_died_is_not_released_but_ends(box):
     assert box.order() == [leases[2].id, leases[0].id]
     box.clock.advance(31)
     assert shared.rollback(box) == (1, False)
-    assert box.rollback() == (0, 0, False)
+    assert box.rollback() == (0, 0, False, 1)
     assert (box.counter("cancelled"), box.counter("rolled_back")) == (1, 0)
 
 

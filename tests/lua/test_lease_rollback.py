@@ -37,7 +37,7 @@ def test_an_expired_lease_gives_its_deliveries_back_for_the_next_rollback(box):
         ("leases", b"%d" % number): None,
         ("slot", "leases_until"): None,
     }
-    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False)
+    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False, 0)
     assert {lease.left for lease in box.take(2)} == {15}
 
 
@@ -113,7 +113,7 @@ def test_a_message_without_retries_dies(make_box):
     expire(box)
 
     assert rollback(box) == (1, False)
-    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (0, 1, False)
+    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (0, 1, False, 0)
     assert box.order("dead") == [id]
 
 

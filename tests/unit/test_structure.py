@@ -44,7 +44,8 @@ FILES = sorted(
 # Keys of results in the calls of all scripts that end messages: 4 lines.
 # Follow-ups: a process that was stopped renews its claim before it sends: 3 lines.
 # Follow-ups with offloaded bodies: 38 lines. Audit numbers of follow-ups: 44 lines.
-LIMITS = {"lines": 49_547, "files": 437, "private": 76}
+# A rollback that only ends cancelled messages is followed by another look: 1 line.
+LIMITS = {"lines": 49_548, "files": 437, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

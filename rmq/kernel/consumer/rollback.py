@@ -48,11 +48,15 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages whose lease expired, in one slot. Return the number of messages."""
+    """Roll back messages whose lease expired, in one slot. Return the number of expired leases.
+
+    The number includes messages that are deleted because their cancellation was requested. Such a
+    message may have kept back the next message of its group, or of a slot in order.
+    """
     total = 0
     for _ in range(ROLLBACKS_MAX):
         reply = yield scripts.rollback_expired_leases(context, keys)
-        total += reply.retried + reply.dead
+        total += reply.retried + reply.dead + reply.cancelled
         if not reply.more:
             break
     return total

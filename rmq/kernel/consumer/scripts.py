@@ -303,6 +303,7 @@ class RollbackReply(NamedTuple):
     retried: int
     dead: int
     more: bool
+    cancelled: int = 0
 
 
 def prepare(
@@ -454,7 +455,7 @@ def rollback_expired_leases(
             keys.results, keys.keeping,
         ),
         [clock.now_us, context.channel, keys.index, limit],
-        lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
+        lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1, reply[3]),
     )  # fmt: skip
 
 
