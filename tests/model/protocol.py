@@ -370,16 +370,23 @@ def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
 
 
 def serve_credit(
-    rules: Rules, server: Server, listener: Subscription
+    rules: Rules, server: Server, listener: Subscription, is_first: bool = True
 ) -> Iterator[tuple[Server, tuple[tuple[int, int], ...]]]:
-    """Hand over what waits for a credit, or leave it to the next take."""
+    """Hand over what waits for a credit, or leave it to the next take.
+
+    `is_first`: whether this call of the script has handed nothing over before.
+    """
     yield server, ()  # it is not plain: left to the next take
     waiting = [message for message in MESSAGES if server.store[message] >= 0]
-    if server.credit is None or not waiting:
+    if server.credit is None or not (waiting or is_first):
         return
     channel, calls = server.credit
     dropped = server._replace(credit=None)
-    yield dropped, ()  # the credit has lapsed, or was not counted
+    # The credit has lapsed. The script removes it even if no message waits, for example after the
+    # only message was cancelled or died. If a message waits, perhaps no listener was counted.
+    yield dropped, ()
+    if not waiting:
+        return
     at_all = listener[0] == channel
     counted = at_all and listener[1] in (LIVE, UNREAD)
     heard = at_all and listener[1] in (LIVE, REPLICA)
@@ -403,5 +410,6 @@ def serve_credit(
             yield moved, told
             continue
         # It is good for more, and goes on with what is left.
-        for after, others in serve_credit(rules, moved._replace(credit=(channel, kept)), listener):
+        left = moved._replace(credit=(channel, kept))
+        for after, others in serve_credit(rules, left, listener, is_first=False):
             yield after, told + others
