@@ -291,7 +291,10 @@ class WorkRolledBack(DeliveryError):
 
 
 class StubNotFound(ConfigurationError):
-    """The outbox has no message (stub) with this id: it was purged, or is in another database."""
+    """The outbox has no message (stub) with this id.
+
+    The message was purged, or is in another database.
+    """
 
 
 class StubSettled(ConfigurationError):

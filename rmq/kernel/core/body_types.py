@@ -423,7 +423,7 @@ def _own_reader(kind: Any) -> Converter | None:
 
 
 def _difference(sent: Any, received: Any, place: str = "") -> str | None:
-    """Return the first position where `received` differs from `sent`, or None if they are equal."""
+    """Return the first position where the values differ, or None if the values are equal."""
     try:
         if sent is received or sent == received or sent != sent:
             return None
@@ -457,7 +457,7 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 def _is_form_of(received: Any, sent: Any) -> bool:
     """Return whether `received` is the JSON form of `sent`.
 
-    This is so for a field of type Any.
+    A field of type Any receives such a form.
     """
     for form in (_checked_form, _pydantic_form):
         with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing

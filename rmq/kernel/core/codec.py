@@ -224,8 +224,8 @@ class Compressed:
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
         """Return the codec that wrote a body, and the decompressed bytes.
 
-        A body with more bytes than `max_bytes` raises DecodeError. If `cut` is True, only its first
-        bytes are returned instead.
+        If the result has more bytes than `max_bytes` allows, DecodeError is raised. If `cut` is
+        True, the result is cut to the allowed size instead.
         """
         data = _decrypted(data)
         if not data:
@@ -516,7 +516,7 @@ class Encoded:
         self.name = known.name if known else f"codec {number}"
 
     def encode(self, body: Any) -> bytes:
-        """Return the body as it is."""
+        """Return the body unchanged."""
         return bytes(body)
 
     def decode(self, data: bytes) -> Any:

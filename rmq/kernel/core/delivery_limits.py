@@ -49,8 +49,8 @@ def _check_key(key: str | None) -> None:
 class Rate:
     """Limit the number of messages that are delivered per time.
 
-    The limit is a token bucket. Each delivery takes one token, and a retry is also a delivery. In
-    any time `t`, at most `burst + count * t / per` messages are delivered.
+    The limit is a token bucket. Each delivery takes one token, and a retry is also a delivery.
+    During any time t, at most `burst + count * t / per` messages are delivered.
 
     Args:
         count: Number of messages per period, 1 to 1 000 000. With `key`, at most one message per

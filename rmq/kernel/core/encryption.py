@@ -72,7 +72,7 @@ class KeySource:
         return cipher, problem
 
     def open(self) -> None:
-        """Check all keys of a mapping. From now on, this process can decrypt with these keys.
+        """Check all keys of a mapping, and let this process decrypt with these keys from now on.
 
         Raises:
             InvalidValue: A key is not valid.

@@ -30,7 +30,7 @@ class Groups:
     Args:
         order: If True, the messages of a group are delivered one at a time, in the order of the
             sends. Among waiting messages of the group, a message with a larger priority goes first.
-            If False, up to `concurrency` messages of a group are delivered at a time.
+            If False, several messages of a group may be delivered at a time (see `concurrency`).
         concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000. It
             must be 1 if `order` is True. A message counts as soon as consumers may receive it.
         share: How groups with waiting messages share the deliveries: "equal", or a map from a group

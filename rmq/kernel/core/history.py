@@ -1,9 +1,9 @@
 """The history of a topic: samples of its counts and counters, in rings of three resolutions.
 
-A ring has one place for each step of time. Later samples overwrite earlier samples, so a history
-never grows. A sample has counters instead of rates, so no event between two samples is missed. A
-sample has the time at which the oldest due message became due, instead of the duration of the wait.
-The samples of an idle topic are therefore equal, and one sample is enough.
+A ring stores one sample for each step of time. Later samples overwrite earlier samples, so the size
+of a history is constant. A sample has counters instead of rates, so no event between two samples is
+missed. A sample has the time at which the oldest due message became due, instead of the duration of
+the wait. The samples of an idle topic are therefore equal, and one sample is enough.
 
 A chart shows points at equal steps. A rate is the growth of a counter from one point to the next.
 Samples are rarely taken exactly at points, and the time between samples differs. A counter is
@@ -12,8 +12,8 @@ up to the growth of the counter. Equal figures are sampled only every SAME_MS. W
 the previous reading is stored as well, because the growth belongs to the time after that reading.
 
 If the newest sample shows growth, the growth after this sample is not known yet, and later points
-have no rates. If no further sample is stored within `_wait_ms`, the counters have not grown. A
-change of the counters would have been stored as a sample.
+have no rates. If no further sample is stored in the time that `_wait_ms` returns, the counters have
+not grown. A change of the counters would have been stored as a sample.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def member_of(id: bytes) -> bytes:
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
     """Return the members (names in Redis) of ids.
 
-    They are computed without a function call for each id, because batches are long.
+    The members are computed without a function call for each id, because batches are long.
     """
     if isinstance(ids, IdRun):
         return ids.members()
@@ -270,7 +270,7 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
     Args:
         slot: Index of the slot, 0 to 1023.
-        check: Value of `topic_check`.
+        check: Result of `topic_check` for the topic.
         count: Number of ids.
         kept: Whether the caller keeps the ids, to be able to send the same messages again.
     """
@@ -284,7 +284,7 @@ def make_one(slot: int, check: int) -> MessageId:
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
-    """Make ids as `make` does, but make each id only when it is used."""
+    """Make the same ids as `make`, but make each id only when it is used."""
     stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56

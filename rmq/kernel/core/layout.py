@@ -93,9 +93,9 @@ class Layout:
         )
 
     def share(self, count: int, slot: int, slots: int) -> int:
-        """Return a slot's share of `count`, at least 1.
+        """Return a slot's share of a total count, at least 1.
 
-        The shares of all slots add up to the number in `count`.
+        The shares of all slots add up to the total count.
         """
         rest = max(0, count - self.most)
         after, before = self._parts_before(slot + 1, slots), self._parts_before(slot, slots)

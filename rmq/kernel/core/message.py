@@ -54,15 +54,15 @@ class Outgoing:
         expires: How long after its due time the message may still be delivered. Default: the
             topic's setting.
         id: Id of an earlier attempt at this send. Default: a new id. RMQ recognizes a repeated send
-            while the message exists. If the id is from `new_id`, from the outbox or from a send
-            with a `durability`, RMQ also recognizes it for the topic's `dedup_window` after the
-            message is settled.
+            while the message exists. Some ids are also recognized for the topic's `dedup_window`
+            after the message is settled. These are ids from `new_id`, from the outbox, and from a
+            send with a `durability`.
         dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from it.
-            While a message with this key is stored, and for the topic's `dedup_window` after it is
-            settled, a second send is a "duplicate": RMQ stores nothing, and the result has the id
-            of the first message. With a `dedup_window` of 0, this ends when the message is settled.
-            The key chooses the slot, unless you give a `slot_basis`. Then give the same
-            `slot_basis` whenever you use the key. Not with `id` or `merge_key`.
+            While a message with this key is stored, a second send is a "duplicate": RMQ stores
+            nothing, and the result has the id of the first message. After the message is settled,
+            this remains so for the topic's `dedup_window`. The key selects the slot, unless you
+            give a `slot_basis`. If you give a `slot_basis`, always give the same `slot_basis` with
+            the same key. Not with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
         type: Message type by which a worker chooses the handler: 1 to 128 characters of A-Z a-z 0-9
@@ -130,7 +130,7 @@ class SendResult(NamedTuple):
             was sent before, and nothing was stored).
         slot: Index of the message's slot.
         offset: Number of the message among all messages that the slot has accepted. If nothing was
-            stored, it is the number of the slot's newest message.
+            stored, this is the number of the slot's newest message.
         into: Id of the waiting message that this message was merged into.
         durable: Durability reached: "memory", "replicated" or "fsync".
     """

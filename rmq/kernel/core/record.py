@@ -417,8 +417,8 @@ def bodies_of(record: Record) -> list[bytes]:
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
     """Return the decompressed bodies of a record, each with the number of its codec.
 
-    The value of `most` limits the number of decompressed bytes. The second value of the result is
-    False if the record has more bytes.
+    The argument `most` is the largest number of bytes to decompress. The second value of the result
+    is False if the record has more bytes.
 
     Raises:
         DecodeError: A body is missing, cut short, or damaged within these bytes.

@@ -1,10 +1,10 @@
 """Retry policies: how long a failed message waits before it may be delivered again.
 
-A policy is stored as a ladder and a jitter. The ladder is a list of the longest wait in ms before
-each retry. The jitter is the share of a wait that is drawn at random. Both are stored with the
-slot, and `lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. For the
-policy of a handler or a message, `draw_wait_ms` draws in the same way, and the worker sends the
-wait with its nack.
+A policy is stored as a ladder and a jitter. The ladder is a list with the longest wait before each
+retry, in ms. The jitter is the share of a wait that is drawn at random. The topic's policy is
+stored with each slot. `lua/lib/settle/retry.lua` draws the wait of a message after a nack or a
+rollback. If a handler or a message has its own policy, `draw_wait_ms` draws the wait in the same
+way. The worker then sends the wait with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. The default levels are

@@ -1,9 +1,9 @@
 """Numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
 
-A producer is one client in one process. After a fork or a restart it is a new producer. A number is
-complete when the message with this number was accepted, or when it is certain that no message has
-this number. For each slot, the producer stores the largest number up to which all numbers are
-complete. The producer regularly reports this number to Redis.
+A producer is one client in one process. After a fork or a restart, the client is a new producer. A
+number is complete when the message with this number was accepted, or when it is certain that no
+message has this number. For each slot, the producer stores the largest number up to which all
+numbers are complete. The producer regularly reports this number to Redis.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Mark numbers as complete. The numbers in `unused` belong to no accepted message."""
+        """Mark numbers as complete.
+
+        The argument `unused` has the numbers that belong to no accepted message.
+        """
         with self._lock:
             self._unused.update(unused)
             self._above.update(numbers)
@@ -126,7 +129,7 @@ class ProducerSequence:
         self._is_scheduled = False
 
     def _check_fork(self) -> None:
-        """Start again in a forked child, because the child is another producer."""
+        """Start with new sequences in a forked child, because the child is another producer."""
         if self._process is not ids.process_bytes():
             self._lock = threading.Lock()
             self._start()

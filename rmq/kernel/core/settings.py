@@ -212,8 +212,8 @@ class Settings:
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
         dedup_window_ms: How long RMQ remembers the id of a settled message. With 0, a send that is
-            repeated after its message was settled stores the message again, and the body of a
-            repeated merge may be collected twice.
+            repeated after its message was settled stores the message again. The body of a repeated
+            merge may then be collected twice.
         max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
@@ -224,8 +224,8 @@ class Settings:
         on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
         durability: Which copies of the message a send waits for.
         dead_retention_ms: How long a dead letter is stored. 0 stores it until it is redriven or
-            purged. Older dead letters are dropped and counted by the next message that becomes a
-            dead letter, by consumers once a minute, and by commands that read dead letters.
+            purged. Older dead letters are dropped and counted when a further message becomes a dead
+            letter, or when a command reads dead letters. Consumers also drop them once a minute.
         unhandled_ms: How long after its due time a message waits if workers have no handler for its
             type. Then it becomes a dead letter. 0 waits without limit.
         limit: Largest number of messages delivered per time, and of messages in flight. Both are
@@ -241,8 +241,7 @@ class Settings:
             stored in the same step.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
         sends_paused: Pause of all sends, or None if they are not paused.
-        layout: Effects of `Admin.topic_resize` on the slots, or None if the topic was never
-            resized.
+        layout: History of the topic's slots, or None if the topic was never resized.
     """
 
     slots: int = 1
@@ -289,7 +288,9 @@ class Settings:
         return slos.parse(self.slo)
 
     def in_slot_order(self, ordered: bool) -> bool:
-        """Return whether a consumer with this value of `ordered` handles each slot in order.
+        """Return whether a consumer handles each slot in order.
+
+        The argument is the option `ordered` of the consumer.
 
         If the topic has groups, messages are ordered within each group, and the result is False.
 

@@ -219,7 +219,7 @@ def _longest(ms: int) -> str:
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
     """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up.
 
-    With `allow_past`, a time before 2001 becomes the earliest time that a score can have.
+    If `allow_past` is True, a time before 2001 becomes the earliest time that a score can have.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:

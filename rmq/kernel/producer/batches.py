@@ -79,9 +79,9 @@ def make_batches(
 ) -> None:
     """Check and encode all messages and make their ids. Append batches to `batches`.
 
-    The argument `batch_max` is the largest number of messages in a batch. With `kept`, the caller
-    may send the new ids again. With `staged`, the messages go to a stage. In a stage, large bodies
-    stay in their records, and each message with a merge key has its own batch.
+    The argument `batch_max` is the largest number of messages in a batch. If `kept` is True, the
+    caller may send the new ids again. If `staged` is True, the messages go to a stage. In a stage,
+    large bodies stay in their records, and each message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None

@@ -209,8 +209,7 @@ def _keep_mark(keep_s: int) -> dict[str, str]:
 def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
     """Encode the headers of a message.
 
-    RMQ's headers with a fixed position come first, then the sender's headers, then RMQ's other
-    headers.
+    The order is: RMQ's headers with a fixed position, the sender's headers, other headers of RMQ.
 
     The argument `keep_s` is the time for which the result is kept, in seconds, or 0.
     """

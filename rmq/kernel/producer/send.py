@@ -114,7 +114,7 @@ def send(
 
 
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
-    """Send a message without options except a priority. Return APART if it was refused."""
+    """Send a plain message. Return APART if the message was refused."""
     slot = next(context.spread)
     id = core_ids.make_one(slot, context.check)
     session = context.sessions.take()

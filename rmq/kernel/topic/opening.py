@@ -203,8 +203,8 @@ def _refuse_lookalike(context: TopicContext) -> Flow[None]:
 def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
     """Wait until the client that has just created the topic has created its slots.
 
-    Slots are created in order, so it is enough to check the last slot. If that client died, the
-    next client that opens the topic for use creates the missing slots. A caller that only reads
+    Slots are created in order, so it is enough to check the last slot. If the creating client died,
+    the next client that opens the topic for use creates the missing slots. A caller that only reads
     gets errors.
     """
     last = context.slots[-1].slot

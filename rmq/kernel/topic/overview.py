@@ -69,7 +69,9 @@ class TopicOverview:
 
 
 def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
-    """Read topics in the order of `names`. A topic that cannot be read has an `error`.
+    """Read topics, and return them in the order of their names in `names`.
+
+    The result for a topic that cannot be read has an `error`.
 
     Args:
         prefix: Prefix of all keys.

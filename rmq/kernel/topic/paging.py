@@ -35,12 +35,12 @@ _COUNTS = {
 
 
 class Span(NamedTuple):
-    """A part of one queue of one slot: scores from `low` up to `high`, without `high` itself.
+    """A part of one queue of one slot, as a range of scores.
 
     Attributes:
         slot: Index of the slot.
         low: Smallest score.
-        high: Score at which the next part begins.
+        high: Score at which the next part begins. This part has only smaller scores.
         messages: Number of messages when the queue was divided into parts.
     """
 

@@ -33,7 +33,7 @@ class Listed(NamedTuple):
 
 
 def add(context: TopicContext, generation: bytes) -> Flow[None]:
-    """Add an open topic to the list of topics that have schedules."""
+    """Add a topic to the list of topics that have schedules. The topic must be open."""
     entry = Listed(context.name, context.created, generation)
     yield RawCommand(ADD, "SADD", scheduled_key(context.prefix), entry.pack())
 
