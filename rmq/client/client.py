@@ -129,12 +129,12 @@ class ClientBase:
         return context
 
     def lifespan(self, function: F) -> F:
-        """Register a function that surrounds the life of each worker process, and return it.
+        """Register a function that surrounds the life of each worker process. Return the function.
 
         Use `@client.lifespan` on a plain or async function that yields once. The worker receives
-        its first message after the yield. It runs the rest of the function after the last handler
-        has ended. An async function runs in the event loop of the async handlers, a plain function
-        in a thread of its own. A handler gets the yielded value by
+        its first message after the yield. After the last handler has ended, the worker runs the
+        rest of the function. An async function runs in the event loop of the async handlers, a
+        plain function in a thread of its own. A handler gets the yielded value through
         `rmq.Depends(function, scope="process")`.
 
         Raises:
@@ -184,13 +184,13 @@ def parts_of(client: ClientBase) -> ClientParts:
 
 
 class AsyncClient(ClientBase):
-    """A connection to RMQ on a Redis, for `async with`. Tasks of one event loop may share it.
+    """A client of RMQ for one Redis, for `async with`. Tasks of one event loop may share it.
 
     Args:
-        url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
-            redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
-            Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
-            example `?protocol=3`.
+        url: Address of Redis: redis://, rediss:// or unix://. Use embedded:///directory for an
+            embedded server, redis+sentinel://h1,h2,h3/service for Redis Sentinel, and
+            redis+cluster://h1:7000,h2:7000 for a cluster. Default: RMQ_URL, else
+            redis://localhost:6379/0. Options of redis-py may follow, for example `?protocol=3`.
         prefix: First part of every key. Default: RMQ_PREFIX, else "rmq".
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
@@ -240,9 +240,10 @@ class AsyncClient(ClientBase):
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
             results: How long to keep the results of the messages that this object sends. Default:
-                no results, so nothing of a finished message is kept.
+                results are not kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
-                An omitted setting keeps its value in Redis. In a new topic, it has its default.
+                An omitted setting keeps its value in Redis. In a new topic, an omitted setting has
+                its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.

@@ -22,13 +22,13 @@ from rmq.kernel.producer import report
 
 
 class Client(ClientBase):
-    """A connection to RMQ on a Redis, for `with`. Tasks of one event loop may share it.
+    """A client of RMQ for one Redis, for `with`. Tasks of one event loop may share it.
 
     Args:
-        url: redis://, rediss://, unix://, embedded:///directory, for Redis Sentinel
-            redis+sentinel://h1,h2,h3/service, for a cluster redis+cluster://h1:7000,h2:7000.
-            Default: RMQ_URL, else redis://localhost:6379/0. Options of redis-py may follow, for
-            example `?protocol=3`.
+        url: Address of Redis: redis://, rediss:// or unix://. Use embedded:///directory for an
+            embedded server, redis+sentinel://h1,h2,h3/service for Redis Sentinel, and
+            redis+cluster://h1:7000,h2:7000 for a cluster. Default: RMQ_URL, else
+            redis://localhost:6379/0. Options of redis-py may follow, for example `?protocol=3`.
         prefix: First part of every key. Default: RMQ_PREFIX, else "rmq".
         retry_for: How long a call retries while Redis cannot be reached, in seconds or as a
             timedelta, at most 30 s.
@@ -78,9 +78,10 @@ class Client(ClientBase):
                 need no `codec`. Only your own codec object must also be passed in programs that
                 read bodies.
             results: How long to keep the results of the messages that this object sends. Default:
-                no results, so nothing of a finished message is kept.
+                results are not kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
-                An omitted setting keeps its value in Redis. In a new topic, it has its default.
+                An omitted setting keeps its value in Redis. In a new topic, an omitted setting has
+                its default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.

@@ -111,9 +111,10 @@ class TopicBase:
                 deliveries. Default: the running deliveries and the deliveries that can start within
                 0.2 s. The default is at most 1000, or two deliveries for each thread or task if
                 that is more.
-            batch: The function gets a list of up to this many deliveries, 1 to 1000.
+            batch: Maximum number of deliveries of a run, 1 to 1000. The function then gets a list
+                of deliveries.
             linger: How long a batch that is not full waits for more messages, up to 60 s.
-            ordered: Strict order inside a slot, across all workers.
+            ordered: Whether each slot delivers its messages in strict order, across all workers.
             lease: How long a worker that sends no heartbeat keeps a message. Default: the topic's
                 setting.
             max_runtime: Time limit of a run. A run that takes longer counts as failed. Default: no
@@ -121,7 +122,7 @@ class TopicBase:
             retry: Delay before a retry: "immediate", rmq.Exponential, rmq.Levels, or a function of
                 (delivery, error) that returns seconds. Default: the topic's setting.
             on_error: Rules by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
-            body: Type of the body, if an annotation cannot express it.
+            body: Type of the body, if an annotation cannot express the type.
             type: Type or types of the messages. Default: all types that have no handler of their
                 own. All handlers of a topic must have the same `ordered` and `lease`.
 
@@ -203,7 +204,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     ) -> SendResult:
         """Send one message.
 
-        The other arguments are the fields of `rmq.Outgoing`, described there.
+        `rmq.Outgoing` describes the arguments that are not listed here.
 
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...). Default: the topic's
@@ -269,7 +270,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(reading.get(self._context, id))
 
     def result(self, id: Id) -> AsyncResultHandle:
-        """Return a handle by which you read or await the result of a message. This reads nothing.
+        """Return a handle, with which you read or await the result of a message. Read nothing yet.
 
         Args:
             id: Id of the message, as `message_id` of the result of its send.
@@ -281,9 +282,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return AsyncResultHandle(self._transport, self._context, id)
 
     async def results(self, ids: Iterable[Id]) -> list[ResultState]:
-        """Return where messages are, their progress, and how they have ended, in the same order.
+        """Return the state, the progress and the outcome of each message, in the order of the ids.
 
-        It does not wait. All messages of a slot are read in one call, or several calls of 1 MiB.
+        The call does not wait. All messages of a slot are read in one call, or several calls of 1
+        MiB.
         """
         return await self._run(results_flow.read(self._context, ids))
 
@@ -315,7 +317,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority. It goes behind the messages of that priority.
+        """Give a waiting message another priority, behind the other messages of the priority.
 
         Returns:
             "changed", "unchanged" (the message had that priority already), or, for a message that
@@ -371,8 +373,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             lease: Time without a renewal after which the messages go back to the queue, 1 s
                 to 12 h.
             owner_lease: Time after the owner's last call during which other owners are refused.
-            exact: Whether a batch is settled only if all its messages were handed out. If so, you
-                can still settle messages whose lease has expired, see `AsyncQuery.settle`.
+            exact: Whether you settle a batch only if readers have received all its messages. If so,
+                you can still settle messages whose lease has expired, see `AsyncQuery.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return AsyncQuery(self._transport, self._context, leased)
@@ -429,5 +431,5 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
-        """Delete unpublished stages, except stages of a batch that `query` has begun to publish."""
+        """Delete unpublished stages, but not stages of a batch that `query` is publishing."""
         await self._run(discard_flow(self._context, staged, query))

@@ -86,7 +86,7 @@ class Topic(TopicBase, Schedules):
     ) -> SendResult:
         """Send one message.
 
-        The other arguments are the fields of `rmq.Outgoing`, described there.
+        `rmq.Outgoing` describes the arguments that are not listed here.
 
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...). Default: the topic's
@@ -152,7 +152,7 @@ class Topic(TopicBase, Schedules):
         return self._run(reading.get(self._context, id))
 
     def result(self, id: Id) -> ResultHandle:
-        """Return a handle by which you read or await the result of a message. This reads nothing.
+        """Return a handle, with which you read or await the result of a message. Read nothing yet.
 
         Args:
             id: Id of the message, as `message_id` of the result of its send.
@@ -164,9 +164,10 @@ class Topic(TopicBase, Schedules):
         return ResultHandle(self._transport, self._context, id)
 
     def results(self, ids: Iterable[Id]) -> list[ResultState]:
-        """Return where messages are, their progress, and how they have ended, in the same order.
+        """Return the state, the progress and the outcome of each message, in the order of the ids.
 
-        It does not wait. All messages of a slot are read in one call, or several calls of 1 MiB.
+        The call does not wait. All messages of a slot are read in one call, or several calls of 1
+        MiB.
         """
         return self._run(results_flow.read(self._context, ids))
 
@@ -198,7 +199,7 @@ class Topic(TopicBase, Schedules):
         return self._run(change.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority. It goes behind the messages of that priority.
+        """Give a waiting message another priority, behind the other messages of the priority.
 
         Returns:
             "changed", "unchanged" (the message had that priority already), or, for a message that
@@ -254,8 +255,8 @@ class Topic(TopicBase, Schedules):
             lease: Time without a renewal after which the messages go back to the queue, 1 s
                 to 12 h.
             owner_lease: Time after the owner's last call during which other owners are refused.
-            exact: Whether a batch is settled only if all its messages were handed out. If so, you
-                can still settle messages whose lease has expired, see `Query.settle`.
+            exact: Whether you settle a batch only if readers have received all its messages. If so,
+                you can still settle messages whose lease has expired, see `Query.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return Query(self._transport, self._context, leased)
@@ -312,5 +313,5 @@ class Topic(TopicBase, Schedules):
         return self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
-        """Delete unpublished stages, except stages of a batch that `query` has begun to publish."""
+        """Delete unpublished stages, but not stages of a batch that `query` is publishing."""
         self._run(discard_flow(self._context, staged, query))

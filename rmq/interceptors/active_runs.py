@@ -43,7 +43,7 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The current runs of handlers, as one interceptor sees them. T is its note on a delivery."""
+    """The current runs of handlers for one interceptor. T is the type of its note on a delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)

@@ -90,7 +90,7 @@ def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:
-    """Log an event. `text` has one placeholder for each of the first `fields`."""
+    """Log an event. The placeholders in `text` stand for the first values in `fields`, in order."""
     values = list(fields.values())[: text.count("%")]
     level = logging.WARNING if event.level == "WARNING" else logging.INFO
     log.log(level, text, *values, extra={"event": event.name, **fields})

@@ -28,7 +28,7 @@ class OpenTelemetry(Interceptor):
 
     A message carries the trace in the headers of the program's propagator (traceparent, tracestate,
     possibly baggage), in addition to the sender's headers. If a message already has one of these
-    headers, or has no room for them, it is not changed.
+    headers, or has no room for all of them, the message is not changed.
 
     Inside a handler, the consumer span is the current span. For a batch, the current span is the
     span of the first delivery.

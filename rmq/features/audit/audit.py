@@ -2,7 +2,7 @@
 
 A script that removes a message (ack, cancel, purge, drop) also records the message's number as
 accounted for. A number is lost if it was not recorded in this way and no message in any queue has
-it. `rmq.features.audit.flows` finds lost numbers.
+the number. `rmq.features.audit.flows` finds lost numbers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Audit(Interceptor):
     """Number every message that a client sends, so that lost messages can be found.
 
     Pass an `rmq.Audit` to the clients of producers: `rmq.Client(url, interceptors=[rmq.Audit()])`.
-    Consumers do not need one. A worker whose client has `rmq.Audit(every=60.0)` audits its topics
-    itself.
+    Consumers need no `rmq.Audit`. A worker whose client has `rmq.Audit(every=60.0)` audits its
+    topics itself.
 
     Args:
         every: Interval between two audits of a topic, by any of its workers, in seconds or as a

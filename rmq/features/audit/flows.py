@@ -59,7 +59,7 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read all open numbers of a slot. `page` is the first page if it was read already."""
+    """Read all open numbers of a slot. `page` is the first page if the caller has read it."""
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)
@@ -72,7 +72,7 @@ def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> 
 
 
 class _LivingNumbers:
-    """The numbers that the existing messages of a slot have."""
+    """The numbers of the messages that exist in a slot."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, array[int]] = {}
@@ -101,8 +101,8 @@ def audit(
         context: Context of the topic.
         older_ms: Minimum time since a number was reported as accepted, in ms.
         forget: Whether to close missing numbers, so that they are not reported again.
-        every_ms: Minimum time since the last call with `every_ms`, in ms. If less time has passed,
-            the function returns None.
+        every_ms: Minimum time between two audits by callers that pass this argument, in ms. If less
+            time has passed, the function returns None.
         progress: Function that is called with (records read, records in all) during the work.
     """
     yield from opening.ensure_open(context, create=False)

@@ -33,7 +33,7 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the open numbers. Return None if another caller did so within `every_ms`."""
+    """Read a page of the open numbers. Return None if another audit began within `every_ms`."""
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
         if not reply[0]:

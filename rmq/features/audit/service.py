@@ -24,7 +24,7 @@ OLDER_S = 60.0  # minimum age of the audited messages
 
 
 def _is_numbered(context: TopicContext) -> Flow[bool]:
-    """Return whether a topic has numbered messages, which is cheaper than an audit."""
+    """Return whether a topic has numbered messages. The check is cheaper than an audit."""
     pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
     return any(page.numbered for page in pages)
 

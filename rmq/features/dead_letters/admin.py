@@ -56,7 +56,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             A message is dead or waiting, never both or neither. If the call is interrupted, run it
             again: it continues with the remaining dead letters. With `to`, a letter is stored in
             the other topic once, even after an interruption. An interrupted call may leave letters
-            held in this topic until the call is repeated.
+            marked as held in this topic. Repeating the call completes these letters.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -77,7 +77,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Delete waiting messages ("store") or dead letters ("dead"). Return their number.
+        """Delete waiting messages or dead letters. Return the number of deleted messages.
 
         Messages in flight are not touched. Waiting messages are deleted permanently. Dead letters
         go to the trash, from which `restore` brings them back. A dead letter is counted as purged
@@ -85,7 +85,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            queue: "store" or "waiting", or "dead".
+            queue: "waiting" (or "store") for waiting messages, or "dead" for dead letters.
             ids: As for `redrive`. All conditions apply to dead letters only.
             reason: As for `redrive`.
             error: As for `redrive`.
@@ -114,12 +114,13 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Restore dead letters from the trash, with their time of death. Return their number.
+        """Restore dead letters from the trash. Return the number of restored letters.
 
-        `redrive` describes the conditions. With `job`, the id of a purge, only letters of that
-        purge are restored. In a topic with a `dead_retention`, each restored letter stays for at
-        least another 24 hours, or for the retention if the retention is shorter. A letter with less
-        time left gets a later time of death.
+        `redrive` describes the conditions. If `job` is the id of a purge, only letters of that
+        purge are restored. A restored letter keeps its time of death. In a topic with the setting
+        `dead_retention`, each restored letter stays for at least another 24 hours, or for the
+        retention if the retention is shorter. For this, a letter with less time left gets a later
+        time of death.
 
         Guarantee:
             A letter is either in the trash or among the dead letters. If the call is interrupted,
@@ -148,8 +149,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             limit: Maximum number of dead letters to return, 1 to 1000.
             scan: Maximum number of dead letters to examine. A page may therefore be short or empty
                 although more dead letters follow. Continue while the page has a cursor.
-            raw: Whether to return bodies undecoded, as `rmq.kernel.core.record.Record` with their
-                codec.
+            raw: Whether to return each body as a `rmq.kernel.core.record.Record`, which is not
+                decoded and names the codec.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
@@ -163,8 +164,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> DeadLetterGroups:
         """Return the dead letters grouped by cause (fingerprint), largest group first.
 
-        All dead letters are read, in pages. At most 1000 groups are returned. Dead letters of
-        further groups are counted in `other`.
+        All dead letters are read, in pages. At most 1000 groups are returned. The attribute `other`
+        counts the dead letters of all further groups.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.groups(self._context(topic), wanted, progress))

@@ -108,7 +108,7 @@ def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
 
 
 def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
-    """Return a filter that a caller passed as a filter or as text, or None."""
+    """Convert the text of a filter to a filter. Return a filter or None unchanged."""
     return value if value is None or isinstance(value, DeadLetterFilter) else parse(value)
 
 
@@ -127,7 +127,7 @@ class _Parser:
         return term
 
     def joined(self, word: str) -> Term:
-        """Parse terms that are joined by a word. `and` has precedence over `or`."""
+        """Parse terms that are joined by "and" or "or". `and` has precedence over `or`."""
         terms = []
         while True:
             terms.append(self.joined("and") if word == "or" else self.single())
@@ -232,7 +232,7 @@ class _Parser:
         self.expected(f"a closing {quote} for this one")
 
     def checked(self, where: Field, operator: str, operand: Operand, start: int) -> Operand:
-        """Convert the operand to the type that the field compares."""
+        """Convert the operand to the type of the field."""
         value = operand.value
         if operator in SEARCH:
             return operand if operand.quoted else Operand(operand.written, False, operand.written)

@@ -113,7 +113,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The field that a condition reads: its name, and the path in a header or a body."""
+    """The field that a condition reads. A field of the headers or the body also has a path."""
 
     name: str
     path: tuple[str | int, ...] = ()
@@ -168,7 +168,7 @@ FIELDS = (*_PLAIN_FIELDS, "header.NAME", "body.PATH")
 
 
 def _text(value: Any) -> str:
-    """Return the text in lower case that `contains` and `matches` test."""
+    """Convert a value to the lower-case text that `contains` and `matches` test."""
     if isinstance(value, str):
         return value.lower()
     if isinstance(value, bytes):
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a value, or a text that is a number, as a number. Return None for other values."""
+    """Convert a value to a number. Return None if the value is not a number."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)

@@ -138,7 +138,7 @@ def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> b
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of matching dead letters by slot, without letters that die later."""
+    """Return the ids of matching letters by slot, except letters that die during the search."""
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
@@ -212,9 +212,10 @@ def purge(
     progress: Progress | None,
     keep: float | timedelta | None = None,
 ) -> Flow[int]:
-    """Delete waiting messages or dead letters. Return their number, also in a dry run.
+    """Delete waiting messages or dead letters. Return how many matched, also in a dry run.
 
-    Dead letters go to the trash for the time `keep`, by default 24 hours. With 0 they are deleted.
+    Dead letters stay in the trash for the time in `keep`, by default 24 hours. If `keep` is 0, dead
+    letters are deleted permanently.
     """
     queue = parse_queue(queue)
     if keep is None:
@@ -239,7 +240,7 @@ def purge(
 def restore(
     context: TopicContext, wanted: Filter, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Restore dead letters from the trash. Return their number, also in a dry run."""
+    """Restore dead letters from the trash. Return how many matched, also in a dry run."""
     if wanted.older_ms:
         raise InvalidValue("older_than: not supported for the trash; use the other conditions")
     job = wanted.trashed_by
@@ -260,7 +261,7 @@ def _move(
     dry_run: bool,
     progress: Progress | None,
 ) -> Flow[int]:
-    """Move dead letters into or out of the trash. Return their number, also in a dry run."""
+    """Move dead letters into or out of the trash. Return how many matched, also in a dry run."""
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched

@@ -95,8 +95,8 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
 
     Attributes:
         codec: Number of one of RMQ's own codecs. For other codecs use `rmq dlq import`.
-        body_base64: Body as its codec wrote it. Alternative to bodies_base64.
-        bodies_base64: Bodies of a message that collected several bodies.
+        body_base64: Encoded body. A line has this field or bodies_base64.
+        bodies_base64: Encoded bodies of a merged message, which contains several bodies.
     """
 
     id: MessageIdText
@@ -220,8 +220,8 @@ class DeadLetterLine(Answer, omit_defaults=True):
     Attributes:
         cursor: Cursor of an export that continues after this line.
         codec: Number of the codec of the body, or null if the record cannot be read.
-        body_base64: Body as the producer's codec wrote it.
-        bodies_base64: Bodies of a message that collected several bodies.
+        body_base64: Body as the producer encoded it.
+        bodies_base64: Encoded bodies of a merged message, which contains several bodies.
     """
 
     id: str
@@ -265,7 +265,7 @@ async def export_dead_letters(
 
 
 class Imported(Answer):
-    """Number of sent messages, and of messages that the topic already had in any queue."""
+    """Number of sent messages, and number of messages that the topic already had in any queue."""
 
     stored: int
     duplicate: int
@@ -302,7 +302,8 @@ class Redriven(Answer):
     """Numbers of dead letters: how many matched, were sent back, or could not be read.
 
     Attributes:
-        refused: Number of letters that the other topic refused, which stay dead, by outcome.
+        refused: Number of letters that the other topic refused, by outcome. Refused letters stay
+            dead.
         sample: Matching letters of a dry run, at most 10, the oldest of each slot.
     """
 
@@ -402,7 +403,7 @@ async def _list(
 
 
 def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
-    """Return whether a message matches. Its body is a record, which is decoded only if needed."""
+    """Return whether a message matches. The body is decoded only if a condition reads it."""
     if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)
@@ -413,10 +414,7 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return a body as its codec wrote it.
-
-    For a merged message, return all its bodies as a list.
-    """
+    """Return the encoded body of a letter, or the list of bodies of a merged message."""
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -499,7 +497,7 @@ class DeadLetterGroup(Answer):
 
 
 def line_of(message: Message) -> DeadLetterLine:
-    """Convert a dead letter, whose body is its record, to a line."""
+    """Convert a dead letter that was read with `raw=True` to a line of an export."""
     line = show(
         message, DeadLetterLine, cursor=cursor_of(message), failure=failure_of(message.failure),
         codec=None, body_base64=None, bodies_base64=None,

@@ -1,8 +1,9 @@
 """Pages of dead letters: by cause, as a filtered list, and the trash. Actions on dead letters.
 
-An action needs two pages. The first page shows how many letters match, some of them, and the
-command that does the same. The second page acts. Both pages have a condition on the time of death,
-so they apply only to the letters that were dead when the first page was shown.
+An action needs two pages. The first page shows the number of matching letters, a few of these
+letters, and the equivalent command. The second page does the action. Both pages have a condition on
+the time of death, so the action applies only to letters that were dead when the first page was
+shown.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ RESTORE_S = 10.0
 
 @PAGES.get("/dead-letters")
 async def topics_with_dead_letters(request: PageRequest) -> View:
-    """List the topics that have dead letters, the most first."""
+    """List the topics that have dead letters, largest number first."""
     every = await all_figures(request)
     found = [each for each in every if each.get("dead") or each.get("trash")]
     found.sort(key=lambda each: (-each.get("dead"), each.name))
@@ -54,7 +55,7 @@ async def topics_with_dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters")
 async def dead_letters(request: PageRequest) -> View:
-    """List dead letters that fit a filter, the oldest of each slot first."""
+    """List dead letters that match a filter, oldest first in each slot."""
     text, after = request.query.get("filter", "").strip(), request.query.get("cursor") or None
     found: list[web_message.StoredMessage] = []
     cursor, mistake = None, ""
@@ -209,7 +210,7 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Return a filter with a further condition: letters that die after this moment do not match."""
+    """Add a condition to a filter, so that letters which die after this moment do not match."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
@@ -235,7 +236,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The number of matching letters, whether the count is complete, and a few of the letters."""
+    """Number of matching letters, whether the count is complete, and a few letters."""
 
     count: int
     is_all: bool
@@ -245,7 +246,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching letters within the time limit of a page. A live page counts again."""
+    """Count matching letters within the time limit of a page."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]

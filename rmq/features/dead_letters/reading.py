@@ -139,7 +139,7 @@ class Position(NamedTuple):
 
 
 def cursor_of(member: QueueMember | Message) -> str:
-    """Return the cursor that continues behind a dead letter, from its time of death and its id."""
+    """Return the cursor of the page that begins after a dead letter."""
     return f"{int(member.score)}-{MessageId(member.id)}"
 
 
@@ -159,7 +159,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
 
 
 class Reader:
-    """Reads dead letters in several calls of Redis, from a position to the end of the topic."""
+    """Reads dead letters with several calls to Redis, from a position to the end of the topic."""
 
     def __init__(self, context: TopicContext, start: Position) -> None:
         self._readers = deque(
@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return the next dead letters, about `most`, or an empty list at the end."""
+        """Return about `most` of the next dead letters, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:
@@ -201,9 +201,15 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[DeadLetterPage]:
-    """Return at most `limit` matching dead letters after a cursor. Examine at most `scan`.
+    """Return a page of matching dead letters after a cursor.
 
-    With `raw`, return records in place of decoded bodies.
+    Args:
+        context: Context of the topic.
+        wanted: Filter, or None.
+        cursor: Cursor of the previous page, or None.
+        limit: Maximum number of dead letters to return.
+        scan: Maximum number of dead letters to examine.
+        raw: Whether to return records instead of decoded bodies.
     """
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, 1_000_000)

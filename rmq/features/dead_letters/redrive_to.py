@@ -106,7 +106,7 @@ class Redrive:
     Args:
         source: Topic of the letters.
         keys: Slot of the letters.
-        target: The other topic, opened.
+        target: Context of the other topic, which must be open.
         token: Name of this attempt, 8 bytes.
         died_by_ms: Latest time of death. Letters that died later count as gone.
         is_own_token: Whether an earlier attempt may have used this token. If so, letters that the
@@ -130,7 +130,7 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move the first of these dead letters, as many as fit into one call."""
+        """Move as many of these dead letters as fit into one call, beginning with the first."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -208,16 +208,16 @@ def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
     """Return the slot of the other topic for a letter, so that ordered messages stay in order.
 
     All messages that must stay in order get the same slot. If both topics have the same number of
-    slots, or if the other topic's number is a divisor, the result is also the slot that the group
-    or the slot basis of the message chooses. Ids with a dedup key use the topic's first number of
-    slots.
+    slots, or if the other topic's number divides this topic's number, the result is also the slot
+    that the group or the slot basis of the message chooses. For ids that come from a dedup key, the
+    number of slots is the number at the topic's creation.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
 
 
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
-    """Return how many of these dead letters, from the first on, fit into one call (at least 1)."""
+    """Return how many of these dead letters fit into one call, at least 1."""
     size = 0
     for count, each in enumerate(held):
         size += len(each.record)

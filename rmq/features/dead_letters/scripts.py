@@ -50,7 +50,7 @@ class DropExpiredReply(NamedTuple):
 def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
-    """Drop the expired messages of a page of waiting messages, or make them dead letters."""
+    """Drop the expired messages among one page of waiting messages, or make them dead letters."""
     return Command(
         script_loader.load("drop_expired"),
         (
@@ -127,7 +127,7 @@ class Arrival(NamedTuple):
     """A dead letter to be stored in the other topic.
 
     Attributes:
-        entry: Member of the letter, and the token of the hold.
+        entry: Name of the letter in the sorted set, followed by the token that holds the letter.
         head: First four bytes of the record, or "t" or "x", the reason not to store the letter.
         rest: Bytes of the record from byte 9 on.
     """
@@ -152,7 +152,7 @@ def redrive_hold(
     slots: Sequence[int],
     died_by_ms: int | None = None,
 ) -> Command[HoldReply]:
-    """Hold dead letters that are moved to another topic, and return their records.
+    """Mark dead letters as held, because they are moved to another topic. Return their records.
 
     `slots` has the index of the target slot of each letter. Messages that died after `died_by_ms`
     count as not dead.
@@ -196,8 +196,8 @@ def redrive_settle(
 ) -> Command[str]:
     """Remove dead letters that another topic has stored, and release letters that it refused.
 
-    Return a character for each: `1` removed, `r` released, `0` no longer held. `outcomes` has an
-    entry of redrive_send for each letter, and whether the letter was stored.
+    Return a character for each: `1` removed, `r` released, `0` no longer held. For each letter,
+    `outcomes` has the entry passed to redrive_send, and whether the letter was stored.
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
     return Command(

@@ -43,7 +43,7 @@ def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpire
 
 @dataclass
 class _SlotPass:
-    """The progress of reading all messages of a slot, and the slot's counters at its start."""
+    """Progress of reading all messages of a slot, and the slot's counters at the beginning."""
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
@@ -58,7 +58,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Expire messages in slots from which no message was received between two surveys."""
+    """Expire messages in slots from which no consumer received a message between two surveys."""
 
     name = "expiry"
     every_s = EVERY_S

@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The result of a check without its name. `Finding` adds the name."""
+    """The result of a check, without the name of the check. `Finding` adds the name."""
 
     severity: Severity
     evidence: str
@@ -51,7 +51,7 @@ class Sight(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The clock of a master, and how far it is ahead of the local clock.
+    """The clock of a master, and how far the master's clock is ahead of the local clock.
 
     The difference is accurate to half a round trip.
     """
@@ -113,7 +113,7 @@ def pairs(reply: Any) -> dict[str, str]:
 
 
 class Look:
-    """Reads data from Redis for the checks, each kind of data once.
+    """Reads data from Redis for the checks. Each kind of data is read once.
 
     If a read fails, each check that needs it gets the same error.
     """

@@ -20,7 +20,7 @@ DRYRUN_SINCE = (7, 0)
 
 
 def clock(look: Look) -> Flow[list[Sight]]:
-    """Compare the clock of Redis with the local clock, by which programs compute due times."""
+    """Compare the clock of Redis with the local clock, which programs use for due times."""
     clocks = yield from look.clocks()
     # Each topic has slots on all masters.
     farthest = max(clocks, key=lambda each: abs(each.ahead_s))

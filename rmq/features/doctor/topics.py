@@ -77,7 +77,7 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return slots with messages, fullest first. With `count`, sort by the length of that queue."""
+    """Return slots with messages, fullest first. `count` is the name of the count to sort by."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
@@ -162,7 +162,7 @@ def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
 def _without_record(
     topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
 ) -> Flow[list[str]]:
-    """Return ids among the newest `most` of a queue whose record is missing or too short."""
+    """Return ids of a queue's newest messages whose record is missing or too short."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]

@@ -33,7 +33,7 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
         return await self._run(flows.send(self._context(topic)))
 
     async def pending_drop(self, topic: str, target: str, *, dry_run: bool = False) -> int:
-        """Delete the pending follow-ups of a topic for one target. Return their number.
+        """Delete the pending follow-ups of a topic for one target. Return the number of follow-ups.
 
         Args:
             topic: Name of the topic whose messages were acked.

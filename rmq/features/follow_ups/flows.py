@@ -28,7 +28,7 @@ class PendingFollowUp(NamedTuple):
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
         since: Time of the first ack.
-        next_try: Earliest time at which a process tries to send them.
+        next_try: Earliest time at which a process tries to send the follow-ups.
     """
 
     slot: int

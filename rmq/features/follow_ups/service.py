@@ -9,8 +9,8 @@ from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
 class FollowUps(SurveyedService):
     """Sends pending follow-ups that no other process sends, also in topics without consumers.
 
-    Only topics in which the last survey counted pending follow-ups are swept, so a server without
-    any sends no command for this service.
+    Only topics in which the last survey counted pending follow-ups are swept, so the service sends
+    no command if no follow-up is pending.
     """
 
     name = "follow_ups"

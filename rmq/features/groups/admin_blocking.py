@@ -34,8 +34,8 @@ class GroupAdmin(AdminPart):
                 message, "out" most messages out, "stopped" groups that are paused or held by a dead
                 letter. "name" sorts by name.
             limit: Maximum number of groups, 1 to 10 000.
-            skip: Number of groups at the beginning of the order to leave out, for example those of
-                earlier pages.
+            skip: Number of groups to leave out at the beginning, for example the groups of earlier
+                pages.
             scan: Maximum number of groups to examine. If the topic has more groups, the result
                 covers only the examined groups.
 
@@ -61,7 +61,7 @@ class GroupAdmin(AdminPart):
         return self._run(flows.group(self._context(topic), group, id))
 
     def group_pause(self, topic: str, group: str) -> bool:
-        """Pause a group until `group_resume`. Return False if it was paused already.
+        """Pause a group until `group_resume`. Return False if the group was paused already.
 
         No further held messages are made available. Messages that are available or in flight, and
         their immediate retries, are still delivered. You can pause a group that has no messages
@@ -70,21 +70,21 @@ class GroupAdmin(AdminPart):
         return self._run(flows.group_pause(self._context(topic), group))
 
     def group_resume(self, topic: str, group: str) -> bool:
-        """End the pause of a group, and wake consumers. Return False if it was not paused."""
+        """End the pause of a group, and wake consumers. Return whether the group was paused."""
         return self._run(flows.group_resume(self._context(topic), group, "paused"))
 
     def group_release(self, topic: str, group: str) -> bool:
         """Release a group that a dead letter holds (`on_dead="hold"`). Return whether it was held.
 
-        The dead letter stays dead. If you redrive the dead letter before the release, it is
-        delivered first.
+        The dead letter stays dead. If you redrive the dead letter before the release, its message
+        is delivered first.
         """
         return self._run(flows.group_resume(self._context(topic), group, "dead"))
 
     def group_purge(
         self, topic: str, group: str, *, dry_run: bool = False, progress: Progress | None = None
     ) -> int:
-        """Delete all waiting messages of a group permanently. Return their number.
+        """Delete all waiting messages of a group permanently. Return the number of messages.
 
         Messages in flight and dead letters are not deleted.
 

@@ -41,7 +41,8 @@ class GroupPage(NamedTuple):
 
     Attributes:
         groups: The groups.
-        looked_at: Number of groups that were examined. The topic has more groups unless `complete`.
+        looked_at: Number of groups that were examined. The topic has more groups if `complete` is
+            False.
         complete: Whether all groups were examined.
     """
 
@@ -51,7 +52,7 @@ class GroupPage(NamedTuple):
 
 
 def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupPage]:
-    """Return groups of a topic in the order `sort`, without the first `skip`."""
+    """Return a page of the sorted groups of a topic."""
     if sort not in _SORTS:
         raise InvalidValue(f"sort: {sort!r:.80}; give {', '.join(_SORTS)}")
     check_int(limit, "limit", 1, 10_000)
@@ -101,7 +102,7 @@ def group_pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End the pause of a group, or release it from a dead letter. Return whether it was stopped."""
+    """End a group's pause, or release it from a dead letter. Return whether it was stopped."""
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))
@@ -110,7 +111,7 @@ def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead
 def group_purge(
     context: TopicContext, name: str, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Delete all waiting messages of a group. Return their number, also in a dry run."""
+    """Delete all waiting messages of a group. Return how many there were, also in a dry run."""
     yield from _open(context)
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
@@ -140,7 +141,7 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return up to `most` messages of a group from these ranges of scores."""
+    """Return ids of a group's messages from these ranges of scores, up to a maximum number."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()
@@ -171,7 +172,7 @@ def _open(context: TopicContext) -> Flow[None]:
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
     """Return the slots that may have messages of a group.
 
-    There is a slot for each number of slots that the topic has had.
+    For each number of slots that the topic has had, the group belongs to one slot.
     """
     check_group(name)
     numbers = context.settings.slot_numbers

@@ -96,7 +96,7 @@ class Group(Answer):
 
 
 class GroupList(Answer):
-    """Sorted groups. If not `complete`, only the first 20 000 groups were examined."""
+    """Sorted groups. If `complete` is false, only the first 20 000 groups were examined."""
 
     groups: list[Group]
     looked_at: int

@@ -59,7 +59,10 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """Describe why messages are held. Empty if none are held and the group is not stopped."""
+        """Describe why messages are held.
+
+        Empty if no message is held and the group is not stopped.
+        """
         stopped = ["the group is paused"] if self.paused else []
         stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
         if stopped or not self.held:
@@ -88,7 +91,7 @@ class GroupsReply(NamedTuple):
 def groups(
     keys: SlotKeys, cursor: bytes = b"0", *, name: str | None = None, id: bytes | None = None
 ) -> Command[GroupsReply]:
-    """Read a page of the groups of a slot, or one group with the position of message `id`."""
+    """Read a page of the groups of a slot, or one group and the position of one of its messages."""
 
     def parse(reply: list[Any]) -> GroupsReply:
         ahead = reply[2] if reply[2] >= 0 else None
@@ -135,7 +138,7 @@ def group_pause(keys: SlotKeys, name: str) -> Command[int]:
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End the pause of a group, or release it from a dead letter. Return whether it was stopped."""
+    """End a group's pause, or release it from a dead letter. Return whether it was stopped."""
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

@@ -21,8 +21,8 @@ class AsyncMessageAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             id: Id of the message.
-            raw: Whether to return the body undecoded, as a `rmq.kernel.core.record.Record` with its
-                codec.
+            raw: Whether to return the body as a `rmq.kernel.core.record.Record`, which is not
+                decoded and names the codec.
         """
         return await self._run(reading.get(self._context(topic), id, raw))
 
@@ -81,7 +81,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
         )
 
     async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of similar size, which `page` reads.
+        """Divide a queue of a slot into parts of similar size. `page` reads such parts.
 
         Args:
             topic: Name of the topic.

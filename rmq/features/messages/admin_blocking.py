@@ -22,8 +22,8 @@ class MessageAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             id: Id of the message.
-            raw: Whether to return the body undecoded, as a `rmq.kernel.core.record.Record` with its
-                codec.
+            raw: Whether to return the body as a `rmq.kernel.core.record.Record`, which is not
+                decoded and names the codec.
         """
         return self._run(reading.get(self._context(topic), id, raw))
 
@@ -80,7 +80,7 @@ class MessageAdmin(AdminPart):
         return self._run(flows.page(context, queue, slot, cursor, limit, type, group, scan, raw))
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of similar size, which `page` reads.
+        """Divide a queue of a slot into parts of similar size. `page` reads such parts.
 
         Args:
             topic: Name of the topic.

@@ -129,7 +129,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return at most `limit` messages after a cursor. Examine at most `scan` messages."""
+    """Return a page of the messages of a queue, beginning after a cursor."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
@@ -189,10 +189,10 @@ class SlotWalk:
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
-        """Return the next messages: at most `limit`, after at most `scan` messages were examined.
+        """Return the next messages. `scan` limits how many messages are examined.
 
-        `wanted` has the type, the group, or both that the messages must have. It is empty for all
-        messages.
+        `wanted` has the type, the group, or both that the messages must have. If `wanted` is empty,
+        all messages are returned.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -232,7 +232,7 @@ QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
 class SlotTail:
-    """Finds the new messages of a slot.
+    """Finds the new messages of a slot. A message gets an acceptance number when it is accepted.
 
     Attributes:
         floor: Acceptance number up to which every message was found, or was gone before it was

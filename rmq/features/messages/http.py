@@ -55,7 +55,7 @@ class Send(Request):
     """A message to send, with the same fields as `rmq.Outgoing`.
 
     Attributes:
-        body: Body as JSON. Alternative to body_base64.
+        body: Body as JSON. Pass this field or body_base64.
         body_base64: Body as bytes, which consumers get unchanged.
         codec: Codec for a JSON body.
     """
@@ -182,9 +182,10 @@ class ResultQuery(Request):
 
 @TABLE.get("/topics/{topic}/messages/{id}/result", "not-found")
 async def get_result(context: RequestContext, path: MessagePath, query: ResultQuery) -> ResultState:
-    """Return the state of a message: its place, its progress, and how it has ended.
+    """Return the state, the progress and the outcome of a message.
 
-    With `wait`, the answer comes when the message has ended, or after this time without `outcome`.
+    With `wait`, the answer comes when the message has ended. If the message has not ended after
+    this time, the answer has no `outcome`.
     """
     handle = context.client.topic(path.topic).result(path.id)
     if query.wait:
@@ -212,7 +213,7 @@ class Cancelled(Answer):
 async def cancel_message(context: RequestContext, path: MessagePath, body: Cancel) -> Cancelled:
     """Cancel a waiting message, or request the cancellation of a message in flight.
 
-    For another message, only return its state.
+    A message in another state is not changed, and the answer has the state of the message.
     """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
@@ -245,7 +246,7 @@ class Prioritized(Answer):
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:
-    """Give a waiting message another priority. It goes behind the messages of that priority."""
+    """Give a waiting message another priority, behind the other messages of the priority."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))

@@ -39,7 +39,7 @@ def cancel(
 def reschedule(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
 ) -> Command[tuple[str, int]]:
-    """Give a waiting message another due time. A `due` below 1e12 is a delay in ms."""
+    """Give a waiting message another due time. A number below 1e12 in `due` is a delay in ms."""
     return Command(
         script_loader.load("reschedule"),
         (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),

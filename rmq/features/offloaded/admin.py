@@ -14,16 +14,16 @@ class AsyncOffloadedAdmin(AsyncAdminPart):
     async def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove stored bodies (objects) that no message refers to. Return their number.
+        """Remove stored bodies (objects) that no message refers to. Return the number of objects.
 
         Such objects remain when a send stops after storing the object and before sending the
         message. The sweep reads all records of all topics, in all queues.
 
         Args:
             topic: Name of the topic.
-            older: Minimum age of an object to remove, at least an hour, by the sender's clock. It
-                must be longer than the `timeout` of your sends, because a younger object may belong
-                to an unfinished send.
+            older: Minimum age of an object to remove, at least an hour, by the sender's clock. The
+                minimum must be longer than the `timeout` of your sends, because a younger object
+                may belong to an unfinished send.
             dry_run: Whether to only count the objects.
 
         Raises:

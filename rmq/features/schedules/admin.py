@@ -24,11 +24,11 @@ class AsyncScheduleAdmin(AsyncAdminPart):
         return await self._run(flows.schedule(self._context(topic), name))
 
     async def schedule_pause(self, topic: str, name: str) -> bool:
-        """Pause a schedule until it is resumed. Return whether it was active."""
+        """Pause a schedule until it is resumed. Return whether the schedule was active."""
         return await self._run(flows.pause(self._context(topic), name))
 
     async def schedule_resume(self, topic: str, name: str) -> bool:
-        """Resume a paused schedule with its next time. Return whether it was paused.
+        """Resume a paused schedule at its next time. Return whether the schedule was paused.
 
         Times during the pause are skipped.
         """
@@ -42,7 +42,7 @@ class AsyncScheduleAdmin(AsyncAdminPart):
         return await self._run(flows.run(self._context(topic), name))
 
     async def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule. Return whether it existed. Messages that it has sent are not deleted.
+        """Delete a schedule, but not the messages that it has sent. Return whether it existed.
 
         The schedule stays deleted until a program declares it again.
         """

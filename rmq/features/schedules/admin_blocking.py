@@ -25,11 +25,11 @@ class ScheduleAdmin(AdminPart):
         return self._run(flows.schedule(self._context(topic), name))
 
     def schedule_pause(self, topic: str, name: str) -> bool:
-        """Pause a schedule until it is resumed. Return whether it was active."""
+        """Pause a schedule until it is resumed. Return whether the schedule was active."""
         return self._run(flows.pause(self._context(topic), name))
 
     def schedule_resume(self, topic: str, name: str) -> bool:
-        """Resume a paused schedule with its next time. Return whether it was paused.
+        """Resume a paused schedule at its next time. Return whether the schedule was paused.
 
         Times during the pause are skipped.
         """
@@ -43,7 +43,7 @@ class ScheduleAdmin(AdminPart):
         return self._run(flows.run(self._context(topic), name))
 
     def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule. Return whether it existed. Messages that it has sent are not deleted.
+        """Delete a schedule, but not the messages that it has sent. Return whether it existed.
 
         The schedule stays deleted until a program declares it again.
         """

@@ -103,8 +103,8 @@ class Declaring(Generic[ScheduleT]):
                 day. The actual delay is computed from the name and the time, so all schedulers use
                 the same delay.
             catch_up: Which missed times to send later. A time is missed if no scheduler ran in the
-                10 s after it. "skip" sends none, "last" the last missed time unless a later time is
-                on time, and "all" all missed times.
+                10 s after it. "skip" sends none. "last" sends the last missed time, unless a later
+                time is on time. "all" sends all missed times.
             catch_up_limit: With "all", maximum number of missed times to send. The latest missed
                 times are sent.
             body, priority, headers, expires, type, keep_result: Fields of the messages, as in

@@ -185,7 +185,7 @@ def _moment(ms: int | None) -> datetime | None:
 
 
 def pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Pause a schedule. Return whether it was active before."""
+    """Pause a schedule. Return whether the schedule was active before."""
     yield from opening.ensure_open(context, create=False)
     paused: int = yield scripts.schedule_pause(context.slots[SLOT], name)
     if paused < 0:
@@ -194,7 +194,7 @@ def pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def resume(context: TopicContext, name: str) -> Flow[bool]:
-    """Resume a schedule with its next time. Return whether it was paused."""
+    """Resume a schedule at its next time. Return whether the schedule was paused."""
     while True:
         row, now_ms = yield from _row(context, name)
         definition = Definition.unpack(row.definition)

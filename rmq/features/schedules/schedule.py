@@ -83,7 +83,8 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Only the latest `most` of the times before `since` are certain to be returned.
+        Times before `since` may be omitted, except the latest of them. `most` is the number of
+        latest times that are never omitted.
         """
         start = max(first, since)
         if start > first:
@@ -116,7 +117,7 @@ class _Cron:
 
 @dataclass(frozen=True)
 class Definition:
-    """The message and the times of a schedule. `body` is encoded by codec number `codec`."""
+    """The message and the times of a schedule. `codec` is the number of the body's codec."""
 
     name: str
     every_ms: int | None
@@ -195,7 +196,8 @@ class Definition:
 
         A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed,
         and the catch-up policy selects which missed times are sent. If `next_ms` is in the future,
-        the server's clock was ahead when it was computed, and the next time is computed again.
+        the server's clock was ahead when `next_ms` was computed. Then the next time is computed
+        again.
         """
         if next_ms > now_ms:
             return [Step(None, self.after(now_ms))]
@@ -214,10 +216,11 @@ class Definition:
         return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
 
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
-        """Return the due times from `first` on, and the next time after them.
+        """Return the due times, and the next time after the due times.
 
-        Missed times before the latest `most` may be left out. So a backlog of years is as cheap as
-        the times that are sent.
+        Missed times may be left out, except the latest of them. `most` is the number of latest
+        times that are always included. So a backlog of years costs no more than the times that are
+        sent.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

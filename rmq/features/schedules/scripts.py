@@ -137,8 +137,9 @@ def schedule_send(
 
     Return 1 (done), -1 (the topic is full) or PAUSED.
 
-    `schedule` has name, revision and next time, as they were read. `following` has the next time,
-    and its due time. `message` has id, head and rest of the message.
+    `schedule` has the schedule's name, revision and next time, as a caller has read them.
+    `following` has the new next time and its due time. `message` has the message's id, and the head
+    and the rest of its record.
     """
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:

@@ -34,7 +34,7 @@ class Schedules:
         return max(0.0, min(POLL_S, wait_s))
 
     def run_once(self) -> int:
-        """Send due messages. Return their number."""
+        """Send due messages. Return the number of messages."""
         sent, waits = self._dispatch.send_due()
         now = time.monotonic()
         self._due_at = {topic: now + wait_s for topic, wait_s in waits.items()}

@@ -23,16 +23,16 @@ class QueryAdmin(AdminPart):
     def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
     ) -> int:
-        """Give back immediately all messages of a query. Return their number.
+        """Give all messages of a query back immediately. Return the number of messages.
 
-        Use it for a query that will not start again. Each message loses a retry and waits as after
-        a failure. A message without a remaining retry becomes a dead letter. All expired leases of
-        the topic are rolled back as well.
+        Use this method for a query that will not start again. Each message loses a retry and waits
+        as after a failure. A message without a remaining retry becomes a dead letter. All expired
+        leases of the topic are rolled back as well.
 
         Args:
             topic: Name of the topic.
             run: Name of the query, 32 hex digits, from `queries`.
-            force: Whether to release even if a driver runs the query. The driver may then replay a
+            force: Whether to release even if a driver runs the query. The driver may then repeat a
                 batch whose messages are gone.
             dry_run: Whether to only count the messages.
 
@@ -65,9 +65,10 @@ class QueryAdmin(AdminPart):
     def forget_sink(self, topic: str, query: str) -> bool:
         """Delete the record of a query's published batches. Return whether there was a record.
 
-        Use it for a query whose checkpoint is deleted. If the checkpoint is still in use, a replay
-        of the last batch is published a second time. Unpublished messages of a begun batch are then
-        published only if the query runs that batch again.
+        Use this method for a query whose checkpoint is deleted. If the checkpoint is still in use
+        and the query repeats its last batch, the batch is published a second time. If the
+        publication of a batch was interrupted, the rest is published only if the query runs the
+        batch again.
         """
         check_text(query, "query")
         return self._run(held.forget_sink(self._context(topic), query))

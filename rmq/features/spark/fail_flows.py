@@ -35,7 +35,7 @@ class FailedMessage(NamedTuple):
         slot: Index of the slot.
         number: Number in the query's log.
         id: Id of the message.
-        error: Error text for its failure entry.
+        error: Error text that is stored with the message.
         delay_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
@@ -52,10 +52,10 @@ class Failures(NamedTuple):
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that were failed before, or that this call names twice. They were not
-            changed.
-        lost: Messages that the query does not hold with the given number, because its lease expired
-            or no task has read them. They were not changed.
+        before: Messages that had failed before, or that this call names twice. These messages were
+            not changed.
+        lost: Messages that the query does not hold with the given number, because the lease expired
+            or no task has read these messages. These messages were not changed.
     """
 
     retried: int = 0
@@ -112,7 +112,7 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
-    """Divide the messages of a slot into calls, each sorted by number."""
+    """Divide the messages of a slot into calls. The messages of each call are sorted by number."""
     rounds: list[list[Failing]] = []  # a repeated number goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):

@@ -1,12 +1,12 @@
-"""Flows of a query: take messages into its log, return them to readers, settle or give back.
+"""Flows of a query: take messages into the query's log, read them, settle them or give them back.
 
 A query's log numbers the messages that the query has taken. Calls may be repeated, even by two
-drivers: as long as the query holds its messages, the reply is the same. See
+drivers. The reply is the same as long as the query holds its messages. See
 `lua/queries/query_take.lua`.
 
-The owner caches the numbers that it has taken, and which slots have no messages (`Known`). So it
-calls Redis only if something may have changed. After an error of Redis, the cache is cleared,
-because it may be wrong.
+The owner of a query has a cache (`Known`) of the numbers of taken messages, and of the slots
+without messages. The owner therefore calls Redis only if something may have changed. After an error
+of Redis, the cache may be wrong and is cleared.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Known:
         subscription: Subscription to the wake-ups of the topic.
 
     Attributes:
-        newest: Number of the newest message taken, by slot, or None if unknown.
-        ready_at: Time on the monotonic clock at which the slot has messages to take, by slot. It is
-            NEVER if a wake-up will announce messages, and None if unknown.
-        look_at: Time at which the next slots are checked without a wake-up, because a wake-up can
-            get lost.
+        newest: For each slot, the number of the newest message taken, or None if unknown.
+        ready_at: For each slot, the time on the monotonic clock at which there are messages to
+            take. NEVER means that a wake-up will announce messages. None means unknown.
+        look_at: Time of the next check of some slots without a wake-up, because a wake-up can get
+            lost.
     """
 
     __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
@@ -108,7 +108,7 @@ class Known:
 
 
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide calls, by slot with their number of messages, into pipelines of limited size."""
+    """Divide slots into pipelines of limited size, given the number of messages per slot."""
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
@@ -139,8 +139,8 @@ class Settlement(NamedTuple):
 
     Attributes:
         settled: Number of messages that this call settled.
-        missing: Number of messages of the batch that can no longer be settled. Their lease expired,
-            and then other consumers received them, or they became dead letters.
+        missing: Number of messages of the batch that can no longer be settled. The lease of these
+            messages expired. Then other consumers received them, or they became dead letters.
     """
 
     settled: int
@@ -158,8 +158,8 @@ class QueryFlows:
         lease: Lease of the query.
 
     Attributes:
-        read_bytes: Total bytes of records and bodies that readers have read, in the batches settled
-            by this object.
+        read_bytes: Total bytes of records and bodies that readers have read. Only batches that this
+            object has settled count.
     """
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
@@ -169,11 +169,11 @@ class QueryFlows:
         self.known = Known(Subscription(context.channel))
 
     def open(self) -> Flow[None]:
-        """Read the topic's settings, once."""
+        """Read the topic's settings, unless they were read before."""
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
-        """Run calls of a kind that Redis permits only to the owner of the query."""
+        """Run calls that Redis permits only to the owner of the query."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
             if answer.owner:
@@ -195,13 +195,13 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query. Return by slot how many messages of a batch are still held.
+        """Renew the lease of a query. Return, for each slot, what the query still holds of a batch.
 
         The ownership is stored in the first slot. Only the owner continues to the other slots.
 
         Args:
-            after: By slot, the number after which the batch begins.
-            upto: Last number of the batch, by slot. Default: the newest number.
+            after: Number after which the batch begins, for each slot.
+            upto: Last number of the batch, for each slot. Default: the newest number.
             slots: Slots to renew in addition to the first slot. Default: all.
             report: Report of the owner, stored in the first slot. b"" keeps the previous report.
         """
@@ -227,16 +227,16 @@ class QueryFlows:
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
         """Take further messages for the query. Return the newest number of each slot's log.
 
-        If the query has already taken messages after `after`, their numbers are returned, and no
-        more messages are taken. The caller may have used them as a batch, and a batch must keep its
-        messages. Messages whose lease has expired since then leave gaps in the numbers, so a batch
-        may be empty.
+        If the query has already taken messages after the numbers in `after`, the call returns the
+        numbers of these messages and takes no more. The reason is that the caller may have used
+        these messages as a batch, and a batch must not change. If the lease of a message has
+        expired since then, its number has no message any more. So a batch may be empty.
 
         Args:
             after: Newest number of each slot that the caller has recorded.
             most: Maximum number of messages over all slots, or None for all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, which may be exceeded by
-                one message per slot. 0 for no limit.
+            most_bytes: Maximum bytes of records and bodies over all slots, or 0 for no limit. The
+                limit may be exceeded by one message per slot.
         """
         resizes = 0
         while True:
@@ -301,10 +301,10 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Read from Redis when slots have messages, if that is not known.
+        """Ask Redis when slots will have messages, for slots where the cache does not tell.
 
-        A slot without messages records that the query waits, and sends a wake-up when a message
-        arrives.
+        A slot without messages records that the query waits. The slot then sends a wake-up when a
+        message arrives.
         """
         asked = self.known.unknown()
         if not asked:
@@ -315,7 +315,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait at most `seconds` for messages to take. Return whether there may be any."""
+        """Wait for messages to take, or until the time ends. Return whether there may be some."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -383,13 +383,13 @@ class QueryFlows:
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[Settlement]:
-        """Settle the messages of a batch, up to the numbers in `upto`.
+        """Settle the messages of a batch.
 
         Args:
-            upto: By slot, the last number of the batch.
-            batch: Number of messages in the batch, by slot. A missing slot counts as 0. If `batch`
-                is given, messages whose lease has expired are settled as well if no consumer has
-                received them since. Otherwise only held messages are settled.
+            upto: Last number of the batch, for each slot.
+            batch: Number of messages in the batch, for each slot. A missing slot counts as 0. If
+                `batch` is given, the call also settles messages whose lease has expired, unless a
+                consumer has received them since. Otherwise the call settles only held messages.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -431,9 +431,10 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back the messages after the numbers in `after` that no reader has received.
+        """Give back messages that no reader has received.
 
-        Return how many.
+        Only messages after the numbers in `after` are given back. Return the number of these
+        messages.
         """
         self.known.forget()
         yield from self.open()
@@ -468,7 +469,7 @@ class QueryFlows:
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:
-    """Give back all messages of a query, even before its lease expires. Return their number."""
+    """Give back all messages of a query, even if its lease has not expired. Return the number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:

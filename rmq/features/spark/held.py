@@ -28,11 +28,11 @@ class HeldQuery:
     Attributes:
         run: Name of the query, 32 hex digits.
         owner: Driver that runs the query or ran it last, or None if unknown.
-        owner_left_s: Seconds for which no other driver may run the query. Negative if that time is
+        owner_left_s: Seconds for which no other driver may run the query. Negative if this time is
             over.
         messages: Number of held messages over all slots.
         lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if the lease
-            has expired. The next consumer that receives then rolls the messages back.
+            has expired. The next consumer of the topic then rolls the messages back.
         slots: Number of held messages by slot. Slots without messages are omitted.
         report: Figures that the driver has reported, by name. May be empty. docs/spark.md describes
             the figures of Spark's source.
@@ -57,9 +57,10 @@ class WatchedQuery(NamedTuple):
 
     Attributes:
         run: Name of the query.
-        held: Number of messages held per topic, sorted by topic.
+        held: Number of messages that the query holds in each topic, sorted by topic.
         owner: Driver that runs the query, or None.
-        report: Figures that the driver reported last, the same to each topic.
+        report: Figures that the driver reported last. The driver reports the same figures to each
+            topic.
     """
 
     run: str
@@ -113,7 +114,8 @@ def _by_topic(
     """Return queries by topic, sorted by the end of their leases.
 
     Args:
-        found: For each slot with a query: keys, query, and ms until the end of its lease.
+        found: For each slot with a query: keys of the slot, name of the query, and ms until the
+            query's lease ends.
         states: State of each query in `found`. Queries with an empty state are omitted.
     """
     by_slot: dict[tuple[str, str], dict[int, QueryState]] = {}
@@ -142,15 +144,15 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return the queries of each topic that run or hold messages, with few round trips.
+    """Return, for each topic, the queries that run or hold messages. Few round trips are needed.
 
-    A running query is listed in the first slot of its topic. A query that holds messages is listed
-    in the slots of these messages, which have messages in flight. So the counts of a topic show
-    which slots to read.
+    A running query is listed in the first slot of its topic. A query that holds messages is also
+    listed in the slots of these messages. Such slots have messages in flight, so the counts of a
+    topic show which slots to read.
 
     Args:
         topics: Topics with recent counts. Topics without queries are omitted from the result.
-        most: Maximum number of queries per slot, by the end of their leases.
+        most: Maximum number of queries per slot. Queries whose leases end first are returned.
     """
     asked = [
         (keys, counts["now_ms"])
@@ -192,7 +194,7 @@ def _age(report: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
-    """List the first queries of a slot with the ends of their leases, by a plain command."""
+    """List the first queries of a slot, and the ends of their leases, with a plain command."""
 
     def parse(reply: list[bytes]) -> list[tuple[str, int]]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
@@ -202,7 +204,7 @@ def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
 
 
 def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Return the values of calls, or () for a slot that is gone or cannot be read."""
+    """Return the result of each call, or () if the slot is gone or cannot be read."""
     replies: list[Any] = []
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
@@ -225,7 +227,7 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the owner that ran the query last in any slot, and the seconds left to the owner."""
+    """Return the query's last owner in any slot, and the seconds until its ownership ends."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0
@@ -234,7 +236,7 @@ def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
 
 
 def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -> Flow[int]:
-    """Give back and roll back all messages of a query immediately. Return their number.
+    """Give all messages of a query back immediately. Return the number of messages.
 
     Raises:
         QueryOwned: A driver runs the query, and `force` is not set.

@@ -27,7 +27,7 @@ class SinkQuery(Request):
 
 
 class ReleaseQuery(Request):
-    """Options for a release. `force` releases even while a driver runs the query."""
+    """Options for a release. `force` releases the messages even while a driver runs the query."""
 
     force: bool = False
     dry_run: bool = False
@@ -67,7 +67,7 @@ class SinkList(Answer):
 async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
     """List the last batch that each query has published to a topic.
 
-    The request walks all keys of the database, which takes long with many millions of keys.
+    The request scans all keys of the database, which takes long with many millions of keys.
     """
     return SinkList(sinks=await context.admin.sinks(path.topic))
 

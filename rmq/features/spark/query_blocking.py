@@ -39,17 +39,18 @@ class Query(QueryBase):
     ) -> dict[int, int]:
         """Take further messages, in a new batch. Return the newest number of each slot.
 
-        A repeated call has the same result: if messages after `after` were already taken, their
-        numbers are returned, and no more messages are taken. If the lease has expired and other
-        consumers have received such messages, their numbers have no message any more. So a batch
-        may be empty.
+        A repeated call has the same result. If messages after the numbers in `after` were already
+        taken, the call returns the numbers of these messages and takes no more. If the lease has
+        expired and other consumers have received such messages, the numbers have no messages any
+        more. So a batch may be empty.
 
         Args:
-            after: Last number that the caller has recorded, by slot. A missing slot counts as 0.
+            after: Last number that the caller has recorded, for each slot. A missing slot counts as
+                0.
             most: Maximum number of messages over all slots. Default: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, which may be exceeded by
-                one message per slot. Default: no limit. With a limit, Redis must also read the
-                records.
+            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. The
+                limit may be exceeded by one message per slot. With a limit, the call is slower
+                because Redis must read the records.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -57,7 +58,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait at most `seconds` for messages to take. Return whether there may be any."""
+        """Wait for messages to take, or until the time ends. Return whether there may be some."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class Query(QueryBase):
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return what the query holds of a batch, by slot.
+        """Renew the lease on all messages. Return, for each slot, what the query holds of a batch.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -78,8 +79,8 @@ class Query(QueryBase):
 
         Args:
             slots: Indexes of the slots. The first slot is always renewed.
-            report: Figures by name that lists of queries show, at most 500 bytes as JSON. By
-                default, the previous report is kept.
+            report: Figures by name, at most 500 bytes as JSON. Lists of queries show these figures.
+                Default: the previous report is kept.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -92,7 +93,7 @@ class Query(QueryBase):
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate over the held messages of a slot, after one number and up to another, in blocks.
+        """Iterate over the held messages of a slot in blocks, from one number to another.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -107,7 +108,7 @@ class Query(QueryBase):
     def begun(self, batch: str, by: str) -> int:
         """Record that a run has begun a batch. Return the number of such runs, including this run.
 
-        Use it for an engine that gives up a batch after some attempts.
+        Use this method for an engine that gives up a batch after some attempts.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
@@ -119,10 +120,11 @@ class Query(QueryBase):
         """Settle all messages up to these numbers permanently.
 
         Args:
-            upto: Last number of the finished batch, by slot.
-            batch: Number of messages in the batch, by slot. If `batch` is given, an `exact` query
-                also settles messages whose lease has expired, unless another consumer has received
-                them. By default, only held messages are settled, and no message counts as missing.
+            upto: Last number of the finished batch, for each slot.
+            batch: Number of messages in the batch, for each slot. If `batch` is given, an `exact`
+                query also settles messages whose lease has expired, unless another consumer has
+                received them. By default, only held messages are settled, and no message counts as
+                missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -132,10 +134,10 @@ class Query(QueryBase):
     def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        Use it for an engine that has ended a batch without reading any message.
+        Use this method for an engine that has ended a batch without reading any message.
 
         Args:
-            upto: By slot, the last number of the batch.
+            upto: Last number of the batch, for each slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -143,14 +145,14 @@ class Query(QueryBase):
         self._run(self._flows.again(upto))
 
     def give_back(self, after: Offsets) -> int:
-        """Give back messages that were taken but not yet read. Return how many.
+        """Give back messages that were taken but not yet read. Return the number of messages.
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
         returned one of these messages of a slot, no message of that slot is given back.
 
         Args:
-            after: Last number to keep, by slot. A missing slot counts as 0.
+            after: Last number to keep, for each slot. A missing slot counts as 0.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -158,7 +160,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters. Return how many.
+        """Make all messages up to these numbers dead letters. Return the number of messages.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -168,9 +170,8 @@ class Query(QueryBase):
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
         """Fail single messages of a batch. Each message fails once, even if the call is repeated.
 
-        The messages stay in the batch: `read` returns them as before, as long as they have a
-        record, and `settle` skips them. Any process may call this method, even if it does not own
-        the query.
+        The messages stay in the batch. `settle` skips them. `read` still returns them, as long as
+        their records exist. Any process may call this method, even if it does not own the query.
 
         Args:
             messages: Messages that `read` returned.
@@ -184,6 +185,6 @@ class Query(QueryBase):
         return self._run(fail_flows.fail(self._context, self.run, messages, retry))
 
     def release(self) -> int:
-        """Give back all messages now. Return their number. Each message loses a retry."""
+        """Give all messages back now. Return the number of messages. Each message loses a retry."""
         self._flows.known.forget()
         return self._run(flows.release(self._context, self.run))

@@ -1,7 +1,7 @@
 """Flows that read the messages that a query holds.
 
-A script returns the names of the messages, for several slots in one pipeline. Plain commands then
-return the records.
+First, a script returns the names of the messages, for several slots in one pipeline. Then plain
+commands return the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_ROWS = 500  # messages of the first page of a part, before their size is k
 
 
 class Block(NamedTuple):
-    """Messages of one slot, column by column, sorted by number.
+    """Messages of one slot in columns, sorted by number.
 
     Attributes:
         topic: Name of the topic.
@@ -53,7 +53,7 @@ class HeldPart(NamedTuple):
         prefix: First part of all keys.
         topic: Name of the topic.
         slot: Index of the slot.
-        after: Number before the first message.
+        after: Number after which the part begins.
         upto: Number of the last message.
         max_retries: Maximum retries of the topic.
     """
@@ -83,7 +83,7 @@ def _members(page: QueryPage) -> list[bytes]:
 def _block(
     part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
 ) -> Block:
-    """Return messages as columns. `receipts` is empty if no message of the slot has failed."""
+    """Convert messages to columns. `receipts` is empty if no message of the slot has failed."""
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
         attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
@@ -101,9 +101,9 @@ class PartReader:
         run: Name of the query.
         parts: Parts to read, in this order.
         rows: Maximum number of messages of a page.
-        size: Maximum bytes of records and bodies of a page, which may be exceeded by one message.
-            The size of messages is estimated from the previous page. So a page may be larger if the
-            messages before it were smaller.
+        size: Maximum bytes of records and bodies of a page. The limit may be exceeded by one
+            message. The size of messages is estimated from the previous page. So a page may be
+            larger if the messages before it were smaller.
     """
 
     def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
@@ -189,7 +189,7 @@ class PartReader:
     def _read_at_once(
         self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
-        """Read names and records in one step, after a first read found records missing.
+        """Read names and records in one step, because a first read did not find all records.
 
         Return None if the messages are no longer held, or if their records are lost.
         """
@@ -199,7 +199,7 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the first records that fit into the page, and their number."""
+        """Return the first records, as many as fit into the page, and the number of records."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])

@@ -57,7 +57,7 @@ class QueryLog(NamedTuple):
 
 
 class QueryPage(NamedTuple):
-    """The reply to the script `query_read`, column by column."""
+    """The reply to the script `query_read`, in columns."""
 
     after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
@@ -87,7 +87,7 @@ def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the ms that are left to another owner of the query, and the name of this owner."""
+    """Return the ms until another owner's ownership of the query ends, and the owner's name."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
@@ -114,7 +114,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Take messages of a slot into the log. `most_bytes` limits their records (0 is no limit)."""
+    """Take messages of a slot into the log. `most_bytes` limits their size; 0 means no limit."""
     return Command(
         script_loader.load("query_take"),
         (
@@ -137,9 +137,9 @@ def query_renew(
 ) -> Command[QueryLog]:
     """Renew the lease of a query, and count the messages of a batch that the query holds.
 
-    With `owns`, the ownership is renewed, which is stored in the first slot of a topic. In other
-    slots the query only takes over. `report` is stored for query_inspect, and b"" keeps the
-    previous report.
+    The ownership is stored in the first slot of a topic. `owns` renews the ownership. In other
+    slots, the query only takes the slot over from an earlier owner. `report` is stored for
+    query_inspect. If `report` is b"", the previous report is kept.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -192,8 +192,8 @@ def query_read(
 ) -> Command[QueryPage]:
     """Return a page of the messages that a query holds, and note that a reader has received them.
 
-    With `records`, the records are returned as well. `bytes_read` is the number of bytes that the
-    caller has read so far. query_settle reports the sum.
+    If `records` is set, the records are returned as well. `bytes_read` is the number of bytes that
+    the caller has read so far. query_settle returns the sum over all readers.
     """
 
     def parse(reply: list[Any]) -> QueryPage:
@@ -219,13 +219,14 @@ def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle the messages that a query holds in a slot, up to the number `upto`.
+    """Settle the messages that a query holds in a slot, up to a number.
 
     Args:
         context: Context of the topic.
         keys: Keys of the slot.
         lease: Lease of the query.
-        since: Number after which the batch begins. Earlier messages are settled if they are held.
+        since: Number after which the batch begins. Earlier messages are settled only if the query
+            holds them.
         upto: Last number of the batch.
         limit: Maximum number of messages of the call.
     """
@@ -273,7 +274,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make the messages that a query holds in a slot dead letters, up to the number `upto`."""
+    """Make the messages that a query holds in a slot dead letters, up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (
@@ -287,12 +288,12 @@ def query_reject(
 
 
 class Failing(NamedTuple):
-    """A message of a batch to fail individually.
+    """A single message of a batch, which failed.
 
     Attributes:
         number: Number in the query's log.
         member: Name of the message in Redis.
-        error: Error for its failure entry.
+        error: Error that is stored with the message.
         wait_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
@@ -308,8 +309,8 @@ def query_fail(
     """Fail messages of a slot that a query holds, sorted by number.
 
     Return a character for each: `r` retry, `d` dead letter, `R` or `D` if the message was failed
-    before, `0` not held. With `retry`, the messages go back to the queue. Otherwise they become
-    dead letters.
+    before, `0` not held. If `retry` is set, the messages go back to the queue. Otherwise they
+    become dead letters.
     """
     return Command(
         script_loader.load("query_fail"),
@@ -379,7 +380,7 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for `keep_ms`, or delete it if that is 0.
+    """Keep a stage for some time, or delete the stage if the time is 0.
 
     `length` is the number of elements that the stage must have.
     """

@@ -88,7 +88,7 @@ def flows_of(
 
 
 class StageBase:
-    """The content of a stage."""
+    """The stage's content, which both kinds of client share."""
 
     def __init__(self, flows: stage_flows.StageFlows) -> None:
         self._flows = flows
@@ -108,7 +108,7 @@ class StageBase:
 
 
 class AsyncStage(StageBase):
-    """Storage for messages that are not sent yet.
+    """Messages that are stored but not yet sent.
 
     `AsyncTopic.stage` creates it. Use it from a single writer.
     """
@@ -140,10 +140,11 @@ class AsyncStage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """Store messages given as columns, much faster than `push`. Return their number.
+        """Store messages that are given as columns. Return the number of messages in the stage.
 
-        Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
-        over the slots. A column has one value for each body. None leaves the field unset.
+        This method is much faster than `push`. Pass some thousands of messages at a time. Messages
+        without a slot basis are spread evenly over the slots. A column has one value for each body.
+        None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return await self._run(self._flows.push_bodies(bodies, columns))

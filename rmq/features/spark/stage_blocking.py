@@ -13,7 +13,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Stage(StageBase):
-    """Storage for messages that are not sent yet.
+    """Messages that are stored but not yet sent.
 
     `Topic.stage` creates it. Use it from a single writer.
     """
@@ -45,10 +45,11 @@ class Stage(StageBase):
         types: Sequence[str | None] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> int:
-        """Store messages given as columns, much faster than `push`. Return their number.
+        """Store messages that are given as columns. Return the number of messages in the stage.
 
-        Pass some thousands of messages at a time. Messages without a slot basis are spread evenly
-        over the slots. A column has one value for each body. None leaves the field unset.
+        This method is much faster than `push`. Pass some thousands of messages at a time. Messages
+        without a slot basis are spread evenly over the slots. A column has one value for each body.
+        None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return self._run(self._flows.push_bodies(bodies, columns))

@@ -76,7 +76,7 @@ class StageContent(NamedTuple):
 
 
 class PublishResult(NamedTuple):
-    """Results of the staged messages that one call has published.
+    """The numbers of messages that one call has published, by outcome.
 
     Attributes:
         stored: Number of messages added.
@@ -104,7 +104,7 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 
 def _entry_max(settings: Settings) -> int:
-    """Return the maximum number of messages of an entry, at most a slot's part of max_length."""
+    """Return the maximum number of messages in an entry, which must fit into its slot."""
     most = settings.call_max
     return min(most, -(-settings.max_length // settings.slots) or most)
 
@@ -144,11 +144,11 @@ class StageFlows:
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages given as columns into the stage. Return the number of messages in the stage.
+        """Put messages, given as columns, into the stage. Return the stage's number of messages.
 
-        The result is the same as with `push`, but much faster. No message objects are created. Only
-        the first message of a run (consecutive messages of a slot) gets a new id. The other ids
-        count up from this id.
+        The result is the same as with `push`, but this method is much faster, because it creates no
+        message objects. Consecutive messages of a slot are a run. Only the first message of a run
+        gets a new id, and the other ids count up from this id.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -296,7 +296,7 @@ def _with_headers(
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
     """Return the slot of each message.
 
-    Messages without a slot basis are spread over the slots in runs.
+    Messages without a slot basis are spread over the slots in runs of consecutive messages.
     """
     turns = chain.from_iterable(repeat(next(context.spread), turn) for _ in repeat(None))
     if bases is None:
@@ -306,7 +306,7 @@ def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn:
 
 
 class _StageCalls:
-    """Calls that put entries into a stage, and the content of the stage after them."""
+    """Calls that put entries into a stage, and the content of the stage after these calls."""
 
     def __init__(self, context: TopicContext, stage: StageContent, keep_ms: int) -> None:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
@@ -332,7 +332,7 @@ class _StageCalls:
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages with equal record heads (the first four bytes), and give them ids."""
+        """Add messages whose records begin with the same four bytes. Give each message an id."""
         made = ids.make(slot, self._check)[0]
         self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
         self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)
@@ -360,7 +360,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Delete stages. With `query`, keep the stages of a batch that it has begun to publish."""
+    """Delete stages, except those of a batch whose publication the query has begun."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -377,9 +377,10 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for `keep_ms`, or delete them if that is 0.
+    """Keep stages for some time, or delete the stages if the time is 0.
 
-    With `whole` the stages are complete: check their lengths, and wait until they are durable.
+    If `whole` is set, the stages are complete. Then check their lengths, and wait until they are
+    durable.
     """
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
@@ -447,8 +448,7 @@ def publish_once(
 
     If an earlier call has begun to publish the batch, this call continues with the stages of the
     earlier call and deletes the given stages. The topic of the context records the stages of all
-    topics. Each other topic records its own part in the same way, so a part is never published
-    twice.
+    topics. Each other topic records its own stages in the same way, so no stage is published twice.
     """
     if context.name in callers:
         raise InvalidValue(
@@ -505,7 +505,7 @@ def _sum(one: PublishResult, other: PublishResult | PublishReply) -> PublishResu
 def _move(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
-    """Move all entries of stages into the queue. If the queue is full, retry until `timeout`."""
+    """Move all entries of stages into the queue. If the queue is full, retry until the timeout."""
     waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
     total, wanted = PublishResult(), context.settings.durability

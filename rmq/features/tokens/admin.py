@@ -38,7 +38,7 @@ class AsyncTokenAdmin(AsyncAdminPart):
         return await self._run(flows.tokens(self._prefix))
 
     async def token_revoke(self, name: str) -> bool:
-        """Delete a token. Return whether it existed.
+        """Delete a token. Return whether the token existed.
 
         Guarantee:
             Within 5 s all servers refuse the token, and its sessions and streams end.

@@ -106,7 +106,7 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
 
 
 def token_revoke(prefix: str, name: str) -> Flow[bool]:
-    """Delete a token. Return whether it existed."""
+    """Delete a token. Return whether the token existed."""
     keys.check_name(name, "name")
     packed = yield RawCommand("token_revoke", "HGET", keys.tokens_key(prefix), name)
     if packed is None:

@@ -23,7 +23,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
     """Operations on a topic as a whole."""
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics, sorted."""
+        """Return the sorted names of all topics."""
         return await self._run(overview.topics(self._prefix))
 
     async def settings(self, topic: str) -> Settings:
@@ -76,8 +76,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
         outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters
         continue.
 
-        The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
-        pause, or for "both" the pause of "receive".
+        The pause is stored in Redis. A topic that is paused already keeps its pause. The call
+        returns the pause. If `verb` is "both", the call returns the pause of deliveries.
 
         Args:
             topic: Name of the topic.
@@ -145,8 +145,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
             messages are not waited for.
 
         Raises:
-            InvalidValue: The number does not fit, or the topic has a limit or is audited. The topic
-                was not changed.
+            InvalidValue: The number of slots is not allowed, or the topic has a limit or is
+                audited. The topic was not changed.
             TopicNotFound: The topic does not exist.
         """
         context = self._context(topic)

@@ -24,7 +24,7 @@ class TopicAdmin(AdminPart):
     """Operations on a topic as a whole."""
 
     def topics(self) -> list[str]:
-        """Return the names of all topics, sorted."""
+        """Return the sorted names of all topics."""
         return self._run(overview.topics(self._prefix))
 
     def settings(self, topic: str) -> Settings:
@@ -77,8 +77,8 @@ class TopicAdmin(AdminPart):
         outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters
         continue.
 
-        The pause is stored in Redis. A topic that is paused already keeps its pause. Returns the
-        pause, or for "both" the pause of "receive".
+        The pause is stored in Redis. A topic that is paused already keeps its pause. The call
+        returns the pause. If `verb` is "both", the call returns the pause of deliveries.
 
         Args:
             topic: Name of the topic.
@@ -146,8 +146,8 @@ class TopicAdmin(AdminPart):
             messages are not waited for.
 
         Raises:
-            InvalidValue: The number does not fit, or the topic has a limit or is audited. The topic
-                was not changed.
+            InvalidValue: The number of slots is not allowed, or the topic has a limit or is
+                audited. The topic was not changed.
             TopicNotFound: The topic does not exist.
         """
         context = self._context(topic)

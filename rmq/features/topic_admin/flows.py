@@ -116,7 +116,7 @@ def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
 
 
 def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
-    """End pauses of a topic. Return the first of them, or None.
+    """End pauses of a topic. Return the first of these pauses, or None.
 
     After an interruption, a repeated call continues the change, as with `topic_set`.
 
@@ -160,8 +160,8 @@ def topic_delete(
 
     Unless the deletion is forced, sends are paused first. So no slot is deleted before all slots
     have been found empty. Then the topic is marked, so that no client can open it. Then each slot
-    is deleted in one step, then keys that only a scan finds, then the topic itself. After an
-    interruption, run it again.
+    is deleted in one step. Finally, the keys that only a scan finds are deleted, and then the topic
+    itself. After an interruption, run the deletion again.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -246,10 +246,11 @@ def _has_objects(context: TopicContext) -> TopicNotEmpty:
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[tuple[DeleteResult, bool]]:
-    """Delete slots that have at most `most` messages. If that is None, only count the messages.
+    """Delete slots, unless they have too many messages. Return the message counts.
 
-    Stops at a slot with more messages. Returns the message counts, and whether stored objects
-    (offloaded bodies) belong to a slot. Such a slot is not deleted.
+    The deletion stops at a slot with more messages than the number in `most`. If `most` is None,
+    the messages are only counted. The result also says whether stored objects (offloaded bodies)
+    belong to a slot. Such a slot is not deleted.
     """
     waiting = in_flight = dead = 0
     has_objects = False

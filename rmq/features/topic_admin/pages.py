@@ -195,7 +195,7 @@ def _settings_view(
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
 async def set_topic(request: PageRequest) -> View | Redirect:
-    """Change the settings that the user has edited. Settings that others changed stay."""
+    """Change the settings that the user has edited. Changes by others are kept."""
     settings = await request.context.admin.settings(request.topic)
     values, found = settings.shown(), _form(settings)
     form = dict(request.form)

@@ -314,7 +314,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize is still unfinished. A client may have started the next resize."""
+    """Return whether this resize is unfinished. A client may have started another resize."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms

@@ -17,9 +17,10 @@ from rmq.kernel.transport.lua import script_loader
 def topic_set(
     context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
 ) -> Command[TopicReply]:
-    """Change settings of a topic, if its revision is `revision` (None accepts any revision).
+    """Change settings of a topic, if the topic has this revision or if `revision` is None.
 
-    The state is -1 if the topic is missing or being deleted, -2 if it has another revision.
+    The state is -1 if the topic is missing or being deleted. The state is -2 if the topic has
+    another revision.
     """
     return Command(
         script_loader.load("topic_set"),
@@ -47,7 +48,7 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Record a pause of deliveries or sends. The reply has the same states as that to topic_set."""
+    """Record a pause of deliveries or sends. The reply has the same states as in topic_set."""
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),

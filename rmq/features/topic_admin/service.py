@@ -2,8 +2,8 @@
 
 The server finishes a resize whose command was interrupted or killed. It deletes dead letters after
 the `dead_retention` of their topic, and the trash and temporary records of slots after their time.
-Without the setting `dead_retention`, a topic keeps its dead letters forever. Drops are counted
-(`dead_dropped`) and logged.
+Without the setting `dead_retention`, a topic keeps its dead letters forever. These deletions are
+counted (`dead_dropped`) and logged.
 
 Samples of the figures of all topics are stored for `Admin.history` and the console.
 """
@@ -34,7 +34,7 @@ EVERY_GOING_S = 1.0  # interval during a resize
 class Resizes(SurveyedService):
     """Continues resizes: switches slots to the new number, and opens slots that need not wait.
 
-    A slot waits until no older messages are left. The survey finds a resize at most 80 s after its
+    A slot waits until no older messages exist. The survey finds a resize at most 80 s after its
     start. A running command may do the same work at the same time, without conflict.
     """
 

@@ -61,8 +61,8 @@ class HandlerRun:
         handler: Name of the handler's function.
         since: Start of the run.
         seconds: Duration of the run at the time of the report.
-        cancelled_s: Seconds since the cancellation of its delivery was requested. None without a
-            request, and for a batch, which is not interrupted.
+        cancelled_s: Seconds since somebody requested to cancel the delivery. None if there was no
+            request. Always None for a batch, because a batch is not interrupted.
     """
 
     id: str
@@ -79,15 +79,18 @@ class WorkerStatus:
 
     Attributes:
         id: Id of the process, 8 hex digits.
-        host: Name of its machine or container.
+        host: Name of the machine or container on which the process runs.
         pid: Process id on its host.
         process: Number of the process under its supervisor, from 1, or None.
         version: Version of RMQ.
         started: Start of the process.
-        heartbeat_age_s: Seconds since its last report, which keep growing after its death.
-        expires_in_s: Seconds until it is no longer listed, unless it reports again.
-        handlers: Its handlers.
-        running: Its oldest runs, at most 20. `handlers` have the numbers of all runs.
+        heartbeat_age_s: Seconds since the last report. This number keeps growing after the process
+            has died.
+        expires_in_s: Seconds until the process is no longer listed, unless the process reports
+            again.
+        handlers: Handlers of the process.
+        running: The oldest runs, at most 20. The entries of `handlers` have the numbers of all
+            runs.
     """
 
     id: str
@@ -103,7 +106,7 @@ class WorkerStatus:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics of its handlers, without repetition, in the order of registration."""
+        """Topics of the process's handlers, without repetition, in the order of registration."""
         return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
 
     def long_runs(self, lease_s: Mapping[str, float]) -> list[HandlerRun]:

@@ -1,7 +1,7 @@
 """Compute how many worker processes a topic needs to deliver its messages in time.
 
 By Little's law, the number of busy executors (threads or tasks that run a handler) is arrivals per
-second times mean run time. A backlog needs additional executors, so that it is worked off in the
+second times mean run time. A backlog needs additional executors, which work off the backlog in the
 time of the topic's `slo`, by default a minute. The number of processes is the sum of both, divided
 by the executors of a process.
 

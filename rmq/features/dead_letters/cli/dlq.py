@@ -88,7 +88,7 @@ def list_dead(
 
 
 def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.Message]]:
-    """Yield pages until they contain `limit` dead letters."""
+    """Yield pages until the limit on dead letters is reached."""
     for page in pages:
         yield page[:limit]
         limit -= len(page)

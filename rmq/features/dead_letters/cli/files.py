@@ -41,7 +41,7 @@ def _base64(data: bytes) -> str:
 
 
 def _raw_fields(raw: Any) -> dict[str, Any]:
-    """Return the body as bytes, as its codec wrote it, and decoded if possible."""
+    """Return the encoded body, and the decoded value if the body can be decoded."""
     if not isinstance(raw, Record):
         return {"body_base64": _base64(bytes(raw))}
     try:
@@ -58,7 +58,7 @@ def _raw_fields(raw: Any) -> dict[str, Any]:
 
 
 def export_fields(message: rmq.Message) -> dict[str, Any]:
-    """Convert a dead letter, whose body is a record, to the fields of a line."""
+    """Convert a dead letter, read with `raw=True`, to the JSON fields of an exported line."""
     fields = listing.fields_of(message)
     for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score", "held"):
         fields.pop(name, None)
@@ -83,7 +83,7 @@ def _codec_of(number: int) -> Codec:
 
 
 def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
-    """Parse an exported line. Return the number of the body's codec, and the message to send.
+    """Parse an exported line. Return the number of the codec, and the message to send.
 
     Raises:
         BadLine: The line is not an exported message.

@@ -32,7 +32,7 @@ def read_pages(
         topic: Name of the topic.
         wanted: Filter, or None.
         cursor: Cursor after which to start.
-        size: Number of dead letters of a read.
+        size: Number of dead letters to read per page.
         raw: Whether to return records instead of decoded bodies.
     """
     while True:

@@ -44,9 +44,10 @@ class JobAdmin(AdminPart):
                 "cancel" to delete waiting messages permanently.
             conditions: Conditions that the messages must meet, with the names of `redrive`: ids,
                 reason, error, older_than, type, filter. Default: all dead letters, or all waiting
-                messages. The further condition `died` is a list with the time of death of each of
-                `ids`, in epoch ms. A letter that was sent back and died again has another time, so
-                it is not touched. A cancel supports no condition on the time of death.
+                messages. The further condition `died` is a list of times of death in epoch ms, one
+                for each id. A letter that was sent back and died again has another time of death,
+                so the job does not change that letter. A cancel supports no condition on the time
+                of death.
             rate: Maximum number of messages per second. Default: no limit.
             keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
                 With 0 they are deleted permanently.
@@ -113,7 +114,10 @@ class JobAdmin(AdminPart):
         return self._run(flows.job(self._prefix, id))
 
     def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
-        """Return the outcomes of a job's last messages, newest first, at most 10 000."""
+        """Return the outcomes of the messages that a job handled last, newest first.
+
+        Redis keeps at most 10 000 outcomes of a job.
+        """
         context = self._context(jobs_core.topic_of(id))
         return self._run(flows.outcomes(self._prefix, id, context, limit))
 
@@ -137,11 +141,11 @@ class JobAdmin(AdminPart):
             raise
 
     def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """Pause a job until it is resumed. Return whether it was running."""
+        """Pause a job until it is resumed. Return whether the job was running."""
         return self._run(flows.job_pause(self._prefix, id, by))
 
     def job_resume(self, id: str, *, by: str | None = None) -> bool:
-        """Resume a paused job. Return whether it was paused."""
+        """Resume a paused job. Return whether the job was paused."""
         return self._run(flows.job_resume(self._prefix, id, by))
 
     def job_stop(self, id: str, *, by: str | None = None) -> bool:

@@ -1,8 +1,9 @@
 """Start, list and change jobs. `job_run` runs them.
 
 The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end. The score
-of any other job is LISTED_ACTIVE or more. No script can write both the list and a job. So a job is
-listed before it is stored, and each search for jobs to run removes wrong entries from the list.
+of any other job is LISTED_ACTIVE or more. A script cannot write the list and a job in one step.
+Therefore a job is listed before it is stored. Each search for jobs to run removes wrong entries
+from the list.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _FIELDS = (
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:
-    """Record the end of a job in the audit trail and in the list. Repetitions change nothing."""
+    """Record the end of a job in the audit trail and in the list. Repeating the call is safe."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += f", {job.requested} requested" if job.requested else ""
@@ -59,7 +60,7 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
 
 
 def check_verb(verb: str) -> JobVerb:
-    """Return the verb of a job.
+    """Check the verb of a job, and return the verb.
 
     Raises:
         InvalidValue: The verb is unknown.
@@ -149,7 +150,7 @@ def job_start(
 
 
 def accepted_by_slot(context: TopicContext) -> Flow[list[int]]:
-    """Return the acceptance number of the newest message of each slot."""
+    """Return, for each slot, the number that the slot gave its newest message."""
     return (yield from pipeline([_accepted(keys) for keys in context.slots]))
 
 
@@ -228,7 +229,7 @@ def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
 
 
 def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[list[JobOutcome]]:
-    """Return the outcomes of a job's last messages, newest first."""
+    """Return the outcomes of the messages that a job handled last, newest first."""
     limit = check_int(limit, "limit", 1, OUTCOMES_MAX)
     yield from opening.ensure_open(context, create=False)
     entries: list[bytes] = yield RawCommand(
@@ -244,13 +245,13 @@ def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[li
 
 
 def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Pause a job until it is resumed. Return whether it was running."""
+    """Pause a job until it is resumed. Return whether the job was running."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job pause", scripts.job_pause(prefix, id)))
 
 
 def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Resume a paused job. Return whether it was paused."""
+    """Resume a paused job. Return whether the job was paused."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job resume", scripts.job_resume(prefix, id)))
 

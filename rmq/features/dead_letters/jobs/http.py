@@ -118,7 +118,7 @@ async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob)
 
     To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
     repeated request with the same header Idempotency-Key starts no second job. A repeated request
-    without the header starts one, but each message is still changed only once.
+    without the header starts another job, but each message is still changed only once.
     """
     if body.verb != "redrive":
         context.require(Role.ADMIN)  # as a purge requires
@@ -149,7 +149,7 @@ async def get_job(context: RequestContext, path: JobPath) -> Job:
 
 
 class JobOutcomes(Answer):
-    """The outcomes of a job's last messages, newest first."""
+    """The outcomes of the messages that a job handled last, newest first."""
 
     outcomes: list[JobOutcome]
 
@@ -158,7 +158,7 @@ class JobOutcomes(Answer):
 async def list_job_outcomes(
     context: RequestContext, path: JobPath, query: OutcomesQuery
 ) -> JobOutcomes:
-    """List the outcomes of a job's last messages, newest first."""
+    """List the outcomes of the messages that a job handled last, newest first."""
     await context.admin.job(path.job)
     found = await context.admin.job_outcomes(path.job, query.limit)
     return JobOutcomes(outcomes=[show(each, JobOutcome) for each in found])
@@ -187,7 +187,7 @@ class JobOutcome(Answer):
 
     "gone" means that the message was no longer a dead letter, or was settled before a cancel. The
     outcomes from "conflict" to "not durable" mean that the other topic refused the message, which
-    stayed dead. The outcomes after them mean that a message could not be cancelled.
+    stayed dead. The outcomes after "not durable" mean that a message could not be cancelled.
     """
 
     id: str

@@ -35,7 +35,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_id(topic: str, dedup_key: str | None = None) -> str:
-    """Return an id for a job: TOPIC.XXXXXXXX, where X are random or come from `dedup_key`."""
+    """Return an id for a job: topic, dot, and a code that is random or made from `dedup_key`."""
     drawn = secrets.token_bytes(8)
     if dedup_key is not None:
         drawn = hashlib.blake2b(dedup_key.encode(), digest_size=8, person=b"rmq job").digest()
@@ -151,8 +151,8 @@ class JobOutcome(NamedTuple):
         outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic also
             "conflict" (the topic has a message with this id), "too large", "full", "paused" (sends
             to the topic), "moving" (to a third topic) or "not durable" (stored in too few copies).
-            Of a cancel "done", "requested", "gone" (settled), or why it could not be cancelled:
-            "already requested", "in flight", "in query" or "dead".
+            For a cancel: "done", "requested", "gone" (settled), or the reason why the message could
+            not be cancelled: "already requested", "in flight", "in query" or "dead".
     """
 
     id: MessageId

@@ -27,7 +27,7 @@ async def jobs(request: PageRequest) -> View:
 
 @PAGES.get("/jobs/{job}")
 async def job(request: PageRequest) -> View:
-    """Show the progress of a job, and the outcomes of its last messages."""
+    """Show the progress of a job, and the outcomes of the messages that the job handled last."""
     found = await request.context.admin.job(request.path["job"])
     outcomes = await request.context.admin.job_outcomes(found.id, OUTCOMES)
     return View("job.html", {"job": found, "outcomes": outcomes, "share": _share(found)}, found.id)

@@ -67,7 +67,8 @@ BATCHES_PER_S = 8  # batches per second of a job with a rate
 class _Cursor(NamedTuple):
     """The last examined message, by its score and its name in the sorted set.
 
-    `turn` is the position in the queues of the slot that a job reads one after the other.
+    A job reads several queues of a slot one after the other. `turn` is the index of the current
+    queue.
     """
 
     slot: int = 0
@@ -99,18 +100,18 @@ class _Batch(NamedTuple):
 class _Search:
     """Find the messages of a job, starting at its cursor.
 
-    Messages of a cancel move between the queues that the search reads one after the other. So a
-    cancel of messages in flight reads both queues twice. It finds each message, unless consumers
-    have given that message back twice and received it again in the meantime.
+    Messages of a cancel can move between the queues during the search. Therefore a cancel of
+    messages in flight reads both queues twice. The search misses a message only if consumers give
+    the message back twice and receive it again during the search.
 
     Args:
         context: Topic of the messages.
         wanted: Conditions that the messages must meet.
         queues: Queues of a slot in the order in which they are read.
-        began_ms: Time until which dead letters died.
-        accepted: By slot, the acceptance number until which messages of a cancel were accepted.
+        began_ms: Latest time of death of a matching dead letter, in epoch ms.
+        accepted: For a cancel, the number of the newest message to cancel in each slot.
         cursor: Position at which the search starts.
-        examined: Number of messages that were examined before.
+        examined: Number of messages that were examined before this search.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether a message is in the right queue since before the job began.
+        """Return whether a message is in the right queue, and was there before the job began.
 
         A dead letter must also have the time of death that the conditions require.
         """
@@ -348,7 +349,7 @@ class _Runner:
         return reply
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
-        """Change a batch, maybe again. Return one character for each message."""
+        """Change the messages of a batch. Return one character for each message."""
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -376,7 +377,7 @@ class _Runner:
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
-        """Move a batch to another topic. Its token makes sure that a repetition changes nothing."""
+        """Move a batch to another topic. The token of the batch makes a repeated call safe."""
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()

@@ -37,7 +37,7 @@ class JobStepReply(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job. Return 1 (stored) or 0 (it exists already), and the start of the job."""
+    """Store a job. Return 1 (stored) or 0 (exists already), and the start time of the job."""
     return _changing("job_start", prefix, job, definition)
 
 

@@ -20,7 +20,7 @@ AT_ONCE = 8  # maximum number of jobs of a server
 
 
 class Jobs:
-    """Run jobs that have no runner, because it died or because the job was started for a server.
+    """Run jobs that have no runner: new jobs, and jobs whose runner died.
 
     Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
     another server continues its jobs 10 s later.

@@ -98,7 +98,7 @@ def read_pages(
     cursor: str | None = None,
     wanted: dict[str, str | None],
 ) -> PeekPage:
-    """Return up to `limit` matching messages after the cursor, from any number of pages."""
+    """Return matching messages after the cursor, up to the limit, from any number of pages."""
     messages: list[rmq.Message] = []
     while True:
         page = client.admin.peek_page(
