@@ -109,7 +109,7 @@ class Engine:
     def release_waiting(self, until: float) -> None:
         """Release the deliveries whose handlers have not begun.
 
-        Wait for the fetcher until `until`.
+        Wait for the end of the fetcher, at most until the time `until`.
         """
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
@@ -127,7 +127,7 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return events, each of which is set when all deliveries reported so far are settled."""
+        """Return one event per handler, which is set when all its reports so far are settled."""
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
@@ -163,7 +163,10 @@ class Engine:
         return settled and not any(queue.settler.unsettled for queue in self.queues)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by topic: deliveries received, in flight, and settled by each verb."""
+        """Return counts of deliveries by topic.
+
+        Deliveries are counted as received, as in flight, and by the verb that settled them.
+        """
         counts: dict[str, dict[str, int]] = {}
         for queue in self.queues:
             topic = counts.setdefault(queue.handler.context.name, {})

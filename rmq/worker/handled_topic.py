@@ -39,9 +39,9 @@ class HandledTopic:
     Attributes:
         flows: Flows that receive and settle deliveries.
         error_state: The error that blocks the topic now.
-        is_full: Whether there was no room for more deliveries at the last check.
-        note_freed: Function that is called when settled deliveries, or the end of an ordered batch,
-            have made room in a full topic. Any thread may call it.
+        is_full: Whether the topic had no room for more deliveries at the last check.
+        note_freed: Function that is called when a full topic has room again. Any thread may call
+            it.
     """
 
     def __init__(

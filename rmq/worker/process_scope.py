@@ -166,10 +166,10 @@ class TaskHolder(_Holder):
 
 
 class ProcessScope:
-    """The lifespans of a client, and the dependencies of its handlers with process scope.
+    """The lifespans of a client, and its handlers' dependencies that live as long as the process.
 
-    Nodes are the lifespans and dependencies. Plain nodes are opened first, in the order of their
-    registration, and are closed last.
+    Lifespans and dependencies are called nodes. Nodes that are not async are opened first, in the
+    order of their registration, and are closed last.
 
     Args:
         lifespans: Registered lifespan functions.
@@ -178,7 +178,7 @@ class ProcessScope:
     Attributes:
         plain_nodes, async_nodes: Nodes in the order of their opening.
         values: Values of the open nodes.
-        failed: Whether opening or closing has failed.
+        failed: Whether a node could not be opened or closed.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether there are async lifespans or dependencies. They need an event loop."""
+        """Whether an event loop is needed, because there are async lifespans or dependencies."""
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
@@ -217,7 +217,8 @@ class ProcessScope:
             is_stopping: Function that returns whether to give up.
 
         Returns:
-            False if `is_stopping` ended the opening. Even then the caller must call `close`.
+            False if `is_stopping` ended the opening. The caller must call `close` in this case as
+            well.
 
         Raises:
             LifespanFailed: A node raised an error.

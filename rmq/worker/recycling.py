@@ -41,8 +41,8 @@ class RecyclingLimits:
     and the process exits with STUCK. Only the end of the process frees a hanging thread.
 
     Args:
-        max_messages: Number of handled messages, or None for no limit. Each process adds a random
-            part of up to 10 %.
+        max_messages: Number of handled messages, or None for no limit. Each process adds up to 10 %
+            at random.
         max_memory: Bytes of resident memory, or None for no limit.
         timeout_kill: Time for which a handler may hang after its max_runtime is over, or None for
             no limit.
@@ -86,7 +86,7 @@ class RecyclingLimits:
         self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return which limit of messages or memory is reached, as text, or "" for none."""
+        """Return a text that names the reached limit of messages or memory, or "" if none is."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:

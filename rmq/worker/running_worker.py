@@ -43,7 +43,10 @@ ABANDON_S = 5.0  # time for other handlers to finish if a handler is stuck
 
 
 def lease_ms(handler: Handler) -> int:
-    """Return a handler's lease, or the shortest lease if its topic is not open."""
+    """Return a handler's lease in ms.
+
+    If its topic is not open, return the shortest possible lease.
+    """
     if handler.lease_ms is not None:
         return handler.lease_ms
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
@@ -93,7 +96,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
-    """Wait until only hanging handlers still run, at most until `until` of the monotonic clock."""
+    """Wait until only hanging handlers still run, at most until a time of the monotonic clock."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
@@ -141,7 +144,7 @@ class RunningWorker:
         transport: Transport to Redis.
         surroundings: Open process scope and event loop.
         stopping: Event that is set when the worker must stop; the watchdog also sets it.
-        signals: Signals that stop the worker. A second signal ends each wait.
+        signals: Signals that stop the worker. A second signal ends all waits.
     """
 
     def __init__(
@@ -226,7 +229,7 @@ class RunningWorker:
         return finished and settled
 
     def finish_others(self) -> None:
-        """Release waiting deliveries when a handler is stuck, and wait for the other handlers.
+        """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
         A delivery whose handler hangs is not released. It is rolled back when its lease expires, at
         the cost of a retry. So a message that makes every worker hang becomes a dead letter. After
@@ -244,7 +247,7 @@ class RunningWorker:
     def _wait_for_runs(self, until: float) -> bool:
         """Wait until all handlers have ended and their deliveries are settled.
 
-        Return whether they are.
+        Return whether both were done in time.
         """
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):

@@ -1,7 +1,7 @@
 """The scheduler: a thread that sends the messages of due schedules.
 
-Any number of schedulers may serve a topic. All of them look for due schedules. A script in Redis
-ensures that each message is sent once. Every worker has a scheduler for its topics.
+Any number of schedulers may serve a topic, and all of them look for due schedules. A script in
+Redis ensures that each message is sent once. Every worker has a scheduler for its topics.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Scheduler:
             self._transport.close()
 
     def run(self, started: Callable[[], object] | None = None) -> None:
-        """Work until SIGTERM or SIGINT, in the main thread.
+        """Send the messages of schedules until SIGTERM or SIGINT. Call it in the main thread.
 
         Args:
             started: Function that is called once, after the start.

@@ -86,7 +86,7 @@ class OutageLog:
             self._lock.release()
 
     def clear(self) -> None:
-        """Record that all calls to Redis have been answered, so no outage is left."""
+        """Record that Redis has answered all calls, so that there is no outage any more."""
         if self._away_since:
             self.report()
 
@@ -152,7 +152,7 @@ def check_stores(
 
 
 class _InThread:
-    """Calls a function in a thread, so that a stop of the worker need not wait for a server.
+    """Calls a function in a thread, so that a stop of the worker does not wait for a server.
 
     Attributes:
         ended: Event that is set when the function has ended.
@@ -211,8 +211,8 @@ class Health(NamedTuple):
     Attributes:
         ok: Whether messages of every handler are received, run and settled.
         problems: Problems, one line each.
-        alive: False if something in this process has hung for a minute, so that a restart may
-            help. An outage of Redis does not count.
+        alive: False if a part of this process has hung for a minute, so that a restart may help. An
+            outage of Redis does not count.
     """
 
     ok: bool
@@ -296,7 +296,9 @@ class Watchdog:
                 self._stopping.set()
 
     def _allow_renewals(self, now: float) -> None:
-        """Allow the heartbeat to renew leases for some time, within the limits of running handlers.
+        """Allow the heartbeat to renew leases for some time.
+
+        The time does not exceed the limits of running handlers.
 
         So leases are renewed even while a call holds the GIL, but not while the process hangs. If a
         process no longer runs this method, the heartbeat kills the process.
@@ -332,7 +334,7 @@ class Watchdog:
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return the time of the last step of the slowest part, and the part's handler.
+        """Return the time at which the slowest part made its last step, and that part's handler.
 
         The handler is None if the part serves all handlers.
         """

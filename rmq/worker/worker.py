@@ -51,9 +51,10 @@ LEAVE_AFTER_S = 5.0  # time from the exit of the main thread to the end of the p
 def leave_with(code: int) -> int:
     """Return an exit code, and end the process although handlers still run in threads.
 
-    At its exit Python waits for the threads of `asyncio.to_thread` and of other pools, which may
-    never return. Only the private `threading._register_atexit` is called before that wait. Since
-    Python 3.12 no thread can be started at that time, so a thread is started now and waits.
+    When Python exits, it waits for the threads of `asyncio.to_thread` and of other pools. These
+    threads may never return. Only functions of the private `threading._register_atexit` run before
+    that wait. Since Python 3.12 no thread can be started at that time. So this function starts a
+    thread now, which waits for the exit.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
@@ -93,20 +94,21 @@ class Worker:
         client: Client with the handlers and the address of Redis.
         topics: Names of topics whose handlers run, or None for all topics.
         interceptors: Interceptors around handlers, inside the interceptors of the client.
-        grace: Longest wait of a stop for running handlers, seconds or timedelta.
-        concurrency: Largest number of handlers that run at the same time in this process. None
-            allows 64 in threads and 1000 in tasks, or as many as the `concurrency` of a single
-            handler if that is larger.
+        grace: Longest time that a stop waits for running handlers, seconds or timedelta.
+        concurrency: Largest number of handlers that run at the same time in this process. With
+            None, the limits are 64 for threads and 1000 for tasks. A handler with a larger
+            `concurrency` raises the limit to this number.
         watchdog: Time without progress after which `run` ends with exit code 70, or None for no
             limit.
-        heartbeat: "process": leases are renewed in a process that handlers cannot block. "thread":
-            leases are renewed in a thread.
-        schedules: Whether to send the messages of the schedules of its topics (`Topic.every`).
+        heartbeat: "process" renews leases in a process that handlers cannot block. "thread" renews
+            leases in a thread.
+        schedules: Whether the worker sends the messages of its topics' schedules (`Topic.every`).
         max_messages: Number of handled messages after which `run` stops, or None for no limit. Up
             to 10 % is added at random, so that processes do not stop together.
         max_memory: Bytes of resident memory above which `run` stops, or None for no limit.
-        timeout_kill: Time after which a handler that hangs beyond its max_runtime ends `run` with
-            exit code 70, or None for no limit. All other deliveries are released first.
+        timeout_kill: Time for which a handler may hang after its max_runtime is over, or None for
+            no limit. After this time all other deliveries are released, and `run` ends with exit
+            code 70.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -252,11 +254,11 @@ class Worker:
             transport.close()
 
     def stop(self, grace: Duration | None = None) -> bool:
-        """Stop fetching, wait up to `grace` for running handlers, and release the other deliveries.
+        """Stop receiving, wait for running handlers, and release the other deliveries.
 
-        The call takes at most `grace` plus 2 s, even during an outage of Redis. Any thread may call
-        it, also during `run`. If another thread is starting or stopping the worker, the call waits
-        for that thread.
+        The call waits for handlers at most the time in `grace`. It takes at most 2 s longer, even
+        during an outage of Redis. Any thread may call this method, also during `run`. If another
+        thread is starting or stopping the worker, the call waits for that thread.
 
         Returns:
             Whether all deliveries that had begun are finished, and settled in Redis.
@@ -280,14 +282,17 @@ class Worker:
         self._stopping.set()
 
     def run(self, started: Callable[[], object] | None = None) -> int:
-        """Work until SIGTERM or SIGINT, and return the exit code: `raise SystemExit(worker.run())`.
+        """Run handlers until SIGTERM or SIGINT, and return the exit code.
+
+        Write `raise SystemExit(worker.run())`.
 
         Args:
             started: Function that is called once, when the handlers run.
 
         Returns:
             0: All deliveries that had begun were finished and settled.
-            4: The grace time was over, or Redis could not be reached. The rest is delivered again.
+            4: The grace time was over, or Redis could not be reached. The other messages are
+                delivered again.
             70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
             SIGABRT instead.
             71: A lifespan failed.
@@ -364,7 +369,7 @@ class Worker:
         return self._running.watchdog.health()
 
     def missing(self) -> dict[str, int]:
-        """Return the number of missing messages by topic, from the last `rmq.Audit`."""
+        """Return the number of lost messages by topic, as the last `rmq.Audit` has found them."""
         return {
             topic: count
             for interceptor in self._hooks.chain

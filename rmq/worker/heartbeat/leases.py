@@ -1,8 +1,9 @@
-"""The shared leases of a worker, their deliveries, and which deliveries have begun.
+"""The shared leases of a worker, and the deliveries that it received under them.
 
-The consumer of a topic receives under the leases of a `LeaseTracker`, and reports to the tracker
-which deliveries were received and which were settled. The heartbeat reads these data in the shared
-memory. For each lease, the heartbeat writes there the time until which the lease is surely valid.
+A `LeaseTracker` has the leases of one topic. The consumer of the topic reports to the tracker which
+deliveries were received, and which were settled. The tracker writes these data to the shared
+memory, where the heartbeat reads them. For each lease, the heartbeat writes the time until which
+the lease is surely valid.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class WorkerMemory:
     """The worker's view of the memory that it shares with its heartbeat.
 
     Args:
-        leases_ms: Lease of each topic in ms. It is a guess until the topic is open.
+        leases_ms: Length of the lease of each topic in ms. Until a topic is open, its length is a
+            guess.
         begun: Largest number of deliveries that have begun at the same time.
         claims: Largest number of deliveries in flight whose handlers have claims.
     """
@@ -52,20 +54,20 @@ class WorkerMemory:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release the memory. Deliveries that read it later see its last content."""
+        """Release the memory. Deliveries can still read its last content."""
         self.shared.detach()
         if self.fd >= 0:
             os.close(self.fd)
 
     def expect(self, topic: int, lease_ms: int) -> None:
-        """Set the lease of a topic.
+        """Set the length of a topic's lease.
 
         The shortest lease of all topics sets how often the heartbeat renews.
         """
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
     def renew_until(self, until: float) -> None:
-        """Allow the heartbeat to renew leases until `until`, a time of the monotonic clock."""
+        """Allow the heartbeat to renew leases until a time of the monotonic clock."""
         self.shared.times[1] = until
 
     def note_step(self, kill_s: float) -> None:
@@ -83,7 +85,7 @@ class WorkerMemory:
     def add_begun(self, lease_index: int, id: bytes) -> int:
         """Record in the shared memory that a handler begins a delivery.
 
-        Return the row of the entry.
+        Return the row of the memory in which the delivery is recorded.
         """
         try:
             row = self._free_begun.pop()
@@ -96,14 +98,14 @@ class WorkerMemory:
         return row
 
     def remove_begun(self, row: int) -> None:
-        """Remove the entry of a delivery that has begun. Another delivery can then use its row."""
+        """Remove a begun delivery from the shared memory. Another delivery can then use its row."""
         self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
         self._free_begun.append(row)
 
     def add_claim(self, lease_index: int, name: bytes, owner: bytes) -> tuple[int, int]:
         """Let the heartbeat renew a claim from now on.
 
-        Return the row and the serial number of its entry.
+        Return the row and the serial number under which the claim is recorded.
         """
         text, words = name + owner, self.shared.words
         with self._lock:
@@ -138,7 +140,7 @@ class WorkerLease:
     Attributes:
         until: Time until which the lease was surely valid when it was last checked, by the
             monotonic clock; 0 if the lease is lost or was never checked.
-        is_renewed: Whether the next receive of the slot uses the lease, so that it is renewed.
+        is_renewed: Whether the heartbeat renews the lease, because the next receive uses it again.
     """
 
     __slots__ = ("_is_lost", "_shared", "is_renewed", "lease_index", "number", "until")
@@ -152,7 +154,10 @@ class WorkerLease:
         self._is_lost = False
 
     def safe_until(self) -> float:
-        """Return until when the lease is surely valid (monotonic clock), or 0 if it is lost."""
+        """Return the time until which the lease is surely valid, or 0 if the lease is lost.
+
+        The time is that of the monotonic clock.
+        """
         if self._is_lost or self._shared.lost(self.lease_index) == self.number:
             self.mark_lost()
         else:
@@ -165,7 +170,10 @@ class WorkerLease:
         return time.monotonic() >= self.safe_until()
 
     def note_received(self, since: float, lease_ms: int) -> None:
-        """Record a receive that began at time `since`. At least half of the lease was left then."""
+        """Record a receive that began at the time in `since`.
+
+        At that time at least half of the lease was left.
+        """
         self.until = max(self.until, since + lease_ms / 2000)
 
     def mark_lost(self) -> None:
@@ -195,7 +203,7 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next receive, or 0 if none is open."""
+        """Return the number of the lease for the next receive of a slot, or 0 without a lease."""
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 
@@ -228,7 +236,7 @@ class LeaseTracker:
     def handed_over(self, slot: int, number: int) -> WorkerLease:
         """Return the lease of a batch that was handed over.
 
-        It may be a lease that new receives no longer use.
+        The lease may be older than the lease that receives use now.
         """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
@@ -236,7 +244,7 @@ class LeaseTracker:
         return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries. The heartbeat renews their leases from now on."""
+        """Add received deliveries, so that the heartbeat renews their leases from now on."""
         with self._lock:
             self._in_flight.update(deliveries)
             words, leases_at = self._shared.words, self._shared.leases_at
@@ -269,7 +277,7 @@ class LeaseTracker:
     def retire(self, slot: int) -> None:
         """Stop renewing the lease of a slot because one of its deliveries cannot be settled.
 
-        The delivery then returns to the queue when the lease expires.
+        The delivery then returns to the waiting messages when the lease expires.
         """
         lease = self._leases.get(slot)
         if lease is not None:
@@ -306,13 +314,16 @@ class LeaseTracker:
             self._memory.remove_begun(row)
 
     def numbers(self) -> dict[int, int]:
-        """Return the number of the valid lease of each slot that has one."""
+        """Return the number of each slot's lease. Slots without a valid lease are left out."""
         return {
             slot: each.number for slot, each in list(self._leases.items()) if not each.is_lost()
         }
 
     def slots_with_requests(self) -> set[int]:
-        """Return the slots in which a renewal has found requests to cancel since the last call."""
+        """Return the slots in which a renewal found requests to cancel deliveries.
+
+        Only renewals since the last call of this method count.
+        """
         found = set()
         for slot in list(self._leases):
             count = self._shared.requests(self._topic * SLOTS_MAX + slot)

@@ -13,7 +13,7 @@ CLAIM_TEXT = (CLAIM_WORDS - 5) * 8  # bytes of name and owner of a claim
 
 
 class SharedMemory:
-    """The words of 8 bytes that worker and heartbeat share.
+    """An array of words of 8 bytes that worker and heartbeat share.
 
     Only one side writes each word: the heartbeat if the word is marked (h), otherwise the worker.
 
@@ -40,8 +40,8 @@ class SharedMemory:
              4 serial number of a claim whose handler has begun
              5... name and owner
 
-    A lease_index is topic * SLOTS_MAX + slot. A word about a lease contains the lease's number, so
-    a reader needs no other word to know which lease is meant.
+    A lease_index is topic * SLOTS_MAX + slot. Each word about a lease contains the number of the
+    lease. So one word tells a reader which lease is meant.
     """
 
     def __init__(self, fd: int, topics: int, begun: int, claims: int) -> None:
@@ -78,7 +78,7 @@ class SharedMemory:
         return self.words[self.topics_at + topic * 2 + 1] / 1000
 
     def safe_until(self, lease_index: int, number: int) -> float:
-        """Return until when a lease is valid, or 0 if the heartbeat has not written it yet."""
+        """Return the time until which a lease is valid, or 0 if the heartbeat wrote no time yet."""
         word = self.words[self.leases_at + lease_index * LEASE_WORDS + 1]
         if word >> SAFE_SHIFT != number:
             return 0.0
@@ -92,7 +92,7 @@ class SharedMemory:
         )
 
     def lost(self, lease_index: int) -> int:
-        """Return the number of the shared lease that was last lost in a slot, or 0 if none was."""
+        """Return the number of the lease that was lost last in a slot, or 0 if none was lost."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:
@@ -100,7 +100,7 @@ class SharedMemory:
         self.words[self.leases_at + lease_index * LEASE_WORDS + 2] = number
 
     def count_requests(self, lease_index: int) -> None:
-        """Note that a renewal has found requests to cancel deliveries of the slot."""
+        """Count a renewal that has found requests to cancel deliveries of a slot."""
         self.words[self.leases_at + lease_index * LEASE_WORDS + 3] += 1
 
     def requests(self, lease_index: int) -> int:
@@ -108,7 +108,10 @@ class SharedMemory:
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 3]
 
     def leases(self, topic: int) -> list[tuple[int, int, int]]:
-        """Return index, number, and count of deliveries in flight of a topic's valid leases."""
+        """Return a topic's valid leases.
+
+        Each item is a lease_index, the lease's number, and its number of deliveries in flight.
+        """
         first, found = topic * SLOTS_MAX, []
         for lease_index in range(first, first + self.slots(topic)):
             word = self.words[self.leases_at + lease_index * LEASE_WORDS]
@@ -127,7 +130,10 @@ class SharedMemory:
         return found
 
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:
-        """Return row, serial number, lease_index, name, owner and "has begun" of each claim."""
+        """Return the row, serial number, lease_index, name and owner of each claim.
+
+        The last item says whether the handler has begun.
+        """
         found, words = [], self.words
         for row in range(self.sizes[2]):
             at = self.claims_at + row * CLAIM_WORDS

@@ -60,7 +60,7 @@ class Topic(NamedTuple):
 def connect(url: str, timeout_s: float) -> Transport:
     """Return a transport that does not repeat failed commands.
 
-    The next round of renewals does that.
+    A failed renewal is repeated by the next round of renewals.
     """
     return open_transport(urls.parse(url), 0.0, min(timeout_s, ANSWER_S))
 
@@ -77,7 +77,7 @@ class Heartbeat:
         memory: Memory that is shared with the worker.
         transport: Transport to Redis.
         topics: Topics of the handlers, in the order of the memory.
-        report: Function that is called with the reason if a renewal fails.
+        report: Function that is called with the reason when a renewal fails.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class Heartbeat:
         return pause if answered else min(pause, RETRY_S)
 
     def is_hung(self, now: float) -> bool:
-        """Return whether the worker has made no step for too long. It is called once in each round.
+        """Return whether the worker has made no step for too long.
+
+        Each round of renewals calls this method once.
 
         Only time in which the heartbeat itself ran counts, because the machine may have been
         suspended.
@@ -145,7 +147,7 @@ class Heartbeat:
         return 0 < kill_s < self._quiet_s
 
     def _is_used(self, lease_index: int, in_flight: int, now: float) -> bool:
-        """Return whether a lease has deliveries, or had some in the last IDLE_S."""
+        """Return whether a lease has deliveries, or had deliveries in the last IDLE_S seconds."""
         if in_flight or lease_index not in self._used_at:
             self._used_at[lease_index] = now
         return now - self._used_at[lease_index] < IDLE_S
@@ -188,7 +190,7 @@ class Heartbeat:
         """Renew the claims of each slot, or give them up.
 
         Returns:
-            Claims, topic, and reply or error of each call.
+            For each call, its claims, its topic, and its reply or error.
         """
         by_lease: dict[int, list[Any]] = {}
         for claim in claims:
@@ -222,11 +224,11 @@ class Heartbeat:
         return values
 
     def release_until_expired(self, pause_s: float = RETRY_S) -> None:
-        """Release the deliveries that have not begun, as soon as Redis answers.
+        """Release the deliveries of a dead worker that had not begun, as soon as Redis answers.
 
-        Give up when their leases have expired. The deliveries are then rolled back at the cost of a
-        retry. No lease ends later than its whole length from now: the worker that received it is
-        dead, and a lease that was never renewed has no end in the shared memory yet.
+        Give up when the leases of these deliveries have expired. The deliveries are then rolled
+        back at the cost of a retry. A lease that was never renewed has no end in the shared memory
+        yet. But no lease ends later than its whole length from now, because the worker is dead.
         """
         until = time.monotonic() + self._longest_lease_s()
         while not self._is_released():
@@ -291,7 +293,7 @@ class Heartbeat:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, traced by a debugger, or a zombie."""
+    """Return whether a process is stopped, is traced by a debugger, or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             stat = file.read()
@@ -334,7 +336,10 @@ def _say(text: str) -> None:
 
 
 def main(fd: int) -> None:
-    """Renew the leases of the parent process. `fd` is the descriptor of the shared memory."""
+    """Renew the leases of the parent process.
+
+    `fd` is the descriptor of the shared memory.
+    """
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)

@@ -80,7 +80,10 @@ class HeartbeatThread:
         self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
-        """Connect again if an embedded server has a new address. The thread itself cannot die."""
+        """Connect again if an embedded server has a new address.
+
+        The thread needs no other check.
+        """
         if self._transport.url != self._url:
             self._url = self._transport.url
             self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
@@ -120,7 +123,7 @@ class HeartbeatProcess:
         return process
 
     def ensure_running(self) -> None:
-        """Start a new process if the previous has died, or if an embedded server has moved."""
+        """Start a new process if the last one died, or if an embedded server has a new address."""
         if self._thread is not None:
             self._thread.ensure_running()
             return
@@ -158,7 +161,7 @@ def runs_python(executable: str | None) -> bool:
     """Return whether the name of a program is the name of a Python interpreter.
 
     In a frozen application or an embedded interpreter (PyInstaller, uWSGI) `sys.executable` is the
-    application. To start it would run the application a second time.
+    application. Starting the application as a heartbeat would run it a second time.
     """
     name = Path(executable or "").name.lower()
     return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)

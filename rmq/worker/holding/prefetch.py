@@ -1,4 +1,4 @@
-"""Limit how many deliveries of a handler are in flight, and so how many a worker prefetches."""
+"""Limit how many deliveries of a handler are in flight. This also limits the prefetch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def most_in_flight(handler: Handler) -> int:
 def most_begun(handler: Handler) -> int:
     """Return the largest number of deliveries that have begun and are not settled yet.
 
-    The settler may be slower than the handler, so all deliveries in flight may have begun. The
-    fetcher can have one delivery more, for which it prepares a claim.
+    If the settler is slower than the handler, all deliveries in flight may have begun. In addition,
+    the fetcher may be preparing a claim for one more delivery.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
 
 
 class PrefetchLimit:
-    """The limit for the deliveries in flight of one handler, which follows its run times.
+    """Limits the deliveries in flight of one handler, depending on the run times of the handler.
 
     A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
     prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
@@ -42,7 +42,7 @@ class PrefetchLimit:
         self._times = times
 
     def in_flight_limit(self, hung: int = 0) -> int:
-        """Return how many deliveries may be in flight now. Running deliveries count.
+        """Return how many deliveries may be in flight now, including running deliveries.
 
         Args:
             hung: Number of runs that hang beyond their `max_runtime`. They use a thread or task,

@@ -35,7 +35,7 @@ class HandlerQueue:
     Args:
         handler: The handler.
         topic: Topic of the handler.
-        invokers: Invokers of the topic; the queue adds the invoker of its handler.
+        invokers: Invokers of the topic. The queue adds the invoker of its handler.
         hooks: Hooks of the interceptors.
         executor: Executor for handlers of this kind, with threads or with tasks.
         heartbeat: Heartbeat of the event loop, for an async handler.
@@ -46,8 +46,8 @@ class HandlerQueue:
 
     Attributes:
         received: Number of received deliveries.
-        all_hung_since: Time since which all threads or tasks exceed their max_runtime, or 0 if at
-            least one does not.
+        all_hung_since: Time since which all threads or tasks have exceeded their max_runtime. It is
+            0 if at least one thread or task is within its limit.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class HandlerQueue:
         }  # fmt: skip
 
     def hung_runs(self) -> list[InnerDelivery]:
-        """Return the first delivery of each run that exceeds its max_runtime.
+        """Return the first delivery of each run that hangs beyond its max_runtime.
 
         The thread of such a run hangs, or its task ignores the cancellation. The delivery is
         already settled.
@@ -120,7 +120,7 @@ class HandlerQueue:
         return len(self.hung_runs())
 
     def lag(self) -> float:
-        """Return how long the event loop of this handler has been blocked, seconds."""
+        """Return for how many seconds the event loop of this handler has been blocked."""
         return 0.0 if self._heartbeat is None else self._heartbeat.lag()
 
     def _can_begin(self) -> bool:
@@ -147,9 +147,10 @@ class HandlerQueue:
         return min(room, BATCH_MAX) if room >= enough else 0
 
     def excess(self) -> int:
-        """Return by how many the deliveries in flight exceed the limit.
+        """Return how many deliveries are in flight beyond the limit.
 
-        A receive takes messages of all types, so one handler can get more than its limit.
+        A receive takes messages of all types, so one handler can get more deliveries than its
+        limit.
         """
         return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
@@ -177,8 +178,8 @@ class HandlerQueue:
 
         Args:
             deliveries: Received deliveries.
-            with_expired_leases: Function that returns the deliveries whose previous delivery ended
-                because its lease expired. These deliveries may have killed their process.
+            with_expired_leases: Function that selects the deliveries whose message was delivered
+                before under a lease that expired. These messages may have killed their process.
         """
         self.received += len(deliveries)
         if self._is_stopping():
@@ -205,7 +206,7 @@ class HandlerQueue:
     def _start_suspects(
         self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Start the suspects that may run now: messages that may have killed their process.
+        """Start the suspects (messages that may have killed their process) that may run now.
 
         Return the other deliveries that can begin at once.
         """

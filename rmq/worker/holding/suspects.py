@@ -89,7 +89,7 @@ class SuspectStarter:
     def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
         """Return the suspects (messages that may kill the process) that begin now.
 
-        The other suspects are released, except a suspect without a retry left. It is kept for
+        The other suspects are released. Only a suspect without a retry left is kept for
         `begin_last`.
         """
         begun: list[InnerDelivery] = []
@@ -122,9 +122,10 @@ class SuspectStarter:
     def split_ordered(
         self, batch: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Return the part of an ordered batch before its first suspect.
+        """Return the deliveries of an ordered batch before its first suspect.
 
-        If the batch begins with a suspect (a message that may kill the process), return it alone.
+        If the batch begins with a suspect (a message that may kill the process), return only the
+        suspect.
         """
         position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
         if position:

@@ -53,8 +53,8 @@ class TopicFeed:
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
         has_missed_requests: Whether requests to cancel may have been published without a listener.
         subscription: Messages on `own_channel`, which the fetcher reads for all topics.
-        on_step: Function that is called before each step of a flow, in the fetcher's thread. It
-            shows the watchdog that the thread runs.
+        on_step: Function that is called in the fetcher's thread before each step of a flow. The
+            call shows the watchdog that the thread runs.
     """
 
     def __init__(
@@ -92,16 +92,17 @@ class TopicFeed:
             self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
-        """Let the fetcher check all slots for messages before it visits them.
+        """Let the fetcher check all slots for messages before it receives from them.
 
         The topic must be open.
         """
         self.state.ready_at = [NEVER] * len(self.context.slots)
 
     def follow_slots(self) -> bool:
-        """Use the topic's current slots if their number has changed. Return whether it has changed.
+        """Use the topic's current slots, and return whether the number of slots has changed.
 
-        Another send of this program may have opened the topic after the topic was created again.
+        The number can change if the topic was deleted and created again, and this program opened it
+        again.
         """
         known = self.state.ready_at
         if known:
@@ -111,8 +112,8 @@ class TopicFeed:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        A receive cannot choose message types. Messages beyond the limit of one handler therefore
-        use room of the other handlers.
+        A receive cannot choose message types. So one handler may get messages beyond its limit,
+        which use the room of the other handlers.
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
@@ -120,7 +121,7 @@ class TopicFeed:
         return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
-        """Return when to receive next, or when to start a batch that is not full."""
+        """Return the time of the next task: to receive, or to start a batch that is not full."""
         work_at = NEVER
         if not self.topic.is_full:
             slots_at = 0.0 if self.state.must_hand_back else min(self.state.ready_at, default=0.0)
@@ -152,7 +153,10 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries with `get`, and give them to the queues. Return their number."""
+        """Receive deliveries with the flow from `get`, and give them to the queues.
+
+        Return the number of deliveries.
+        """
         deliveries = self.transport.run(self.flows.receive_by(limit, get), before_step=self.on_step)
         self._pause_s = PAUSE_S
         if self.error_state.error is not None:
@@ -185,10 +189,10 @@ class TopicFeed:
                 self.first_queue.settler.put(report)
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries whose previous delivery ended because its lease expired.
+        """Return the deliveries whose message was delivered before under a lease that expired.
 
-        If Redis does not answer, return all deliveries: a poison message must not run together with
-        others.
+        If Redis does not answer, return all deliveries, because a poison message must not run
+        together with other messages.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -202,11 +206,13 @@ class TopicFeed:
         }
 
     def release_orphans(self) -> None:
-        """Release messages that are in flight for this worker, although it does not have them.
+        """Release messages whose acks Redis has lost.
 
-        Redis has lost their acks, by a failover or a restart. Without this call they would never
-        return to the queue, because the worker renews their shared lease for its other messages.
-        Only the thread that receives calls this, so no receive is running.
+        Redis lists these messages as in flight for this worker, which has already settled them.
+
+        The acks were lost in a failover or a restart of Redis. The worker still renews the shared
+        lease for its other messages. So without this call the lost messages would never be
+        delivered again. Only the receiving thread calls this method, so no receive is running.
         """
         leases = self.tracker.numbers()
         if not leases:
@@ -224,7 +230,7 @@ class TopicFeed:
             )  # fmt: skip
 
     def close(self) -> RMQError | None:
-        """Release all deliveries, and receive no more. Return the error if there was one."""
+        """Stop receiving, and release all deliveries. Return the error if a release failed."""
         try:
             close_flows(self.flows, self.transport)
         except RMQError as error:
@@ -244,7 +250,7 @@ class TopicFeed:
     def read_requests(self) -> None:
         """Read the requests in the slots in which a renewal has found some.
 
-        Slots whose masters are away are read later.
+        A slot is read later if its master node cannot be reached.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -276,7 +282,10 @@ class TopicFeed:
         self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
 
     def report_lateness(self, is_last: bool = False) -> None:
-        """Report to metrics how late messages were received, if a report is due or the last."""
+        """Report to metrics how late messages were received, if a report is due.
+
+        The last report is always sent.
+        """
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self.transport.run(state.report(self.state), before_step=self.on_step)
@@ -288,9 +297,10 @@ class TopicFeed:
     # --- hand-overs for a credit ------------------------------------------------------------------
 
     def accepts_hand_overs(self) -> bool:
-        """Whether this topic leaves credits in Redis, so that a send can hand over its message.
+        """Whether this topic leaves credits (permits for hand-overs) in Redis.
 
-        It does if it has one slot, is not ordered, and has received messages recently.
+        With a credit, a send hands over its message to this worker. The topic must have one slot,
+        must not be ordered, and must have received messages recently.
         """
         return (
             len(self.state.ready_at) == 1
@@ -299,7 +309,7 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on `own_channel` of the fetcher's connection, or none if it is b""."""
+        """Receive hand-overs on a channel of the fetcher's connection. b"" means no hand-overs."""
         if self.state.credits.standing:
             self.state.credits.in_doubt = True
             self.state.ready_at[0] = 0.0
@@ -316,7 +326,7 @@ class TopicFeed:
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Renew the credit for hand-overs by a visit of the slot.
+        """Receive from the slot, which renews the credit for hand-overs.
 
         Withdraw the credit if no send has used it for CREDIT_S.
         """
@@ -338,7 +348,7 @@ class TopicFeed:
     def _withdraw_credit(self) -> None:
         """Withdraw the credit for hand-overs that a visit left in Redis.
 
-        Release the messages that were handed over for it.
+        Release the messages that were handed over because of this credit.
         """
         self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
@@ -354,7 +364,7 @@ class TrickleDetector:
         self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether the `count` messages just received are part of a trickle of messages."""
+        """Return whether a receive of `count` messages shows that messages come a few at a time."""
         now = time.monotonic()
         gap = now - self._received_at
         if count:

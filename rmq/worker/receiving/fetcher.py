@@ -1,12 +1,13 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-The fetcher keeps the time at which each slot next has work. It learns that time from the last
-receive, from wake-ups, and from `next_ready`, which checks the slots of all topics in one command.
-The fetcher checks slots before it sleeps, so that Redis sends wake-ups for them. Because a wake-up
-can get lost, the fetcher also checks slots once in POLL_S. It then checks all slots, or LOOKS slots
-in turn if it is subscribed to wake-ups and there are more slots than that.
+For each slot, the fetcher knows the time at which the slot next has work. It learns the time from
+the last receive, from wake-ups, and from the script `next_ready`. This script checks the slots of
+all topics in one command. The fetcher checks slots before it sleeps, so that Redis sends wake-ups
+for them. Because a wake-up can get lost, the fetcher also checks slots every POLL_S seconds. It
+then checks all slots. If it gets wake-ups and there are more than LOOKS slots, it checks the next
+LOOKS slots each time.
 
-The fetcher visits the topic that has been due for the longest time next.
+The fetcher next receives from the topic that has been due for the longest time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class DueFeeds:
         return None
 
     def next_at(self) -> float:
-        """Return the earliest time at which a feed may be due, or infinity if none is scheduled."""
+        """Return the earliest time at which a feed may be due, or infinity without any feed."""
         return self._heap[0][0] if self._heap else NEVER
 
 
@@ -118,7 +119,7 @@ class Fetcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Request that the thread receives no more. Returns at once."""
+        """Ask the thread to stop receiving. Returns at once."""
         self._stopping.set()
         for feed in self._feeds:
             feed.state.interrupted = True
@@ -189,10 +190,12 @@ class Fetcher:
         self._receive(feed, feed.receive)
 
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
-        """Call `receive` for a topic. An error of one topic does not delay the other topics.
+        """Call the function `receive` for a topic.
 
-        `receive` returns whether the slots of the topic must be checked again. A slot that gave
-        messages sends no wake-up until it is checked.
+        An error of one topic does not delay the other topics.
+
+        `receive` returns whether the slots of the topic must be checked again. If messages were
+        received from a slot, Redis sends no wake-up for the slot until it is checked.
         """
         try:
             if receive():
@@ -212,9 +215,9 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots without work, visit full topics again, and tidy slots.
+        """Check slots without work, receive for full topics again, and tidy slots.
 
-        Do so once in POLL_S.
+        This is done every POLL_S seconds.
         """
         self._poll_at = now + POLL_S
         self._listen(now)
@@ -242,9 +245,9 @@ class Fetcher:
         self._send_pending_follow_ups()
 
     def _send_pending_follow_ups(self) -> None:
-        """Sweep the topics whose sweep is due.
+        """Send the pending follow-ups of topics that are due for it.
 
-        After SWEEP_MOST_S no other topic is begun, and the next poll continues.
+        After SWEEP_MOST_S seconds no other topic is begun. The next poll continues.
         """
         began = now = time.monotonic()
         for feed in sorted(self._feeds, key=lambda feed: feed.state.sweep_at):
@@ -255,7 +258,7 @@ class Fetcher:
                 now = time.monotonic()
 
     def _check_due_slots(self) -> None:
-        """Check slots without work: all of them, or LOOKS slots in turn."""
+        """Check all slots without work, or only the next LOOKS of them."""
         feeds = [feed for feed in self._feeds if feed.state.ready_at]
         slots = sum(len(feed.state.ready_at) for feed in feeds)
         looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
@@ -274,7 +277,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_again(self) -> None:
-        """Check the slots of topics that gave messages, so that they can send wake-ups again."""
+        """Check slots from which messages came, so that Redis sends wake-ups for them again."""
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()
@@ -308,8 +311,9 @@ class Fetcher:
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
         """Check slots in one command.
 
-        If all their masters are away, the slots are visited: an error here would delay the visits
-        of all other slots. If Redis refuses a topic, check the slots of the other topics again.
+        If no master node of these slots can be reached, raise no error, because an error would
+        delay all other slots. The next receive from these slots reports the outage. If Redis
+        refuses a topic, check the slots of the other topics again.
         """
         slots = [feed.context.slots[index] for feed, index in places]
         are_away = False
@@ -351,7 +355,7 @@ class Fetcher:
     def _read(self, seconds: float) -> None:
         """Wait for published messages, and record them.
 
-        A feed also calls this to withdraw its credit for hand-overs.
+        A feed also calls this method when it withdraws its credit for hand-overs.
         """
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
@@ -392,9 +396,9 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot. Each call tidies the next slot of all topics.
+        """Tidy one slot: the slot after the last one, over all topics.
 
-        A slot that is not tidy afterwards is tidied again.
+        If work is left in the slot, the next call tidies it again.
         """
         slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]
         if not slots:

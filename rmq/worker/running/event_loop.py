@@ -1,4 +1,4 @@
-"""The event loop of async handlers: its thread, its tasks, and how long handlers blocked it."""
+"""The event loop of async handlers: its thread, its tasks, and a check that it is not blocked."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class EventLoopThread:
 
 
 class GuardedTask(asyncio.Task[None]):
-    """A task of the worker. While the task is idle, the code of handlers cannot cancel it.
+    """A task of the worker that the code of other handlers cannot cancel.
 
-    All handlers share a loop, so a handler could cancel the tasks of others. Tasks and callbacks
-    that a handler starts inherit its context. The context shows a guarded task whose code cancels
-    it.
+    All handlers share a loop, so a handler could cancel the tasks of other handlers. Tasks and
+    callbacks that a handler starts inherit the context of the handler. From the context, a guarded
+    task knows which handler's code tries to cancel it.
 
     Attributes:
         work: Work that the task runs, or None if it is idle.
@@ -101,7 +101,7 @@ class LoopHeartbeat:
             self._loop.call_later(TICK_S, self._tick)
 
     def lag(self) -> float:
-        """Return how long the loop has been blocked, seconds."""
+        """Return for how many seconds the loop has been blocked."""
         return max(0.0, time.monotonic() - self._last_tick - TICK_S)
 
     def stop(self) -> None:

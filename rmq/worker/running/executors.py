@@ -1,8 +1,8 @@
 """Executors: threads, or tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a work queue. An executor has one limit for all work queues. A thread or task runs
-`weight` work items of a queue, and then serves the next queue that waits. So no handler blocks the
-others.
+Each handler has a work queue. An executor has one limit for all work queues. After some work items
+of one queue (its `weight`), a thread or task serves the next queue that waits. So no handler blocks
+the others.
 
 Threads and tasks are started when they are needed. The next handler does not see the context
 variables that a handler has set.
@@ -33,10 +33,10 @@ class WorkQueue:
     """The work of one handler that waits for an executor.
 
     Args:
-        run: Function that runs one work item; for tasks a coroutine function.
+        run: Function that runs one work item. For tasks it is a coroutine function.
         on_error: Function that is called with a work item and the error that `run` raised.
         concurrency: Largest number of work items that run at the same time.
-        weight: Work items that a thread or task runs before it serves another queue.
+        weight: Number of work items that a thread or task runs before it serves another queue.
 
     Attributes:
         ready: Work items that have not begun.
@@ -69,7 +69,7 @@ class WorkQueue:
     def report(self, work: Work, error: BaseException) -> None:
         """Report work that raised an error.
 
-        If the report raises an error too, that error is logged.
+        If the report itself raises an error, the second error is logged.
         """
         try:
             self.on_error(work, error)
@@ -84,7 +84,7 @@ class ThreadExecutor:
         limit: Largest number of threads.
 
     Attributes:
-        error: Reason why no more threads can be started at present, or "" if they can.
+        error: Reason why no more threads can be started at present, or "" without such a reason.
     """
 
     def __init__(self, limit: int) -> None:
@@ -192,7 +192,10 @@ class TaskExecutor:
         self._empty.set()
 
     def put(self, work_queue: WorkQueue, works: Sequence[Work]) -> None:
-        """Add work items to a work queue. It is called from a thread other than the loop's."""
+        """Add work items to a work queue.
+
+        Call this method in any thread except the thread of the loop.
+        """
         work_queue.ready.extend(works)
         call_in(self._loop, self._assign, work_queue, len(works))
 
@@ -303,7 +306,7 @@ Executor = ThreadExecutor | TaskExecutor
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
     """Return whether every context variable still has the same object as before.
 
-    The objects are compared by `is`, because == of arrays and SQL expressions returns no bool.
+    The objects are compared with `is`, because == returns no bool for arrays and SQL expressions.
     """
     return len(now) == len(before) and all(
         before.get(variable, _UNSET) is value for variable, value in now.items()

@@ -61,7 +61,7 @@ class AsyncInvoker(InvokerBase):
     async def _run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies.
 
-        Decide by the error that it raised.
+        The error that the handler raised decides how the delivery is settled.
         """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
@@ -116,7 +116,10 @@ class AsyncInvoker(InvokerBase):
         return None
 
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned. Add it and its follow-ups to the delivery."""
+        """Check the value that the handler returned.
+
+        Add the value and its follow-ups to the delivery.
+        """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)
@@ -133,7 +136,10 @@ class AsyncInvoker(InvokerBase):
                 await run(verbs.then(delivery, topic, out))
 
     async def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
-        """Encode the follow-ups of a rejection. Fail the delivery if they cannot be sent."""
+        """Encode the follow-ups of a rejection.
+
+        If the follow-ups cannot be sent, the delivery fails.
+        """
         if not disposition.then:
             return disposition
         verbs, run = settle_with_of(self.show(delivery))
@@ -197,7 +203,7 @@ class CancellableInvoker(AsyncInvoker):
     ) -> BaseException | None:
         """Await a call for at most the shortest `max_runtime` of the deliveries.
 
-        Return its error.
+        Return the error that the call raised.
         """
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
@@ -223,7 +229,7 @@ class CancellableInvoker(AsyncInvoker):
     def interrupt(self, delivery: InnerDelivery) -> None:
         """Cancel the task that runs the handler for a delivery, if there is one.
 
-        Any thread may call this, after it has set the delivery's `cancelled`.
+        Any thread may call this method. Set the `cancelled` event of the delivery before the call.
         """
         task = self._tasks.get(delivery)
         if task is not None:
@@ -236,7 +242,7 @@ class CancellableInvoker(AsyncInvoker):
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
-    """Await a call. If it took too long, return an error even if it has returned a result."""
+    """Await a call, and return an error if the call took too long, even if it returned a result."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

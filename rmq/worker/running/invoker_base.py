@@ -67,7 +67,9 @@ class InvokerBase:
         raise NotImplementedError
 
     def _end_fork(self) -> None:
-        """End a process that the handler has forked. It would continue as a copy of this worker.
+        """End a process that the handler has forked.
+
+        Otherwise the forked process would continue as a copy of this worker.
 
         A thread that logged during the fork may have left a lock of a log stream locked forever in
         this process. So the process also ends if the log call does not return.
@@ -83,7 +85,7 @@ class InvokerBase:
     def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
         """Keep claims up to date during a call.
 
-        Yields a set. The caller adds to it each delivery whose work is done.
+        The result is a set. The caller adds each delivery whose work is done to this set.
         """
         done: set[InnerDelivery] = set()
         if self.claims is None:

@@ -49,7 +49,7 @@ class PlainInvoker(InvokerBase):
     def _run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies.
 
-        Decide by the error that it raised.
+        The error that the handler raised decides how the delivery is settled.
         """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
@@ -102,7 +102,10 @@ class PlainInvoker(InvokerBase):
         return None
 
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned. Add it and its follow-ups to the delivery."""
+        """Check the value that the handler returned.
+
+        Add the value and its follow-ups to the delivery.
+        """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)
@@ -119,7 +122,10 @@ class PlainInvoker(InvokerBase):
                 run(verbs.then(delivery, topic, out))
 
     def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
-        """Encode the follow-ups of a rejection. Fail the delivery if they cannot be sent."""
+        """Encode the follow-ups of a rejection.
+
+        If the follow-ups cannot be sent, the delivery fails.
+        """
         if not disposition.then:
             return disposition
         verbs, run = settle_with_of(self.show(delivery))

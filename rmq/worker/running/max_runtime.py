@@ -53,7 +53,7 @@ class RuntimeLimits:
         return min((limit.until for limit in list(self.running.values())), default=float("inf"))
 
     def find_overruns(self, now: float) -> Iterator[Report]:
-        """Yield a report for each delivery that has exceeded its limit, once."""
+        """Yield a report once for each delivery that has exceeded its limit."""
         for delivery, limit in list(self.running.items()):
             if now < limit.until:
                 continue

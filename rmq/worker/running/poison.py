@@ -18,8 +18,8 @@ class PoisonSuspects:
     worker process. If all suspects ran at the same time, a single poison message would cost each of
     them a delivery. If they ran one by one, hundreds of harmless suspects would take minutes, for
     example after a machine has failed twice. So one suspect runs at first. Each suspect that ends
-    without killing the process allows more suspects at the same time. The more often a suspect has
-    come back, the more of the others must have ended before it runs with others.
+    without killing the process allows more suspects at the same time. A suspect that was delivered
+    more often must wait until more of the other suspects have ended.
 
     A suspect without a retry left would become a dead letter if another message killed the process.
     So it runs alone in the process.
@@ -27,12 +27,14 @@ class PoisonSuspects:
     Guarantee:
         A message that kills its process within ALONE_S becomes a dead letter when its retries are
         used up. No other message becomes a dead letter because of it. A harmless message can lose
-        two deliveries to it before the harmless message is a suspect. It can lose a third only
-        after 2 suspects have ended in one process without killing it, a fourth only after 4, a
-        fifth only after 8. So it loses at most log2(n) more for n suspects.
+        two deliveries to it before the harmless message is a suspect. It can lose a third delivery
+        only after 2 suspects have ended in one process without killing it. It can lose a fourth
+        only after 4 suspects, and a fifth only after 8 suspects. So among n suspects a message
+        loses at most log2(n) further deliveries.
 
     Attributes:
-        running: Suspects that run or are about to run, each with its attempt and its start.
+        running: Suspects that run or are about to run, each with its attempt and the time of its
+            start.
     """
 
     def __init__(self) -> None:
@@ -50,8 +52,8 @@ class PoisonSuspects:
         """Reserve a place for a suspect, a message that may kill this process.
 
         Return False if the suspect must wait for others. `is_last` says whether the suspect has no
-        retry left. No other delivery may begin from then on. The caller waits until `is_quiet`
-        returns True, and then calls `begin_alone`.
+        retry left. If it has none, no other delivery may begin after this call. The caller then
+        waits until `is_quiet` returns True, and calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -112,7 +114,7 @@ class PoisonSuspects:
     def wait_s(self) -> float:
         """Return how long a suspect (a message that may kill this process) waits before its retry.
 
-        It is as long as the oldest suspect has run.
+        The wait is as long as the oldest suspect has run.
         """
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]

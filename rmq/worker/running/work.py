@@ -40,7 +40,7 @@ class RunTimes:
         concurrency: Largest number of runs at the same time.
 
     Attributes:
-        running: Start of each run, by the first delivery of the run.
+        running: Time at which each run began. The key is the first delivery of the run.
         mean: Mean run time in seconds. It is negative if no run has ended.
         busy_s: Sum of all run times in seconds. If two threads end at the same time, one of their
             times may be missing.
@@ -150,7 +150,10 @@ class HandlerWork:
             return await invoker.with_then(delivery, disposition)
 
     def _may_run(self, delivery: InnerDelivery) -> bool:
-        """Return whether a delivery may begin. If it may not, report how to settle it."""
+        """Return whether a delivery may begin.
+
+        Report how to settle a delivery that may not begin.
+        """
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
             self._tracker.stop_renewing([delivery])
@@ -200,7 +203,8 @@ class HandlerWork:
             rest: Deliveries behind it in an ordered batch that stops here.
 
         Returns:
-            False if the run has exceeded its max_runtime: then all of them are settled already.
+            False if the run has exceeded its max_runtime. In this case all deliveries are settled
+                already.
         """
         if disposition is not ACK:
             disposition = _rendered(disposition)
@@ -288,7 +292,7 @@ class HandlerWork:
     def _report_in_order(
         self, run: list[InnerDelivery], place: int, disposition: Disposition
     ) -> bool:
-        """Report a delivery of an ordered batch. Return whether the batch has to stop after it."""
+        """Report a delivery of an ordered batch, and return whether the batch stops after it."""
         delivery = run[place]
         # Otherwise it failed, or the handler settled it.
         goes_on = disposition.verb in ("ack", "reject") and delivery.state == OPEN
@@ -338,7 +342,7 @@ class HandlerWork:
 def _rendered(disposition: Disposition) -> Disposition:
     """Return a disposition with its error as text.
 
-    Call it while the run is still watched, because the code of the error may hang.
+    Call this function while the run is still watched, because the code of the error may hang.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))
@@ -348,9 +352,9 @@ def _rendered(disposition: Disposition) -> Disposition:
 def _resume(
     steps: Generator[InnerDelivery, Disposition, None], disposition: Disposition
 ) -> InnerDelivery | None:
-    """Send a disposition to an ordered batch.
+    """Tell an ordered batch how its current delivery is settled.
 
-    Return its next delivery, or None at the end of the batch.
+    Return the next delivery of the batch, or None at its end.
     """
     try:
         return steps.send(disposition)

@@ -1,4 +1,4 @@
-"""Claims of handlers that run longer than their deliveries last."""
+"""Keep the claims of handlers that still run when their deliveries have ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class DetachedClaims:
             self._running.add(delivery)
 
     def end(self, delivery: InnerDelivery, done: bool) -> None:
-        """Record that the handler has ended. `done` says whether its work must not be repeated."""
+        """Record that the handler has ended.
+
+        `done` says whether the work is done, so that it must not be repeated.
+        """
         if delivery in self._running:
             assert delivery.claim is not None
             with self._lock:
@@ -56,9 +59,10 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of these deliveries (None: of all) if their handlers still run.
+        """Keep the claims of deliveries whose handlers still run. None means all deliveries.
 
-        It is called before the deliveries are released, because a release removes all other claims.
+        Call this method before the deliveries are released, because a release removes all other
+        claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
@@ -76,7 +80,7 @@ class DetachedClaims:
     def keep_lost(self) -> None:
         """Keep the claims of running deliveries whose leases are lost.
 
-        It is called a few times a second.
+        The watchdog calls this method a few times a second.
         """
         if self._running:
             self.keep([delivery for delivery in list(self._running) if delivery.lost])

@@ -34,12 +34,12 @@ class Disposition(NamedTuple):
 
     Attributes:
         verb: Verb that settles it.
-        wait_s: Wait before the next delivery of the message in seconds, or None to use the topic's
+        wait_s: Seconds to wait before the next delivery of the message, or None to use the topic's
             retry policy.
         error: Error that is stored with the message.
         kind: Reason of a rejection: "r" the handler rejected the message, "u" the body does not fit
             the handler, "n" the message has no handler.
-        then: Follow-ups of a rejection: as the handler named them, until the invoker encodes them.
+        then: Follow-ups of a rejection. The invoker later replaces them by encoded follow-ups.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
@@ -50,7 +50,7 @@ class Disposition(NamedTuple):
 
     @property
     def wait_ms(self) -> int | None:
-        """The wait in ms, as a nack expects it."""
+        """The wait before the next delivery in ms, or None to use the topic's retry policy."""
         return None if self.wait_s is None else round(self.wait_s * 1000)
 
 
@@ -68,15 +68,15 @@ Result = tuple[InnerDelivery, Disposition, BaseException | None]  # with the rai
 
 @dataclass(slots=True, eq=False)  # made in half the time of a NamedTuple
 class Report:
-    """How a delivery is to be settled, reported at the end of its handler.
+    """The report of a handler's end to the settler, which says how to settle a delivery.
 
     Attributes:
         delivery: Delivery to settle, or None to release only `rest`.
         disposition: How to settle the delivery. If the handler exceeded its `max_runtime`, the
             settler decides.
         rest: Deliveries behind `delivery` in an ordered batch that stops. They are released first.
-        overrun_s: The `max_runtime` that the handler exceeded in seconds, or 0 if the handler has
-            ended.
+        overrun_s: Seconds of the `max_runtime` that the handler has exceeded, or 0 if the handler
+            has ended.
     """
 
     delivery: InnerDelivery | None
@@ -106,10 +106,13 @@ def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
 
 
 def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
-    """Return the error that decides about an async handler, given the error that it raised.
+    """Return the error that decides how the delivery of an async handler is settled.
+
+    It may differ from the error that the handler raised.
 
     If the worker or another handler cancelled the task, the message keeps its retries, whatever
-    the handler raised then. If the handler cancelled itself, it has failed: it may do so each time.
+    error the handler raised. If the handler cancelled itself, the handler has failed, because it
+    may cancel itself each time.
     """
     task: Any = asyncio.current_task()
     is_cancel = isinstance(error, asyncio.CancelledError)
@@ -126,7 +129,7 @@ def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseE
 
 
 def cancelled_run(error: BaseException) -> BaseException:
-    """Return the error of an async handler that ended after a request to cancel its delivery."""
+    """Return the error for an async handler that ended after a request to cancel its delivery."""
     if not isinstance(error, asyncio.CancelledError):
         return error
     cancelled = Cancelled("the handler was cancelled, by topic.cancel(id, running=True)")
@@ -169,7 +172,7 @@ def undecodable(error: DecodeError) -> Disposition:
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
     """Return the reason text of a dead letter.
 
-    The error that rejected the message is named as cause.
+    The text names the error that rejected the message as the cause.
     """
     reason = failure.text_of(rule)
     if rule is error:
@@ -209,7 +212,7 @@ def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[InnerD
 
 
 class HandlerDispositions:
-    """Decides how the deliveries of one handler are settled: by claim, by body, by its errors.
+    """Decides how deliveries of one handler are settled: by claim, by body, and by error.
 
     Args:
         handler: The handler.
@@ -228,9 +231,9 @@ class HandlerDispositions:
     # --- before the handler runs -----------------------------------------------------------------
 
     def by_claim(self, delivery: InnerDelivery) -> Disposition | None:
-        """Decide by the state of the claim how to settle a delivery.
+        """Decide how to settle a delivery by the state of its claim.
 
-        Return None to run the handler.
+        Return None if the handler must run.
         """
         claim = delivery.claim
         if claim is None or claim.state == FIRST:
@@ -262,7 +265,7 @@ class HandlerDispositions:
         return ready, decided
 
     def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
-        """Split a batch into deliveries whose body fits the handler, and results of all others."""
+        """Split a batch into deliveries whose bodies fit the handler, and results of the others."""
         if self._handler.body_converter is None:
             return batch, []
         ready: list[InnerDelivery] = []
@@ -280,7 +283,7 @@ class HandlerDispositions:
     def check_returned(self, returned: object) -> None:
         """Raise an error if a handler returned an awaitable or a generator, or a list of them.
 
-        The work of that object has not been done, so the message must not be acked.
+        Such an object has not done its work yet, so the message must not be acked.
         """
         if isinstance(returned, Then):
             returned = returned.result
@@ -302,7 +305,7 @@ class HandlerDispositions:
     def keep_result(self, delivery: InnerDelivery, returned: object) -> None:
         """Let the ack of a delivery store the value that the handler has returned.
 
-        A value that cannot be stored is logged and left out.
+        If the value cannot be stored, log it, and store the result without a value.
         """
         value = returned.result if isinstance(returned, Then) else returned
         delivery.result, problem = results.encode(self._handler.context.codec, delivery, value)
@@ -310,9 +313,10 @@ class HandlerDispositions:
             log.warning("%s: %s: its result has no value: %s", self._handler, delivery.id, problem)
 
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
-        """Decide by the error that the handler raised.
+        """Decide how to settle a delivery by the error that the handler raised.
 
-        A cancelled delivery is released without a wait: any verb but ack ends its message.
+        A cancelled delivery is released without a wait, because every verb except ack ends its
+            message.
         """
         if delivery.is_cancelled:
             return RELEASE
@@ -341,7 +345,7 @@ class HandlerDispositions:
             )  # fmt: skip
 
     def of_batch(self, batch: list[InnerDelivery], raised: BaseException | None) -> list[Result]:
-        """Decide how to settle all deliveries of a batch by the error of their common call."""
+        """Decide how to settle the deliveries of a batch by the error that the handler raised."""
         if raised is None:
             return [(delivery, ACK, None) for delivery in batch]
         return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]

@@ -1,9 +1,8 @@
 """The settlers of handlers, which settle deliveries after their handler has run, and their threads.
 
-Threads of handlers report how each delivery is to be settled. A few other threads settle the
-reported deliveries, with one call per handler and verb. Reports that arrive during a call are
-settled together by the next call. So the calls become larger, not more frequent, when the load
-grows.
+Threads of handlers report how each delivery must be settled. A few other threads settle the
+reported deliveries, with one call per handler and verb. The next call settles all reports that
+arrived during the last call. So when the load grows, the calls become larger, not more frequent.
 
 When Redis cannot be reached, the settler repeats its call until Redis answers or the worker ends.
 """
@@ -42,12 +41,13 @@ class SettlerThread:
 
     Args:
         name: Name of the thread.
-        abandoned: Event that ends all pauses and repetitions of calls.
+        abandoned: Event that ends all pauses, and after which no call is repeated.
 
     Attributes:
-        waiting: Functions that the thread calls: each settles the queued reports of a settler. None
-            ends the thread.
-        call_began: Start of the current call to Redis by the monotonic clock, or 0 during no call.
+        waiting: Functions that the thread calls. Each settles the queued reports of one settler.
+            None ends the thread.
+        call_began: Start of the current call to Redis by the monotonic clock, or 0 if there is no
+            call.
     """
 
     def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
@@ -60,7 +60,7 @@ class SettlerThread:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether calls to Redis are no longer repeated while Redis cannot be reached."""
+        """Whether the worker ends, so that failed calls to Redis are no longer repeated."""
         return self._abandoned.is_set()
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function after all functions that were given to the second thread so far."""
+        """Call a function when the second thread has run all functions that it has so far."""
         if self._aside is None:
             call()
         else:
@@ -121,7 +121,8 @@ class Settler:
     Args:
         handler: Handler of the deliveries.
         topic: Topic of the handler, with the flows that settle its deliveries.
-        disposition_of_overrun: Decides about a delivery whose handler exceeded `max_runtime`.
+        disposition_of_overrun: Decides how to settle a delivery whose handler exceeded
+            `max_runtime`.
         detached_claims: Claims of the handler, if it has claims.
         thread: Thread that calls `settle_queued`.
 
@@ -157,9 +158,9 @@ class Settler:
 
     @property
     def claim_counts(self) -> dict[str, int]:
-        """Counts of deliveries by the state of their claims.
+        """Number of deliveries by the state of their claims.
 
-        Empty if the handler has no middleware.
+        It is empty if the handler has no middleware.
         """
         if not self._handler.middleware:
             return {}
@@ -189,7 +190,7 @@ class Settler:
         self.finished += count
 
     def settle_queued(self) -> None:
-        """Settle queued reports, up to one batch."""
+        """Settle the oldest queued reports, at most one batch."""
         self._is_queued = False  # first, so that the next report queues this settler again
         reports: list[Report] = []
         flushed: list[threading.Event] = []
@@ -219,9 +220,9 @@ class Settler:
             self._topic.note_freed()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
-        """Settle the reports that are left, one by one.
+        """Settle the remaining reports of a failed batch one by one.
 
-        If one fails again, its lease is left to expire.
+        If a report fails again, the lease of its delivery expires.
         """
         for report in reports:
             counted = self._counted_deliveries()
@@ -342,7 +343,8 @@ class Settler:
         """Settle deliveries by `verb`, and repeat the call until Redis answers.
 
         Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
-        reached, they wait in another thread, so that the other deliveries do not have to wait.
+        reached, another thread settles these deliveries later. So the other deliveries need not
+        wait.
         """
         call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
         while not self._is_done(call):
@@ -361,7 +363,7 @@ class Settler:
         self._counted.append(call.deliveries)
 
     def _is_done(self, call: _SettleCall) -> bool:
-        """Try to settle the rest of a call. Return whether no further try is needed."""
+        """Try to settle the remaining deliveries. Return whether no further try is needed."""
         # An unconfirmed delivery stays, even if a late reply has shown that it is settled.
         call.left = [each for each in call.left if each.state == OPEN or each.unconfirmed]
         try:
@@ -390,7 +392,7 @@ class Settler:
         return True
 
     def _put_aside(self, call: _SettleCall) -> None:
-        """Move the open deliveries of a call to a thread that waits for their master node."""
+        """Give the unsettled deliveries of a call to a thread that waits for their master node."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)
@@ -409,7 +411,7 @@ class Settler:
     def _is_retried(self, call: _SettleCall, error: RMQError) -> bool:
         """Pause before the next try.
 
-        Return False if the worker ends and gives up the rest of the call.
+        Return False if the worker ends, so that there is no next try.
         """
         call.outage = self._error_state.note(error)
         if self.thread.is_abandoned:
@@ -427,9 +429,9 @@ class _SettleCall:
         verb: Name of the verb.
         deliveries: Deliveries to settle.
         flow: Settles a list of deliveries, and returns the deliveries whose leases were lost.
-        is_aside: Whether the call waits in its own thread for the master of its slots.
+        is_aside: Whether the call waits in another thread for the master node of its slots.
         left: Deliveries that may not be settled yet.
-        lost: Deliveries whose leases were lost when the verb reached Redis.
+        lost: Deliveries whose leases were already lost when Redis ran the verb.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
         outage: The last error of an outage of Redis, or None for no outage.
         pause_s: Pause before the next try, seconds.
@@ -446,7 +448,7 @@ class _SettleCall:
     pause_s: float = PAUSE_S
 
     def split_off_open(self) -> list[InnerDelivery]:
-        """Remove and return the deliveries that are still open. The others have been settled."""
+        """Remove and return the deliveries that are not settled yet."""
         is_open = {each for each in self.left if each.state == OPEN or each.unconfirmed}
         split_off = [each for each in self.left if each in is_open]
         self.deliveries = [each for each in self.deliveries if each not in is_open]

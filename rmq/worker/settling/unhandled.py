@@ -18,13 +18,13 @@ TYPES_MAX = 1000  # types that a process remembers
 
 
 class Unhandled:
-    """Decides about the messages of one topic whose type has no handler in this worker.
+    """Decides how to settle the messages of one topic whose type has no handler in this worker.
 
     Another worker may have a handler for the type, so these messages are released at no cost of a
-    retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. After the time
-    that the topic's setting `unhandled` names, they become dead letters, but not before this
-    process has known their type for KNOWN_MS. So after a long stop of all workers, the worker with
-    the handler has time to start.
+    retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. The messages
+    become dead letters after the time in the topic's setting `unhandled`. But this process must
+    have known their type for at least KNOWN_MS. So after a long stop of all workers, the worker
+    with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -48,7 +48,7 @@ class Unhandled:
     def _meet(self, message_type: str | None, now_ms: int) -> int:
         """Log a message type without a handler when it is first seen.
 
-        Return the time at which that was.
+        Return the time at which the type was first seen.
         """
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]
@@ -83,8 +83,9 @@ def _described(message_type: str | None) -> str:
 def _age_ms(delivery: InnerDelivery, now_ms: int, known_ms: int) -> int:
     """Return the time since a message was due in ms, by this machine's clock.
 
-    An id that was derived from a dedup key contains no time. Under a test's clock no id contains
-    a time. The age is then the time for which this process has known the type.
+    If the id of the message contains no time, return how long this process has known the type. An
+    id that was derived from a dedup key contains no time. With a test's clock no id contains a
+    time.
     """
     due = delivery.due or (None if clock.now_us else delivery.id.made_at)
     return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))

@@ -51,7 +51,7 @@ class Probes:
         threading.Thread(target=self._server.serve_forever, name="rmq-probes", daemon=True).start()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Return status, content type and body of the response for a path."""
+        """Return the status, content type and body of the response for a path."""
         if path == "/metrics" and self._metrics is not None:
             return 200, self._metrics.content_type, self._metrics.text()
         health = self._health()
@@ -100,7 +100,10 @@ def _json(value: object) -> bytes:
 
 
 class Metrics:
-    """The metrics of prometheus_client: of this process, or of all that share a directory."""
+    """The metrics of prometheus_client.
+
+    They are the metrics of this process, or of all processes that share a directory.
+    """
 
     def __init__(self) -> None:
         self._library = _prometheus("prometheus_client")

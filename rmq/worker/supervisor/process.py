@@ -1,9 +1,9 @@
-"""A worker process of a supervisor: its start, its control channel, its health.
+"""A worker process of a supervisor: its start, its control channel, and its health.
 
-Supervisor and worker have a control channel, which is a socket pair. The worker sends one JSON
-object per line: when it is ready, its health and counts every second, and its last counts at the
-end. The supervisor sends single bytes: STOP, or the number of a second signal. The end of the
-channel also means STOP, so the workers of a killed supervisor stop.
+Supervisor and worker have a control channel, which is a socket pair. The worker sends lines, each
+with one JSON object. It sends a line when it is ready, a line with its health and counts every
+second, and its last counts at the end. The supervisor sends single bytes: STOP, or the number of a
+second signal. The end of the channel also means STOP, so the workers of a killed supervisor stop.
 
 STOP is not a signal, because systemd sends SIGTERM to every process of a service. A second SIGTERM
 would end a worker at once.
@@ -36,7 +36,7 @@ SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 class ControlChannel:
     """The worker's end of the control channel.
 
-    Before `set_worker` is called, a STOP ends the process at once.
+    If a STOP arrives before the call of `set_worker`, the process ends at once.
     """
 
     def __init__(self, fd: int) -> None:
@@ -181,6 +181,6 @@ class WorkerProcess:
         return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
-        """Return whether the process is responsive, that is, does not hang."""
+        """Return whether the process is responsive."""
         quiet = self.popen is not None and now - self.last_message > ALIVE_S
         return not quiet and (self.popen is None or self.health.alive)

@@ -4,7 +4,7 @@ Each process is a separate program that imports the handlers itself; nothing is 
 handler that kills its process interrupts only the work in that process.
 
 The first process starts alone. The other processes start when it is ready. So a module that cannot
-be imported fails only once, and the exit code of the first process ends the supervisor.
+be imported fails only once. The supervisor then ends with the exit code of the first process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _describe_exit(code: int) -> str:
 def add_counts(
     total: Counts, more: Mapping[str, Mapping[str, int]], in_flight: bool = True
 ) -> None:
-    """Add the counts `more` to `total`.
+    """Add the counts in `more` to the counts in `total`.
 
     `in_flight` says whether to add the number of deliveries in flight.
     """
@@ -62,13 +62,13 @@ class Supervisor:
     """Runs worker processes until SIGTERM or SIGINT.
 
     Args:
-        command: Command of one process; `--control-fd FD` is appended.
+        command: Command of one process. `--control-fd FD` is appended to it.
         count: Number of processes.
         env: Environment of the processes, or None for the environment of this process.
         is_watched: Whether `changed` will be called when code changes. A process that cannot start
             then waits for that call.
-        on_ready: Function that is called with the facts of the first ready process, after each
-            change.
+        on_ready: Function that is called when the first process is ready, also after each change.
+            It gets what the process reported.
         on_end: Function that is called with the pid of a process that has ended.
     """
 
