@@ -369,7 +369,7 @@ class Worker:
         return self._running.watchdog.health()
 
     def missing(self) -> dict[str, int]:
-        """Return the number of lost messages by topic, as the last `rmq.Audit` has found them."""
+        """Return the number of missing messages by topic, as the last `rmq.Audit` counted them."""
         return {
             topic: count
             for interceptor in self._hooks.chain

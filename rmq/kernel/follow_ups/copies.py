@@ -1,8 +1,8 @@
 """Copies of dead letters, for the topic that the setting `dead_to` names.
 
-The script that ends a message stores a pending entry with its record. The process that sends the
-entry makes the message from it here. A copy that its topic can never take is dropped, because its
-dead letter is still in the source topic.
+The script that makes a message a dead letter also stores a pending entry with the message's record.
+The process that sends this entry uses this module to make the copy from the entry. If the target
+topic can never take the copy, the copy is dropped. Its dead letter is still in the source topic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_copy(entry: Entry) -> bool:
 
 
 def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
-    """Log a warning that copies for `topic` are dropped."""
+    """Log a warning that copies for a topic are dropped."""
     log.warning(
         "topic %r: %d copies of dead letters are not sent to topic %r: %s", context.name, count,
         topic, reason,
@@ -45,18 +45,20 @@ def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
 def messages(
     context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
 ) -> Flow[list[Entry | None]]:
-    """Make messages from the first pending copies, as many as one call may store.
+    """Make messages from pending copies.
+
+    Begin with the first copy, and make at most as many messages as one call may store.
 
     Args:
         context: Topic of the dead letters.
         source: Slot of the dead letters.
         target: Topic that gets the copies.
-        index: Slot of this topic.
-        run: The entries of the copies.
+        index: Slot of the target topic.
+        run: Pending entries of the copies.
 
     Returns:
-        For each copy, from the first on, an entry that `pending_send` accepts. None if the topic
-        cannot take the copy.
+        An entry for each of these copies, as `pending_send` accepts it. None replaces the entry of
+        a copy that the topic cannot take.
     """
     records: list[bytes] = []
     size = 0

@@ -31,7 +31,7 @@ DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
 
 
 class EncodedFollowUp(NamedTuple):
-    """A follow-up of a delivery: its id, the name of its target slot, and what scripts store."""
+    """A follow-up of a delivery: its id, its target slot, and the bytes that scripts store."""
 
     id: MessageId
     target: str
@@ -45,7 +45,10 @@ class EncodedFollowUp(NamedTuple):
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return the context of a follow-up's topic, and whether this program declared the topic."""
+    """Return the context of a follow-up's target topic.
+
+    Also return whether this program declared the topic.
+    """
     found = context.targets.get(topic)
     if found is None and topic == context.name:
         found = context.targets[topic] = context, True
@@ -63,15 +66,15 @@ def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
 def encode(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> Flow[EncodedFollowUp]:
-    """Check and encode a follow-up (a message that an ack stores), and make its id.
+    """Check, identify and encode a follow-up: a message that the ack of a delivery stores.
 
-    Interceptors see a send at this moment.
+    Interceptors see this call as a send.
 
     Args:
         context: Topic of the delivery.
         delivery: The delivery whose ack stores the follow-up.
-        topic: Name of the target, or its Topic.
-        out: The message.
+        topic: Target topic, as a name or a Topic.
+        out: Message to encode.
 
     Raises:
         TopicNotFound: The target does not exist, and this program has not declared it.
@@ -114,7 +117,7 @@ def encode(
 def encode_plain(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> EncodedFollowUp | None:
-    """Encode a follow-up without options except a priority, for a topic that is open.
+    """Encode a follow-up that has no options except a priority, for a topic that is open.
 
     Return None if the message has other options, or if there are interceptors.
     """
@@ -143,7 +146,7 @@ def _depth_header(depth: int) -> bytes:
 
 
 def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
-    """Return the slot of a follow-up whose message may be in any slot."""
+    """Choose the slot of a follow-up that may be in any slot."""
     origin = delivery.origin.keys
     if target.name == origin.topic and origin.index < target.settings.slots:
         return origin.index  # the ack can store it at once
@@ -159,13 +162,16 @@ def _depth_of(delivery: InnerDelivery) -> int:
 
 
 def depth_in(headers: Mapping[str, str]) -> int:
-    """Return a message's position in its chain of follow-ups, from its headers, or 0."""
+    """Return the position of a message in its chain of follow-ups, or 0.
+
+    The position is in the headers of the message.
+    """
     text = headers.get(DEPTH_MARK, "")
     return int(text) if text.isdigit() else 0
 
 
 def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flow[EncodedFollowUp]:
-    """Encode a follow-up. Write its body to the store of the topic, if the body is large."""
+    """Encode a follow-up. If its body is large, write the body to the topic's store."""
     found: offloading.Object | None = None
     if isinstance(target.codec, Offloaded):
         out, found = offloading.set_apart(target, target.codec, out)
@@ -183,7 +189,7 @@ class FollowUpList(list[EncodedFollowUp]):
     """The follow-ups of a delivery.
 
     Attributes:
-        size: Number of bytes that they take in a call.
+        size: Number of bytes that the follow-ups take in a call.
     """
 
     __slots__ = ("size",)
@@ -196,7 +202,8 @@ class FollowUpList(list[EncodedFollowUp]):
         """Return a list with one more follow-up. This list stays as it is.
 
         Raises:
-            InvalidValue: One ack cannot have so many follow-ups, or so many bytes of them.
+            InvalidValue: The list would have more follow-ups, or more bytes, than one ack can
+                store.
         """
         count, size = len(self) + 1, self.size + follow_up.size
         if count > BATCH_MAX or size > CALL_BYTES:

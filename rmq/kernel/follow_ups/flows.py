@@ -1,9 +1,9 @@
-"""Send pending follow-ups of a slot: store them in their topics, and then remove them here.
+"""Send pending follow-ups: store them in their topics, and then remove their entries.
 
-A pending follow-up (an entry) was stored by an ack, but is not yet in its own topic, the target.
-The process whose ack stored the entries sends them at once. If this process died, `sweep` of any
-consumer of the topic sends them. docs/decisions/0071-ack-and-send-in-one-step.md explains why each
-entry is stored exactly once.
+An ack stores a pending follow-up as an entry of the acked message's slot. The follow-up is then not
+yet in its own topic, the target. The process of the ack sends its entries at once. If this process
+dies, `sweep` of any consumer of the topic sends the entries.
+docs/decisions/0071-ack-and-send-in-one-step.md explains why each entry is stored exactly once.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries
 
 
 class StoredFollowUps(NamedTuple):
-    """The follow-ups of one call of the script `ack_then` or `reject`, and its reply."""
+    """The follow-ups of one call of `ack_then` or `reject`, and the reply of the script."""
 
     keys: SlotKeys  # slot of the deliveries
     reply: AckThenReply
     follow_ups: ByTarget
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return the pending entries that the call has stored, by target."""
+        """Return the pending entries that the call has stored, by target slot."""
         by_target = {}
         letters, number = self.reply.letters, self.reply.number
         for target in self.reply.targets:
@@ -106,10 +106,10 @@ class _Attempt(NamedTuple):
     """The result of an attempt to store pending follow-ups in their topic.
 
     Attributes:
-        stored: Number of follow-ups that were stored, from the first on.
+        stored: Number of follow-ups that were stored. They are the first of the list.
         waits: Whether the topic cannot take the next follow-up now.
-        refused: Reason why the topic refuses the first follow-up permanently, or empty if it does
-            not.
+        refused: Reason why the topic refuses the first follow-up permanently, or "" if the topic
+            does not refuse it.
     """
 
     stored: int
@@ -124,7 +124,7 @@ class FollowUps:
         context: Topic of the deliveries.
 
     Attributes:
-        stored: Follow-ups that acks have stored, and that `send` sends next.
+        stored: Follow-ups that acks have stored, and that the next call of `send` sends.
         has_objects: Whether the body of a follow-up was written to a store.
     """
 
@@ -157,7 +157,7 @@ class FollowUps:
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Add a message without options that the ack of a delivery will store.
 
-        Return None if that needs a flow.
+        Return None if this needs a call to Redis. In this case use `add`.
         """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
@@ -165,7 +165,7 @@ class FollowUps:
         return None if follow_up is None else _add(delivery, follow_up)
 
     def encode_all(self, delivery: InnerDelivery, then: Iterable[FollowUp]) -> Flow[FollowUpList]:
-        """Check and encode the follow-ups of another verb than the ack.
+        """Check and encode the follow-ups of a verb other than ack.
 
         Raises:
             Reject: The chain of follow-ups is too long.
@@ -176,14 +176,17 @@ class FollowUps:
         return follow_ups
 
     def remove_objects(self, unsent: Iterable[InnerDelivery]) -> Flow[None]:
-        """Remove the bodies of follow-ups that no ack can send any more from their store."""
+        """Remove stored bodies of follow-ups whose deliveries can no longer be acked."""
         ended = [delivery for delivery in unsent if delivery.state != OPEN]
         follow_ups = [each for delivery in ended for each in delivery.follow_ups]
         references = [each.reference for each in follow_ups if each.reference is not None]
         yield from offloading.remove(references)
 
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
-        """Send the follow-ups that were stored. `dead`: deliveries that may be dead letters now."""
+        """Send the follow-ups that acks and rejections have stored.
+
+        `dead` has the deliveries that may be dead letters now. Their copies are sent as well.
+        """
         while self.stored:
             try:
                 stored = self.stored.popleft()
@@ -200,7 +203,7 @@ def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
 
 
 def send_copies(context: TopicContext, slots: Iterable[int]) -> Flow[None]:
-    """Send the pending copies of dead letters of slots."""
+    """Send the pending copies of dead letters in some slots."""
     dead_to = context.settings.dead_to
     if dead_to is None:
         return
@@ -234,9 +237,12 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
-    """Send pending follow-ups that no process sends, of SLOTS_AT_ONCE slots from `first` on.
+    """Send pending follow-ups that no other process sends.
 
-    Slots of a cluster whose masters are away are skipped. Return the first slot of the next sweep.
+    Check SLOTS_AT_ONCE slots, beginning with the slot in `first`.
+
+    A slot of a cluster is skipped if its master node cannot be reached. Return the first slot of
+    the next sweep.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis as a whole is away.
@@ -261,10 +267,11 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
 
 
 def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Do the same as `sweep`, but only log errors of Redis.
+    """Sweep as `sweep` does, but only log most errors of Redis.
 
     Raises:
-        Unavailable, OutcomeUnknown: Redis as a whole is away. A receive would wait as long again.
+        Unavailable, OutcomeUnknown: No server of Redis can be reached, so a receive would fail as
+            well.
     """
     try:
         return (yield from sweep(context, first))
@@ -280,7 +287,7 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 def _try_send(
     context: TopicContext, keys: SlotKeys, target: str, claim: bytes, entries: list[Entry]
 ) -> Flow[None]:
-    """Send pending follow-ups for a target. Log errors, unless Redis as a whole is away."""
+    """Send pending follow-ups for a target. Log errors, except an outage of all of Redis."""
     try:
         yield from send_target(context, keys, target, claim, entries)
     except StorageError as error:
@@ -292,7 +299,7 @@ def _try_send(
 
 
 def _is_outage(error: RMQError) -> bool:
-    """Return whether Redis as a whole is away, so that another call would wait as long again."""
+    """Return whether all of Redis is unreachable, so that the next call would fail as well."""
     return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
 
 
@@ -303,13 +310,13 @@ def send_target(
     claim: bytes = b"",
     entries: Sequence[Entry] = (),
 ) -> Flow[None]:
-    """Send pending follow-ups, and then all others for the same target, until none is left.
+    """Send all pending follow-ups for a target slot. The given entries are sent first.
 
     Args:
         context: Topic of the acked messages.
-        keys: Slot of the entries.
-        target: Name of their target slot.
-        claim: Claim of this process on the target, or empty if it has none.
+        keys: Slot with the pending entries.
+        target: Name of the target slot.
+        claim: Claim of this process on the target, or empty without a claim.
         entries: The first entries of the target, or empty if they must be read.
     """
     claimed_at = time.monotonic()
@@ -382,7 +389,7 @@ def _attempt(
 def _store_copies(
     context: TopicContext, target: TopicContext, index: int, keys: SlotKeys, run: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store the first copies of dead letters. Skip copies that their topic refuses permanently."""
+    """Store the first copies of dead letters. Skip copies that the topic refuses permanently."""
     made = yield from copies.messages(context, keys, target, index, run)
     places = [place for place, entry in enumerate(made) if entry is not None]
     entries = [entry for entry in made if entry is not None]
@@ -397,7 +404,7 @@ def _store_copies(
 def _store_fitting(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store the pending follow-ups before the first that its topic refuses permanently."""
+    """Store pending follow-ups, up to the first follow-up that the topic refuses permanently."""
     most, fitting = target.settings.max_body, entries
     if max(map(len, entries)) > most + ENTRY_BYTES:
         for place, entry in enumerate(entries):
@@ -440,7 +447,7 @@ def _numbered(
 ) -> Flow[tuple[list[int], Sequence[Entry]]]:
     """Give audit numbers to pending follow-ups, if the client has `rmq.Audit`.
 
-    Each call to send them has its own numbers, so a number belongs to one call and one slot.
+    Each call that sends follow-ups has new numbers, so a number belongs to one call and one slot.
     """
     producer = target.hooks.producer_sequence
     if producer is None:
@@ -454,7 +461,10 @@ def _numbered(
 
 
 def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: SendReply) -> None:
-    """Note which numbers a follow-up has. The others are unused: this call did not store it."""
+    """Report to the audit which numbers are used.
+
+    A number is unused if this call did not store its follow-up.
+    """
     producer = target.hooks.producer_sequence
     if producer is not None:
         unused = [number for at, number in enumerate(numbers) if not reply.is_new(at)]
@@ -462,14 +472,17 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 
 
 def _wait_ms(entry: Entry) -> int:
-    """Return the wait before the next attempt: as long as the follow-up has been pending."""
+    """Return the wait before the next attempt in ms.
+
+    The wait is as long as the follow-up has been pending.
+    """
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
 
 def _dead_letter(
     context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
 ) -> Refused:
-    """Return the dead letter for a follow-up that its topic refuses permanently."""
+    """Return the dead letter that replaces a follow-up which its topic refuses permanently."""
     name, _ = topic_and_index(target)
     fields = record_of(entry)
     head, envelope = record.envelope(

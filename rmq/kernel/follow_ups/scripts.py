@@ -1,4 +1,7 @@
-"""Commands for the three steps of a follow-up: store it by an ack, send it, remove its entry."""
+"""Commands for the three steps of a follow-up.
+
+An ack stores the follow-up, a second command sends it, and a third command removes its entry.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ ENTRY_BYTES = _RECORD_AT + _HEAD  # of an entry without the rest of the record
 
 
 def entry_of(number: int, message: bytes) -> Entry:
-    """Return the pending follow-up with this number."""
+    """Return a pending follow-up as an entry, made from its number and its message."""
     return b"%016d:%b" % (number, message)
 
 
@@ -43,7 +46,7 @@ def number_of(entry: Entry) -> int:
 
 
 def with_number(entry: Entry, producer: str, number: int) -> Entry:
-    """Return a pending follow-up with an audit number, which is its first header."""
+    """Return a pending follow-up with an audit number as its first header."""
     head, envelope_end = entry[_RECORD_AT:ENTRY_BYTES], ENTRY_BYTES
     envelope_end += 6 * bool(head[0] & record.TIMED) + 6 * bool(head[0] & record.EXPIRES)
     others, body_at = b"", envelope_end
@@ -90,7 +93,7 @@ class SendReply(NamedTuple):
     letters: str  # a letter for each of the others: s stored, d duplicate; empty if all are stored
 
     def is_new(self, position: int) -> bool:
-        """Return whether this call has stored a follow-up."""
+        """Return whether this call has stored the follow-up at a position."""
         at = position - self.earlier
         return 0 <= at < self.stored - self.earlier and self.letters[at : at + 1] != "d"
 
@@ -124,7 +127,10 @@ def topic_and_index(name: str) -> tuple[str, int]:
 
 
 def read_reply(reply: bytes) -> AckThenReply:
-    """Read the reply to `ack_then` or `reject`. Without entries, `reject` returns only letters."""
+    """Read the reply to the script `ack_then` or `reject`.
+
+    If there are no entries, `reject` returns only letters.
+    """
     letters, *parts = reply.split(b" ")
     number, claim, *targets = parts or (b"0", b"0")
     pairs = (target.decode().split("=") for target in targets)
@@ -198,15 +204,16 @@ def pending_settle(
     wait_ms: int | None = None,
     refused: Refused | None = None,
 ) -> Command[SettleReply]:
-    """Remove pending follow-ups that are stored in their topic. Return the next pending ones.
+    """Remove pending follow-ups that are stored in their topic. Return the next entries.
 
     Args:
         keys: Slot of the pending follow-ups (entries).
-        target: Name of their target slot.
-        upto: Number up to which entries are stored there, or 0 for none.
+        target: Name of the target slot.
+        upto: Number of the last entry that is stored in the target slot, or 0 if none is.
         claim: Claim from an earlier reply, or empty for the first call.
         limit: Maximum number of entries to return. 0 ends the claim.
-        wait_ms: Time in which no process sends to this target, instead of more entries.
+        wait_ms: Time in ms for which no process sends to this target, or None. With a time, no
+            entries are returned.
         refused: The first entry, if the target refuses it for good.
     """
     return Command(

@@ -1,7 +1,7 @@
 """Call a handler inside its wrappers.
 
-The wrappers are, from the outside to the inside: the `around_` hooks of interceptors, the handler's
-middleware, its dependencies. The runner calls a handler without wrappers directly.
+The outermost wrappers are the `around_` hooks of interceptors. Inside them are the handler's
+middleware, and then its dependencies. A handler without wrappers is called directly.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WrappedRun:
 
     Attributes:
         has_begun: Whether the middleware has called the handler.
-        misfit: Error of a body that does not fit the handler, or None.
-        was_done: Whether the middleware found that the work was done before.
+        misfit: Error that is set if the body does not fit the handler, or None.
+        was_done: Whether the middleware found that the work had been done before.
     """
 
     __slots__ = ("_unfinished", "has_begun", "misfit", "was_done")
@@ -43,7 +43,7 @@ class WrappedRun:
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Return the same function, with a result that must be awaited before the run ends."""
+        """Return a function that does the same, and note whether its result is awaited."""
 
         async def finish(subject: Any) -> None:
             try:
@@ -58,7 +58,7 @@ class WrappedRun:
         return call_next
 
     def check_awaited(self) -> None:
-        """Refuse to settle a message if a hook called the handler without awaiting it."""
+        """Raise an error if a hook called the handler without awaiting it."""
         if self._unfinished:
             raise InvalidType(
                 "interceptors: a hook called call_next and did not await it, so the handler has "
@@ -181,7 +181,8 @@ def wrapped_call(
     """Return the call of a handler inside its wrappers, or None if it has no wrappers.
 
     Raises:
-        InvalidType: An interceptor has `around_` hooks for another kind of handler only.
+        InvalidType: An interceptor has `around_` hooks only for the other kind of handler (plain or
+            async).
     """
     around = hooks.around(handler)
     if not around and not middleware and not handler.dependencies:

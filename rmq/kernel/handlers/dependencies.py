@@ -1,7 +1,8 @@
-"""Dependencies: values that a handler's annotations request, and the functions that make them.
+"""Dependencies: values that a handler's parameters request, and functions that make the values.
 
 `Depends(get_session)` marks a parameter. When a handler is registered, its dependencies are read
-into a tree of `Node`s. The runner of the handler opens the nodes (`rmq.kernel.handlers.scopes`).
+into a tree of `Node` objects. Before a run of the handler, `rmq.kernel.handlers.scopes` makes the
+values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def innermost(function: Any) -> Any:
 
 
 def globals_of(function: Any) -> dict[str, Any]:
-    """Return the global names that the annotations of a callable may use."""
+    """Return the global names that the annotations of a function may use."""
     inner: Any = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -66,7 +67,7 @@ overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """The mark of a parameter: the function that makes its value, and the value's lifetime."""
+    """Marks a parameter with the function that makes its value, and with the value's lifetime."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
         self.function = function
@@ -84,9 +85,9 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
     Args:
         function: Function that returns the value, or yields it once. The code after the yield
             runs after the handler, even if the handler failed. The function may have dependencies.
-        scope: With "run", each run of a handler has its own value, which is shared within the run.
-            With "process", there is one value, which is made before the worker receives messages,
-            and kept until the worker has stopped.
+        scope: With "run", each run of a handler has its own value. With "process", all runs share
+            one value. It is made before the worker receives messages, and kept until the worker has
+            stopped.
 
     Raises:
         InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
@@ -107,8 +108,8 @@ class Node:
             manager.
         is_async: Whether the function needs an event loop.
         is_manager: Whether `make` returns a context manager. The value is then the result of
-            entering it.
-        parameters: Nodes by parameter name.
+            `__enter__` or `__aenter__`.
+        parameters: Nodes that make the values of the function's parameters, by parameter name.
         deliveries: Names of the parameters that receive the delivery.
     """
 
@@ -219,7 +220,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Refuse a dependency that lives longer than its own dependencies, or cannot await them."""
+        """Refuse a function that lives longer than its own dependencies, or cannot await them."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(
@@ -268,7 +269,7 @@ class Dependencies:
         return bool(self._marked)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the `Node` of each parameter. A test's replacements are included."""
+        """Return the `Node` of each parameter, including replacements that a test has set."""
         return self._read(overrides) if overrides else self._nodes
 
     def _read(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> dict[str, Node]:
@@ -301,7 +302,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all nodes below them, each node once and after its dependencies."""
+    """Return nodes and all their dependencies. Each node comes once, after its dependencies."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -316,7 +317,7 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
 
 
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
-    """Return the mark of a parameter in its default or annotation, or None."""
+    """Return the `Depends` mark in a parameter's default or annotation, or None."""
     if isinstance(parameter.default, Dependency):
         return parameter.default
     for mark in getattr(hint, "__metadata__", ()):
@@ -326,7 +327,7 @@ def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
 
 
 def mentions_depends(parameter: inspect.Parameter) -> bool:
-    """Return whether an unreadable annotation marks a dependency."""
+    """Return whether an annotation that cannot be evaluated contains `Depends`."""
     return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
 
 
@@ -357,13 +358,13 @@ def lifespan_node(function: Callable[..., Any]) -> Node:
     """Return the `Node` of a function that runs around the life of a worker.
 
     Raises:
-        InvalidType: A parameter has an unknown value, or a value with a shorter life.
+        InvalidType: The value of a parameter is unknown, or lives shorter than the worker.
     """
     return Reader("lifespan", {}, overrides).node(Dependency(function, "process"))
 
 
 def check_lifespan(function: F) -> F:
-    """Return a lifespan. Refuse a function that does not yield or cannot be called."""
+    """Return a lifespan function, or raise if it does not yield or cannot be called."""
     if not callable(function) or not lifespan_node(function).is_manager:
         raise InvalidType(
             f"lifespan: {_name(function)} does not yield; write what is to be done at the start, "

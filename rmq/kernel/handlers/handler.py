@@ -136,7 +136,7 @@ class Handler:
         interceptor.mark_registered(self.function)
 
     def follow(self, settings: Settings) -> None:
-        """Adapt the handler to the settings of its topic, after they were read.
+        """Adapt the handler to the settings of its topic, which were read from Redis.
 
         Raises:
             InvalidValue: The settings do not allow `ordered`, or the lease does not fit the
@@ -159,7 +159,9 @@ class Handler:
                 each.check_store()
 
     def convert_body(self, delivery: InnerDelivery) -> Any:
-        """Convert a delivery's body to its annotated type once, and return it.
+        """Return a delivery's body, converted to the annotated type.
+
+        The body is converted only once.
 
         Raises:
             DecodeError: The body does not fit.
@@ -188,9 +190,9 @@ class Handler:
     def rule_for(
         self, error: BaseException, delivery: DeliveryData
     ) -> BaseException | Policy | None:
-        """Return how to settle a delivery after an error.
+        """Return the rule for settling a delivery after an error.
 
-        The result is Snooze, Reject, Retry or a retry policy. None means the topic's retry policy.
+        The rule is Snooze, Reject, Retry or a retry policy. None means the topic's retry policy.
         """
         if isinstance(error, Snooze | Reject | Retry):
             return error
@@ -267,7 +269,10 @@ def _types(asked: object) -> tuple[str, ...]:
 
 
 def caller_locals(depth: int) -> Mapping[str, Any]:
-    """Return the local names that annotations may use if a handler is defined in a function."""
+    """Return the local names of the function in which a handler is defined.
+
+    Annotations of the handler may use these names.
+    """
     frame = sys._getframe(depth)
     return {} if frame.f_locals is frame.f_globals else frame.f_locals
 
@@ -282,7 +287,7 @@ class TopicHandlers:
         default: Handler of all messages that have no handler in `by_type`, or None.
         by_type: Handlers by message type.
         lease_ms: Lease in ms. It is the same for all handlers, because it belongs to the topic.
-        has_claims: Whether a handler claims a key for each of its messages.
+        has_claims: Whether at least one handler claims a key for each of its messages.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
@@ -323,7 +328,7 @@ class TopicHandlers:
         return self.default is not None and len(self._handlers) == 1
 
     def including(self, handler: Handler) -> TopicHandlers:
-        """Return these handlers and another handler.
+        """Return a copy of these handlers with one more handler.
 
         Raises:
             InvalidValue: A handler for these messages exists, or the handler differs in an option

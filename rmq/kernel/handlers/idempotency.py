@@ -1,10 +1,10 @@
 """Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
 
 A claim is CONSUMING while its owner works. The claim lasts as long as the owner's lease and is
-renewed together with the lease. When the work is done, the claim is CONSUMED and lasts for `ttl`. A
-copy of the message that finds a CONSUMED claim is acked and not handled. A copy that finds a
-CONSUMING claim is released for a while, at no cost of a retry. This copy is not acked, because the
-owner may still fail. After a failed run, only the owner removes its claim.
+renewed together with the lease. When the work is done, the claim is CONSUMED and is kept for the
+time in `ttl`. If a copy of the message finds a CONSUMED claim, the copy is acked and not handled.
+If a copy finds a CONSUMING claim, the copy is released for a while and loses no retry. This copy is
+not acked, because the owner may still fail. After a failed run, only the owner removes its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
 an owner and is renewed.
@@ -58,9 +58,9 @@ class Claims:
             their own claims.
 
     Guarantee:
-        While Redis keeps the claim of a key, runs for this key do not overlap, and no run follows a
-        successful run. The work may be done again in three cases: the claim was deleted, Redis lost
-        the claim, or the process stopped during its work for longer than its lease.
+        While Redis keeps the claim of a key, runs for this key do not overlap. After a successful
+        run, no other run begins. The work may be done again in three cases: the claim was deleted,
+        Redis lost the claim, or the process stopped during its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -104,7 +104,7 @@ class Claims:
     async def first_async(
         self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[AsyncDelivery]:
-        """Do the same as `first`, for an async consumer."""
+        """Claim the keys of deliveries of an async consumer, as `first` does."""
         mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
@@ -122,9 +122,8 @@ class Claims:
                     pay(d.body)
 
         At the end of the block the message is acked, or released if another delivery has the claim.
-        An exception nacks the message. For arguments and errors see `first`. The end of the block
-        raises ClaimLost if the claim was gone before the work was done, but the message is acked
-        nevertheless.
+        An exception nacks the message. For arguments and errors see `first`. If the claim was gone
+        before the work was done, the end of the block acks the message and raises ClaimLost.
         """
         return Claiming(self, delivery, key, ttl)
 
@@ -147,7 +146,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Give each delivery a claim that is not taken yet. Return the deliveries."""
+    """Attach to each delivery a claim that is not taken yet, and return the deliveries."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -185,7 +184,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return for how many seconds to release the message if its key is taken, or None."""
+        """Return the seconds for which to release the message if its key is taken, or None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -252,7 +251,9 @@ class Idempotent(Middleware):
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
     def prepare(self, delivery: DeliveryData, fit: Callable[[InnerDelivery], object]) -> None:
-        """Give a delivery its claim. A delivery without a key fails when its turn comes.
+        """Attach the claim to a delivery.
+
+        A delivery without a key fails later, when its handler would run.
 
         Args:
             delivery: Delivery as the handler gets it.
@@ -268,7 +269,7 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Claims in Redis with a check: a function says before the work whether it was already done."""
+    """Claims in Redis with a check, a function that says whether the work was done before."""
 
     accepts_batches = False
 
@@ -292,7 +293,7 @@ class Checked(Idempotent):
         return True
 
     async def run_async(self, delivery: DeliveryData, inner: NextAsync) -> bool:
-        """Do the same as `run`, for an async handler."""
+        """Run an async handler unless the check finds that the work was done."""
         fresh = self._check(delivery)
         if not (await fresh if inspect.isawaitable(fresh) else fresh):
             return False
@@ -306,18 +307,19 @@ def idempotent(
     """Run a handler once for each business key. Write it below `@topic.handler`.
 
     You can still call the function directly. A worker runs the function only for a delivery that
-    has claimed its key. A copy whose work is done is acked. A copy whose work is in progress is
-    released for a while, at no cost of a retry. If the run fails, the claim is given up.
+    has claimed its key. If the work for the key is done, another message with the key is acked. If
+    the work is in progress, the other message is released for a while and loses no retry. If the
+    run fails, the claim is given up.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
-        key: Business key of a message, 1 to 200 bytes of UTF-8 or an int: "header:NAME", or a
-            function of the body as the handler gets it. None uses the message's id without its
-            slot, which equals `rmq.outbox.stub_id` of a message from an outbox. With a dedup key,
-            the slot and the acceptance number are added.
+        key: Business key of a message, 1 to 200 bytes of UTF-8 or an int. Pass "header:NAME" for a
+            header, or a function that gets the body as the handler gets it. None uses the message's
+            id without its slot. For a message from an outbox this is `rmq.outbox.stub_id`. For a
+            message with a dedup key, the slot and the acceptance number are added.
         ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
             the lease.
-        check: Function of the delivery, called after the claim was taken. It returns True if the
+        check: Function that gets the delivery after the claim was taken. It returns True if the
             work must be done, and False if the work was done before. An exception counts as a
             failure of the handler.
 

@@ -1,8 +1,8 @@
 """Open the dependencies of handlers around each run.
 
-A dependency sees an error of its run but cannot hide this error, because the error decides how the
-message is settled. If the dependency's own clean-up raises an error, that error replaces the error
-of the run.
+An error of the run is raised inside the dependency. The dependency cannot hide this error, because
+the error decides how the message is settled. If the dependency's clean-up raises another error, the
+other error replaces the error of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Make the value of a dependency that is not async. Push its clean-up on the stack."""
+    """Make the value of a dependency that is not async, and push its clean-up on the stack."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
@@ -51,7 +51,7 @@ def open_node(
 async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
-    """Do the same as `open_node`, in an event loop."""
+    """Make the value of any dependency in an event loop, and push its clean-up on the stack."""
     if not node.is_async:  # a test has replaced an async function with a plain function
         open_node(stack, node, values, delivery)
         return
@@ -70,7 +70,7 @@ async def open_node_async(
 
 
 class RunScope:
-    """Calls a handler with its dependencies, opened for one run.
+    """Calls a handler with the values of its dependencies, which are made for each run.
 
     Args:
         dependencies: Dependencies of the handler.
@@ -86,7 +86,7 @@ class RunScope:
     def call(
         self, function: Callable[..., None], delivery: DeliveryData | None, /, **filled: Any
     ) -> None:
-        """Call a plain function with the values as keywords, and clean up after it."""
+        """Call a plain function with the dependencies' values as keywords, and then clean up."""
         values = self._process_values.copy()
         with ExitStack() as stack:
             for node in self._nodes:
@@ -100,7 +100,7 @@ class RunScope:
         /,
         **filled: Any,
     ) -> None:
-        """Do the same as `call`, with an async function."""
+        """Call an async function with the dependencies' values as keywords, and then clean up."""
         values = self._process_values.copy()
         async with AsyncExitStack() as stack:
             for node in self._nodes:

@@ -30,8 +30,8 @@ class Signature:
     """The parameters of a handler's function.
 
     Attributes:
-        arguments: Positional arguments of the call: "b" (the body), "bd" (body, delivery), "db",
-            "d" or "list" (the deliveries of a batch).
+        arguments: Positional arguments of the call. In "b", "d", "bd" and "db" a "b" is the body,
+            and a "d" is the delivery. "list" is the list of deliveries of a batch.
         body_type: Annotation of the body, or None.
         dependencies: Parameters that are marked with `Depends` and passed by name.
 
@@ -40,7 +40,7 @@ class Signature:
         function: Function of the handler.
         is_async: Whether the function is an `async def`.
         is_batch: Whether the function gets a list of deliveries.
-        filled: Names of parameters that its middleware fills.
+        filled: Names of the parameters that the handler's middleware fills.
         body: Type of the body if an annotation cannot express it, or None.
         local_names: Names of the enclosing function that annotations may use.
 
@@ -131,7 +131,10 @@ class Signature:
         return accepted
 
     def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the position of the annotated delivery, or of the second of two parameters."""
+        """Return the position of the parameter that gets the delivery, or None.
+
+        It is the parameter annotated as a delivery, or the second of two parameters.
+        """
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
             n for n, parameter in enumerate(accepted) if _is_delivery(hints.get(parameter.name))
@@ -158,7 +161,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types. With `lenient`, skip unreadable annotations."""
+        """Return the annotations as types. If `lenient` is true, skip unreadable annotations."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:

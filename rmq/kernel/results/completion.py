@@ -20,7 +20,9 @@ def as_completed(
     handles: Iterable[AsyncResultHandle], timeout: Duration | None = None
 ) -> AsyncCompletion: ...
 def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any:
-    """Yield each handle when its message has ended, for `for`, or `async for` if they are async.
+    """Yield each handle when its message has ended.
+
+    Use `for`, or `async for` with the handles of an async client.
 
     `handle.wait()` then returns at once, or raises ResultNotFound for a message without a result.
 

@@ -1,7 +1,7 @@
 """Entries: how a message has ended, or its progress, as the scripts store it.
 
-`lua/lib/results/results.lua` describes the bytes. The scripts write the letter and the time. A
-consumer gives the details of a message that it has handled.
+`lua/lib/results/results.lua` describes the bytes. The scripts write the letter of the outcome and
+the time. For a message that was handled, its consumer adds the details.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ class Entry(NamedTuple):
         outcome: A value of OUTCOMES, or RUNNING.
         at_ms: Time of the end, or of the report, in epoch ms.
         worker: Worker that handled the message, or "" if it is unknown.
-        attempts: Number of attempts, or of the attempt that runs. 0 if it is unknown.
+        attempts: Number of attempts so far, including an attempt that runs. 0 if it is unknown.
         started_ms: Start of the last attempt in epoch ms, or 0 if it is unknown.
-        kind: Number of the codec of the value, TOO_LARGE, NOT_ENCODABLE, or None without a value.
+        kind: Number of the codec that encoded the value, or TOO_LARGE, or NOT_ENCODABLE. None if
+            there is no value.
         value: The encoded value.
-        failure: Failure entry of a message that did not succeed (`rmq/kernel/core/failure.py`), or
-            empty.
-        fraction: Progress from 0 to 1, only if it runs.
-        text: Text of the progress, only if it runs.
+        failure: Failure entry of a message that did not succeed, or empty (see
+            `rmq/kernel/core/failure.py`).
+        fraction: Progress from 0 to 1, only for a message that runs.
+        text: Text of the progress, only for a message that runs.
     """
 
     outcome: str
@@ -72,7 +73,7 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 
 
 def decode(entry: bytes) -> Entry | None:
-    """Decode an entry. Return None if there is none, or its first bytes cannot be read.
+    """Decode an entry. Return None if it is empty, or if its first bytes cannot be read.
 
     Details that cannot be read are omitted.
     """

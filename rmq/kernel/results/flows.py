@@ -1,4 +1,7 @@
-"""Read the results of messages, and wait for them. The transports run the flows."""
+"""Read the results of messages, and wait until messages have ended.
+
+The transports run these flows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ AGAIN_S = 30.0  # time after which a waiting caller reads everything again, with
 
 
 def check_id(context: TopicContext, id: Id) -> MessageId:
-    """Return the id of a message of this topic. The topic need not be open.
+    """Parse and check the id of a message of this topic.
+
+    The topic need not be open.
 
     Raises:
         InvalidValue: The id is of another topic.
@@ -76,18 +81,18 @@ class Awaited:
 
     @property
     def signals(self) -> ResultSignals:
-        """The signals of the client."""
+        """The signals about results that the client receives."""
         signals: ResultSignals = self.context.result_signals
         return signals
 
     @property
     def name(self) -> Name:
-        """The channel of its slot, and its name there."""
+        """The channel of the message's slot, and the name of the message on this channel."""
         channel = results_channel(self.context.prefix, self.context.name, self.id.slot)
         return channel, self.id.member
 
     def note(self, state: ResultState) -> bool:
-        """Record the state. Return whether the caller need not wait any longer."""
+        """Record the state that was read, and return whether the wait for this message is over."""
         has_kept, self.has_kept = self.has_kept, self.has_kept or state.keeps
         self.state = state
         if state.outcome is not None or state.place == "dead":
@@ -98,8 +103,8 @@ class Awaited:
         """Return how the message has ended.
 
         Raises:
-            NotFinished: It has not ended.
-            ResultNotFound: Its result is not kept, or its id is unknown.
+            NotFinished: The message has not ended.
+            ResultNotFound: The result of the message is not kept, or its id is unknown.
         """
         state = self.state
         if state is not None and state.outcome is not None:
@@ -122,7 +127,7 @@ class Awaited:
 
 
 def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
-    """Read the states of messages of any topics of one client."""
+    """Read the states of messages, which may be in several topics of one client."""
     by_context: dict[TopicContext, list[int]] = {}
     for position, each in enumerate(awaited):
         by_context.setdefault(each.context, []).append(position)
@@ -134,10 +139,12 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
 
 
 def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
-    """Read the state of a message, together with others that callers read at the same time.
+    """Read the state of a message.
 
-    A caller that has waited too long for a shared call waits again. Thousands of callers with a
-    call each would use all connections.
+    Messages that other callers read at the same time are read by the same call.
+
+    If a caller has waited too long for a shared call, it first waits for the next shared calls.
+    Otherwise thousands of callers with a call each would use all connections.
     """
     reads = signals.reads = signals.reads or Coalescer(_read_all)
     for _ in range(SHARED_TRIES):
@@ -184,9 +191,11 @@ class Waiting:
         return sum(map(len, self._left.values()))
 
     def next_finished(self) -> Flow[list[Awaited]]:
-        """Return messages that have ended, or whose result is not kept. Wait for at least one.
+        """Wait until at least one message is finished, and return the finished messages.
 
-        Return an empty list after the time limit, or if no message is left.
+        A message is finished when it has ended, or if its result is not kept.
+
+        The list is empty after the time limit, or if no message is left.
         """
         waiter = self._waiter
         if self._signals is not None and self._read_all_at is None:
@@ -207,7 +216,7 @@ class Waiting:
         return []
 
     def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:
-        """Read the states of messages. Return those for which no more waiting is needed."""
+        """Read the states of messages, and return the messages that are finished."""
         due = [each for name in names for each in self._left[name]]
         if len(due) == 1 and self._signals is not None:
             states = [(yield from _read_one(self._signals, due[0]))]
@@ -220,7 +229,7 @@ class Waiting:
         return finished
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         if self._signals is not None:
             self._signals.remove(self._waiter, self._left)
 
@@ -231,7 +240,10 @@ def _drained(waiter: Waiter) -> Iterator[Name]:
 
 
 def wait(awaited: Awaited, timeout: Duration | None) -> Flow[MessageOutcome]:
-    """Wait until a message has ended. Return how it has ended. Raises as `Awaited.outcome`."""
+    """Wait until a message has ended, and return how it has ended.
+
+    Raises the errors of `Awaited.outcome`.
+    """
     waiting = Waiting([awaited], timeout)
     try:
         yield from waiting.next_finished()

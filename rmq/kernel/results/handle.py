@@ -1,6 +1,6 @@
 """Handles of results: read the result of a message, or wait for it.
 
-The blocking twins are generated.
+The blocking classes are generated from the async classes of this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class HandleBase:
-    """The name of a message whose result can be read."""
+    """Identifies a message whose result can be read."""
 
     def __init__(self, context: TopicContext, id: MessageId) -> None:
         self._context = context
@@ -40,7 +40,7 @@ class HandleBase:
 
 
 class AwaitableHandle(HandleBase):
-    """A handle for `await`, which waits without a time limit."""
+    """A handle that `await` accepts. `await handle` waits without a time limit."""
 
     def __await__(self) -> Generator[Any, None, MessageOutcome]:
         wait: Any = self.wait  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ class AwaitableHandle(HandleBase):
 class AsyncResultHandle(AwaitableHandle):
     """The result of one message, as `topic.result(id)` returns it.
 
-    Creating it reads nothing. A handle is cheap, and needs no close.
+    Creating a handle reads nothing. A handle uses no connection, and need not be closed.
     """
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, id: MessageId) -> None:
@@ -61,23 +61,26 @@ class AsyncResultHandle(AwaitableHandle):
     async def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All callers of a client share one connection for their wait. If Redis does not permit the
-        channel, a caller reads once a second instead.
+        All callers of a client share one connection on which they wait. If Redis does not permit
+        the Pub/Sub channel, a caller reads the result once a second instead.
 
         Args:
-            timeout: Longest wait, seconds or timedelta. With None there is no limit, also if no
-                message has this id yet, as before the ack of a follow-up.
+            timeout: Longest wait, seconds or timedelta, or None for no limit. The wait includes the
+                time in which no message has this id yet, for example a follow-up before its ack.
 
         Raises:
             NotFinished: The message has not ended in time. It is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or keeps it no longer. This is raised at
-                once. Or the id is still unknown after the time limit. `reason` says which.
+            ResultNotFound: The message keeps no result, or no longer keeps its result; this is
+                raised at once. Or the id is still unknown after the time limit. The attribute
+                `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return await self._transport.run(flows.wait(self._awaited, timeout))
 
     async def read(self) -> ResultState:
-        """Return where the message is, its progress, and how it has ended, without a wait.
+        """Return the current state of the message without waiting.
+
+        The state says where the message is, its progress, and how it has ended.
 
         Raises:
             TopicNotFound: The topic is missing.

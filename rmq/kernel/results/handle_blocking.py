@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class ResultHandle(HandleBase):
     """The result of one message, as `topic.result(id)` returns it.
 
-    Creating it reads nothing. A handle is cheap, and needs no close.
+    Creating a handle reads nothing. A handle uses no connection, and need not be closed.
     """
 
     def __init__(self, transport: Transport, context: TopicContext, id: MessageId) -> None:
@@ -29,23 +29,26 @@ class ResultHandle(HandleBase):
     def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All callers of a client share one connection for their wait. If Redis does not permit the
-        channel, a caller reads once a second instead.
+        All callers of a client share one connection on which they wait. If Redis does not permit
+        the Pub/Sub channel, a caller reads the result once a second instead.
 
         Args:
-            timeout: Longest wait, seconds or timedelta. With None there is no limit, also if no
-                message has this id yet, as before the ack of a follow-up.
+            timeout: Longest wait, seconds or timedelta, or None for no limit. The wait includes the
+                time in which no message has this id yet, for example a follow-up before its ack.
 
         Raises:
             NotFinished: The message has not ended in time. It is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or keeps it no longer. This is raised at
-                once. Or the id is still unknown after the time limit. `reason` says which.
+            ResultNotFound: The message keeps no result, or no longer keeps its result; this is
+                raised at once. Or the id is still unknown after the time limit. The attribute
+                `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return self._transport.run(flows.wait(self._awaited, timeout))
 
     def read(self) -> ResultState:
-        """Return where the message is, its progress, and how it has ended, without a wait.
+        """Return the current state of the message without waiting.
+
+        The state says where the message is, its progress, and how it has ended.
 
         Raises:
             TopicNotFound: The topic is missing.

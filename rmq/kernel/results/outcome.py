@@ -28,13 +28,14 @@ class MessageOutcome(NamedTuple):
         id: Message id.
         outcome: "succeeded" (acked), "dead" (a dead letter), "cancelled", "expired" (dropped
             because of its expiry), "purged", "dropped" (to make room in a full topic), or
-            "handed_over" (received with the mode "at_most_once", which does not say more).
+            "handed_over" (received with the mode "at_most_once", so RMQ does not know how it
+            ended).
         ended: Time of the end, by the clock of Redis.
-        value: Return value of the handler, or the value given to `ack`; else None.
+        value: Return value of the handler, or the value that was passed to `ack`, or None.
         missing_value: Why a value is missing: "too_large" (over 256 KiB), "not_encodable" (the
             topic's codec cannot write it), or the text of the error if this program cannot read it.
             Empty if no value is missing.
-        attempts: Number of deliveries, 0 if it was never delivered.
+        attempts: Number of deliveries, or 0 if the message was never delivered.
         worker: Host and process id of the last consumer, or '' if it is unknown.
         started: Start of the last attempt by the clock of the consumer, or None if it is unknown.
         failure: Last failure of a message that did not succeed, or None.
@@ -63,7 +64,7 @@ class Progress(NamedTuple):
 
     Attributes:
         fraction: Part of the work that is done, 0 to 1.
-        text: Text for people, or ''.
+        text: Text that the handler wrote for people, or ''.
         at: Time of the report, by the clock of Redis.
         attempt: Number of the attempt.
         worker: Host and process id of the consumer.
@@ -83,9 +84,9 @@ class ResultState(NamedTuple):
         id: Message id.
         place: "waiting", "in_flight", "dead" (a dead letter, also in the trash), or "gone" (it has
             ended, or never existed).
-        keeps: Whether the message keeps its result. False if it is gone without a result.
-        progress: Last progress that a handler has reported, while the message waits or is in
-            flight. Or None.
+        keeps: Whether the message keeps its result. False if the message is gone without a result.
+        progress: Last progress that a handler has reported, or None. It is also None after the end
+            of the message.
         outcome: How the message has ended, or None if it has not ended or no result is kept.
     """
 

@@ -21,10 +21,11 @@ class ResultReply(NamedTuple):
 
     Attributes:
         place: "waiting", "in_flight", "dead" (also in the trash), or "gone".
-        keeps: Whether its record says that its result is kept. False if the record is gone.
-        entry: Its result, or the progress if it waits or is in flight (`entry.decode`). Empty if
-            there is none.
-        until_ms: End of keeping in epoch ms, or 0 if there is no result.
+        keeps: Whether the message's record says that the result is kept. False if the record is
+            gone.
+        entry: Encoded result, or encoded progress of a message that waits or is in flight. Empty if
+            there is neither. `entry.decode` decodes it.
+        until_ms: Time until which the result is kept, epoch ms, or 0 if there is no result.
     """
 
     place: str
@@ -34,7 +35,10 @@ class ResultReply(NamedTuple):
 
 
 class ProgressReply(IntEnum):
-    """The reply to the script `progress`. Only STORED has changed something."""
+    """The reply to the script `progress`.
+
+    Only with STORED was the progress stored.
+    """
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -45,8 +49,8 @@ class ProgressReply(IntEnum):
 def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
     """Read the results of up to RESULT_MAX messages of one slot.
 
-    The list may be shorter than `ids`, because a reply has a limit of about 1 MiB. It has at least
-    one. Call again for the others.
+    The result has at least one item, but may have fewer items than `ids`, because a reply is
+    limited to about 1 MiB. Call again for the remaining ids.
     """
 
     def parse(reply: list[Any]) -> list[ResultReply]:
@@ -68,7 +72,10 @@ def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
 
 
 def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Command[ProgressReply]:
-    """Report the progress of a delivery. `details` are from `entry.encode_progress`."""
+    """Report the progress of a delivery.
+
+    `details` is the result of `entry.encode_progress`.
+    """
     return Command(
         script_loader.load("progress"),
         (keys.slot, keys.prepare, keys.records, keys.results, keys.keeping),

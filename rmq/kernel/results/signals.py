@@ -1,9 +1,9 @@
 """Signals about results: one subscription for all callers of a client that wait for results.
 
-Each slot has a channel on which scripts publish the names of messages that have ended. A caller
-registers its messages, and reads them whenever there is news about them: when a signal names a
-message, and after each new subscription to its channel, because earlier signals were not heard. A
-background flow reads the subscription while callers wait.
+Each slot has a channel on which scripts publish signals, which are the names of messages that have
+ended. A caller registers its messages. It reads a message when a signal names the message. It also
+reads the message after each new subscription to the channel, because earlier signals were not
+received. A background flow reads the subscription while callers wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Waiter(Parked):
     """A caller that waits for messages.
 
     Attributes:
-        due: Messages to read again, because there is news about them.
+        due: Messages that the caller must read again.
     """
 
     __slots__ = ("due",)
@@ -47,13 +47,13 @@ class Waiter(Parked):
         self.due: deque[Name] = deque()
 
     def note(self, names: Iterable[Name]) -> None:
-        """Let the caller read these messages again."""
+        """Tell the caller to read these messages again."""
         self.due.extend(names)
         self.note_news()
 
 
 class ResultSubscription(Subscription):
-    """A subscription to the results channels for which callers wait."""
+    """A subscription to the channels of the slots with messages for which callers wait."""
 
     __slots__ = ("_sent", "_signals")
 
@@ -70,17 +70,20 @@ class ResultSubscription(Subscription):
         return channels
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return further channels that the current connection must subscribe to now."""
+        """Return the channels to which the current connection must subscribe in addition."""
         missing = [each for each in self._signals.channels() if each not in self._sent]
         self._sent.update(missing)
         return missing
 
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
-        """Let callers read their messages in these slots: earlier signals were not heard."""
+        """Tell callers to read their messages in these slots.
+
+        Signals before the subscription were not received.
+        """
         self._signals.note_all(channels)
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Let callers read the messages that a signal names."""
+        """Tell callers to read the messages that a signal names."""
         word, _, members = payload.partition(b" ")
         if word == DONE:
             self._signals.note(channel, members)
@@ -96,7 +99,7 @@ class ResultSignals:
     """The callers of one client that wait for results, and their subscription.
 
     Attributes:
-        reads: Coalescer of the reads of callers that wait for one message each, or None.
+        reads: Coalescer that joins the reads of callers that wait for one message each, or None.
     """
 
     def __init__(self) -> None:
@@ -116,7 +119,10 @@ class ResultSignals:
             return list(self._waiters)
 
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
-        """Wake a caller from now on when it must read these messages again. It reads them now."""
+        """Register the messages for which a caller waits.
+
+        The caller is woken when it must read one of them again. It reads all of them now.
+        """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
             self._start()
@@ -144,7 +150,10 @@ class ResultSignals:
                     del self._waiters[channel]
 
     def note(self, channel: bytes, members: bytes) -> None:
-        """Let callers read these messages again. `members` are the joined names of the messages."""
+        """Tell callers to read messages again.
+
+        `members` has the names of the messages, joined to one string.
+        """
         with self._lock:
             of_channel = self._waiters.get(channel)
             if of_channel:
@@ -154,7 +163,10 @@ class ResultSignals:
                         waiter.note([(channel, member)])
 
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
-        """Let callers read again all their messages of some channels (None: of all channels)."""
+        """Tell callers to read all their messages of some channels again.
+
+        None means all channels.
+        """
         with self._lock:
             for channel in list(self._waiters) if channels is None else channels:
                 news: dict[Waiter, list[Name]] = {}
@@ -186,7 +198,7 @@ class ResultSignals:
             self._end(subscription, forced=True)
 
     def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
-        """Record that a flow reads no more signals. Return False if callers wait again."""
+        """Record that a flow stops reading signals. Return False if callers wait again."""
         with self._lock:
             if self._waiters and not forced:
                 return False
