@@ -57,8 +57,8 @@ def messages(
         run: Pending entries of the copies.
 
     Returns:
-        An entry for each of these copies, as `pending_send` accepts it. None replaces the entry of
-        a copy that the topic cannot take.
+        An entry for each of these copies, as `pending_send` accepts it. The item is None for a copy
+        that the topic cannot take.
     """
     records: list[bytes] = []
     size = 0

@@ -37,8 +37,8 @@ class Entry(NamedTuple):
         worker: Worker that handled the message, or "" if it is unknown.
         attempts: Number of attempts so far, including an attempt that runs. 0 if it is unknown.
         started_ms: Start of the last attempt in epoch ms, or 0 if it is unknown.
-        kind: Number of the codec that encoded the value, or TOO_LARGE, or NOT_ENCODABLE. None if
-            there is no value.
+        kind: Number of the codec that encoded the value, or TOO_LARGE, or NOT_ENCODABLE. It is None
+            without a value.
         value: The encoded value.
         failure: Failure entry of a message that did not succeed, or empty (see
             `rmq/kernel/core/failure.py`).
