@@ -113,7 +113,7 @@ def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
 
 
 def _statements(given: str | None, metadata: sa.MetaData) -> list[str]:
-    """Return the SQL that creates the tables for this kind of database. Connect to no database."""
+    """Return the SQL that creates the tables for this kind of database, without connecting."""
     import sqlalchemy as sa
 
     statements: list[str] = []

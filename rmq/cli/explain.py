@@ -36,7 +36,7 @@ def sections() -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return Markdown for a terminal: without links, wrapped."""
+    """Format Markdown for a terminal: remove links, and wrap long lines."""
     text = _LINK.sub(lambda link: link[1] if link[2][0] == "#" else f"{link[1]} ({link[2]})", text)
     text = re.sub(r"\n +(?=\S)", " ", text.replace("**", ""))
     return "\n\n".join(

@@ -89,7 +89,7 @@ def resend(
 
 
 def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]:
-    """Return the name to type, and the kind of thing it names."""
+    """Return the name that the user must type, and what this name belongs to."""
     if topic is not None:
         return topic, "topic"
     return address(database).database or "", "database"
@@ -110,7 +110,7 @@ def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
 
 
 def _check_only(engine: sa.Engine, id: str) -> str | None:
-    """Return the same result as `_resend`, but change nothing."""
+    """Return the reason if `_resend` would refuse the stub, or None. Change nothing."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:

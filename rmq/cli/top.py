@@ -142,10 +142,9 @@ class Top:
 
     Attributes:
         where: The URL of Redis.
-        rows: The counts of each topic, as `rmq stats --json` has them, with rates and `problem`.
+        rows: The counts of each topic, as `rmq stats --json` prints them, with rates and `problem`.
         workers: Number of worker processes.
-        read_at: Time at which the topics were read, by the monotonic clock. `read_clock` is for
-            people.
+        read_at: Time at which the topics were read, by the monotonic clock.
         sort: The title of the column by which topics are sorted.
         error: Why the last read failed.
     """

@@ -384,10 +384,10 @@ _WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the nex
 
 
 class _WorkerGroup(CommandGroup):
-    """A group that runs handlers if no other command is named. Its help is the help of `run`."""
+    """A group that runs handlers if no other command is named. It shows the help of `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add `run`, unless a command of this group follows the common options."""
+        """Add `run` to the arguments, unless they name a command of this group."""
         words = iter(args)
         for word in words:
             if word in _WITH_VALUE:

@@ -312,7 +312,7 @@ def _described(error: BaseException) -> str:
 
 
 def _is_said_in_full(error: rmq.RMQError) -> bool:
-    """Return whether the text of an error needs no page with further explanation."""
+    """Return whether the text of an error says everything, so that no page explains more."""
     return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
 
 
@@ -346,7 +346,7 @@ _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 def _open_closed_streams() -> None:
     """Open the null device for each standard stream that the caller has closed (`>&-`).
 
-    Python represents a closed stream by None, and the command must work nevertheless.
+    Python represents a closed stream by None. The command must still work.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -354,7 +354,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Let the interpreter flush the rest of stdout into /dev/null at its end."""
+    """Send the rest of stdout to /dev/null, so that the last flush does not fail."""
     with open(os.devnull, "w") as sink:
         os.dup2(sink.fileno(), sys.stdout.fileno())
 

@@ -59,7 +59,7 @@ def progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if stderr is a terminal. Yield a callback (done, total).
 
-    After Ctrl-C, print the progress of the command, and `again`.
+    After Ctrl-C, print the progress of the command, and the text in `again`.
     """
     reached = (0, 0)
 

@@ -97,7 +97,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _user_part(at: TracebackType | None) -> TracebackType | None:
-    """Return the user's part of a traceback: without the frames of this file and of importlib."""
+    """Return a traceback without the frames of this file and of importlib."""
     while at is not None:
         name = at.tb_frame.f_code.co_filename
         if name not in (__file__, importlib.__file__) and not name.startswith("<frozen importlib"):
@@ -115,7 +115,7 @@ def _describe_module(module: ModuleType) -> str:
 
 
 def _targets(module: ModuleType) -> dict[str, Target]:
-    """Return the clients and workers of a module, by their first name in the module."""
+    """Return the clients and workers of a module, each by its first name in the module."""
     first_names: dict[int, tuple[str, Target]] = {}
     for name, value in vars(module).items():
         if isinstance(value, TARGET_TYPES):

@@ -32,7 +32,7 @@ MISSING_VALUES = {
 
 
 def age(since: datetime | None) -> str:
-    """Return the age by this machine's clock. `dlq show` has the exact time."""
+    """Format the time since a moment, by this machine's clock."""
     if since is None:
         return "-"
     return terminal_text.span(max(0, (datetime.now(UTC) - since) / timedelta(milliseconds=1)))
@@ -84,7 +84,7 @@ _COLUMNS = {
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
     """Print messages of one queue as a table, page by page while they are read.
 
-    The pages that were read within PATIENCE_S decide on the columns and their widths.
+    The pages that were read within PATIENCE_S determine the columns and their widths.
     """
     left, first = iter(pages), list[rmq.Message]()
     until = time.monotonic() + PATIENCE_S
@@ -127,7 +127,7 @@ def detail(
     waits_for: str = "",
     progress: rmq.Progress | None = None,
 ) -> None:
-    """Print one message in full, why it waits in its group, and its progress."""
+    """Print a message in full, with its progress and the reason why it waits in its group."""
     if as_json:
         fields = terminal_text.message_fields(message)
         fields["attempts"] = terminal_text.attempt_fields(message)

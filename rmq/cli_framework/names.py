@@ -74,7 +74,7 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return the schedules for `rmq schedule`, and the topics for `rmq topic` (not `create`)."""
+    """Return schedules for `rmq schedule`, or topics for `rmq topic` (none for `create`)."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)
@@ -82,7 +82,7 @@ def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, st
 
 
 def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return ids of a topic's first messages, or for `rmq dlq` of its first dead letters."""
+    """Return the ids of a topic's first messages, or of its first dead letters for `rmq dlq`."""
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
     with _client(options) as client:
         found = client.admin.peek(ctx.params["topic"], READ, "dead")
@@ -92,7 +92,7 @@ def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[st
 
 
 class Name(ParamType):
-    """A text that the shell completes with names from Redis."""
+    """A type of argument that the shell completes with names from Redis."""
 
     name = "text"
 
@@ -114,7 +114,7 @@ _TYPES = {
 
 
 def complete_names(params: Iterable[click.Parameter]) -> None:
-    """Let the shell complete parameters whose names are known, such as `topic` or `id`."""
+    """Let the shell complete parameters with well-known names, such as `topic` or `id`."""
     for param in params:
         if param.type is click.STRING and param.name in _TYPES:
             param.type = _TYPES[param.name]

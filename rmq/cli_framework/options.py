@@ -65,7 +65,7 @@ class CommonOptions:
 
     @property
     def url_known(self) -> str | None:
-        """The same URL for error messages, but the configuration file is not read for it."""
+        """The URL for error messages, or None. Does not read the configuration file."""
         return self.url or variable("RMQ_URL") or (self.file or {}).get("url")
 
     @property
@@ -123,7 +123,10 @@ class CommonOptions:
         rows: Sequence[Sequence[str]],
         none: str | None = None,
     ) -> None:
-        """Print a list: records for programs, otherwise a table. If it is empty, print `none`."""
+        """Print a list: records for programs, otherwise a table.
+
+        If the table has no rows, print the text in `none`.
+        """
         if self.json:
             output.document(records)
         elif rows or none is None:
@@ -197,7 +200,7 @@ COMMON_NAMES = frozenset(
 
 
 def json_errors(words: Sequence[str]) -> bool:
-    """Return whether these arguments request JSON. They may be wrong in another way."""
+    """Return whether these arguments request JSON, even if they are otherwise not valid."""
     for position, word in enumerate(words):
         if word in ("-o", "--output"):
             word = f"-o{''.join(words[position + 1 : position + 2])}"

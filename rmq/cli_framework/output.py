@@ -1,7 +1,7 @@
 """The output of commands: tables, details, log lines, and records for programs.
 
 A command prints its records with `document`, `line` or `lines` where `common_options().json` is
-true, and its table otherwise. The common options --json, -o and --columns do the rest here.
+true, and its table otherwise. This module then applies the common options --json, -o and --columns.
 
 Records for programs are JSON, NDJSON or CSV, as --json or -o chose.
 """
@@ -44,7 +44,8 @@ def _writer() -> RecordWriter:
 def document(value: Any, rows: Iterable[Mapping[str, Any]] | None = None) -> None:
     """Print one JSON document.
 
-    With -o ndjson or csv, print its `rows`: list items, or the value.
+    With -o ndjson or csv, print the records in `rows`. Default: the items of a list, otherwise the
+    value.
     """
     _writer().document(value, rows)
 
@@ -82,7 +83,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int 
     Args:
         columns: Columns of the table.
         rows: Cells of the rows. A generator is printed while it is read.
-        window: Number of rows of a generator whose cells decide on the widths.
+        window: Number of first rows of a generator whose cells determine the widths.
     """
     chosen = _chosen(columns)
     is_short = _writer().columns is None
@@ -117,7 +118,7 @@ def block(title: str, text: str) -> None:
 
 
 def entry(head: str, body: str) -> None:
-    """Print a log line: `head` in full, `body` shortened to the width of the terminal."""
+    """Print a log line. Only its body is shortened to the width of the terminal."""
     room = max(NARROWEST, terminal_width() - cells(head) - GAP)
     click.echo(f"{neutral(head)}  {shorten(neutral(body), room)}")
     sys.stdout.flush()
@@ -185,7 +186,7 @@ class RecordWriter:
             _write(dumps(record))
 
     def lines(self, records: Iterable[Any]) -> None:
-        """Write all records. Without any, an empty array is still a document."""
+        """Write all records. If there are none, a JSON document is an empty array."""
         for record in records:
             self.line(record)
         if self.format == "json" and not self._in_array:
@@ -268,7 +269,7 @@ def _field(record: Any, path: str) -> Any:
 
 
 def csv_cell(value: Any) -> str:
-    """Return one line of safe text for a cell, which no spreadsheet takes for a formula."""
+    """Return a cell as one line of safe text that no spreadsheet interprets as a formula."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|g|gi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
-    """Parse ISO 8601 with a time zone. A ValueError says which text is accepted."""
+    """Parse a time in ISO 8601 with a time zone. The ValueError says which text is accepted."""
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -35,7 +35,7 @@ def moment(text: str) -> datetime:
 
 
 class _Parsed(ParamType):
-    """A parameter that a function parses. The function raises ValueError for a wrong text."""
+    """A type of option with a function that parses the text, or raises ValueError."""
 
     def __init__(self, name: str, read: Any, zero: str = "", words: tuple[str, ...] = ()) -> None:
         self.name = name

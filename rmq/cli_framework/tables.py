@@ -31,8 +31,8 @@ class Column:
     Attributes:
         title: Title of the column.
         right: Whether to align cells to the right, for numbers.
-        cut: Whether its cells may be shortened on a narrow terminal.
-        style: Colour of its cells.
+        cut: Whether the cells may be shortened on a narrow terminal.
+        style: Colour of the cells.
         wide: Whether to omit the column on a terminal narrower than WIDE, unless --columns names
             it.
     """
@@ -108,8 +108,8 @@ def table_lines(
 
     Args:
         columns: Columns of the table.
-        rows: Cells of the rows. All rows of a list or tuple determine the widths of columns. Of
-            another iterable, only the first rows do.
+        rows: Cells of the rows. All rows of a list or tuple determine the widths of columns. For
+            another iterable, only the first rows determine the widths.
         window: Number of first rows that determine the widths.
     """
     safe = ([neutral(cell) for cell in row] for row in rows)

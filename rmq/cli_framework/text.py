@@ -78,7 +78,7 @@ def neutral(text: str, lines: bool = False) -> str:
 
 
 def escape_json(match: re.Match[str]) -> str:
-    """Write a character as JSON escapes it."""
+    """Return the JSON escape of a character."""
     number = ord(match[0])
     if number < 0x10000:
         return f"\\u{number:04x}"
@@ -138,7 +138,7 @@ def iso(value: datetime | None) -> str | None:
 
 
 def fields(value: Any, *names: str) -> dict[str, Any]:
-    """Return attributes of a value for JSON: times as `iso` has them, ids as text.
+    """Return the attributes of a value for JSON: times as `iso` formats them, ids as text.
 
     Like `show` of the HTTP API, but without structs, because the command line does not need
     msgspec.

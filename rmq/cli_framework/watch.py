@@ -21,7 +21,7 @@ TO_LINE_END, TO_SCREEN_END = "\x1b[K", "\x1b[J"
 
 
 class _Terminal(io.TextIOWrapper):
-    """Store the text that is printed for a terminal."""
+    """Stores the text that a command prints for a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -99,7 +99,7 @@ def _redraw(run: Callable[[], Any], interval: float, describe: Callable[..., str
 
 
 def _draw(text: str, foot: str, height: int) -> int:
-    """Draw over the `height` lines above the cursor, in one write. Return the new height."""
+    """Replace the lines above the cursor, in one write. Return the new number of lines."""
     lines = text.splitlines()
     room = max(1, shutil.get_terminal_size().lines - 2)
     if len(lines) > room:

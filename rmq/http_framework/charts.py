@@ -148,7 +148,7 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten. A quarter of the result is then round too."""
+    """Round up to 1, 2, 4 or 8 times a power of ten. A quarter of the result is also round."""
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))
@@ -167,7 +167,7 @@ def axis_text(value: float) -> str:
 
 
 def time_ticks(first: float, last: float) -> list[float]:
-    """Return about six round times between `first` and `last`."""
+    """Return about six round times between two times, as ticks."""
     step = next((step for step in TIME_STEPS_S if (last - first) / step <= 7), TIME_STEPS_S[-1])
     start = math.ceil(first / step) * step
     return [float(moment) for moment in range(int(start), int(last) + 1, step)]

@@ -96,7 +96,7 @@ async def histories(
 async def _of_each(
     read: Callable[[PageRequest, str], Awaitable[T]], request: PageRequest, topics: Sequence[str]
 ) -> list[T]:
-    """Call `read` for each topic, with at most AT_ONCE topics at a time."""
+    """Call a function for each topic, with at most AT_ONCE calls at a time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def read_one(topic: str) -> T:
@@ -109,7 +109,7 @@ async def _of_each(
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
     """Merge the samples of several topics: add the counts, and keep the longest delay.
 
-    If a topic has no rates at some time, the merged sample of that time has no rates.
+    If a topic has no rates at a time, the merged sample of that time has no rates.
     """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
@@ -165,7 +165,7 @@ def rate_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def depth_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw how many messages each queue held."""
+    """Draw the number of messages in each queue."""
 
     def of(*names: str) -> list[float | None]:
         return [sum(sample.counts[name] for name in names) for sample in samples]
@@ -192,7 +192,7 @@ def lateness_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
-    """Return the newest measured delay of the objective's percentile, in seconds, or None.
+    """Return the newest delay at the percentile of the objective, in seconds, or None.
 
     Samples more than five minutes older than the newest sample are ignored.
     """
@@ -205,7 +205,7 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
-    """Return how many messages become due in each time span, or an empty list without any."""
+    """Return how many messages become due in each time span, or an empty list if none do."""
 
     async def read() -> list[tuple[str, float]]:
         found = await request.context.admin.due_counts(topic)

@@ -57,7 +57,7 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Convert a message for display. A body that the principal may not see is not decoded.
+    """Convert a message for display. A body that is hidden from the principal is not decoded.
 
     Args:
         context: Context of the request.
@@ -275,7 +275,7 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Convert a decoded body for display, with at most `most` bytes (None: the whole body)."""
+    """Convert a decoded body for display. `most` limits its bytes (None: no limit)."""
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -299,10 +299,10 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Convert a stored body for display. Also return why it was not decoded, or "".
+    """Convert a stored body for display. Also return why the body was not decoded, or "".
 
-    Only the bytes that are shown are decompressed: at most `most` bytes, or all bytes if `most` is
-    None.
+    Only the bytes that are shown are decompressed. `most` is their maximum number; None means no
+    limit.
     """
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size

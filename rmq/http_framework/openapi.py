@@ -93,7 +93,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter, because a client omits an unset parameter."""
+    """Remove null from the schema of a parameter, because clients omit unset parameters."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]

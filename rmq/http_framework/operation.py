@@ -67,7 +67,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class _Lines(StreamingResponse):
-    """A response of NDJSON lines. An error breaks the connection, so the client notices it."""
+    """A response of NDJSON lines. An error breaks the connection, so clients notice it."""
 
     async def stream_response(self, send: Send) -> None:
         """Send all pages."""
@@ -141,7 +141,7 @@ class RequestContext:
         return self.client.admin
 
     def require(self, role: Role) -> None:
-        """Check a role that an operation requires only for some values of its arguments.
+        """Check a role that an operation requires for some arguments only.
 
         Raises:
             ApiError: The principal lacks the role.

@@ -73,8 +73,8 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        known_context: Client of Redis, state of the server, and principal. None without a signed-in
-            user.
+        known_context: Client of Redis, state of the server, and principal. None if no user has
+            signed in.
         readings: Cache of values read from Redis, shared by all viewers.
         disclosure: Filter that removes what the principal may not see.
         path: Parameters in the path.
@@ -101,7 +101,7 @@ class PageRequest:
 
     @property
     def principal(self) -> Principal | None:
-        """The principal, or None without a signed-in user."""
+        """The principal, or None if no user has signed in."""
         return self.known_context.principal if self.known_context else None
 
     @property
@@ -117,14 +117,14 @@ class PageRequest:
         return path + ("?" + urlencode(given) if given else "")
 
     def word(self, name: str, words: Mapping[str, Any] | tuple[str, ...], default: str) -> str:
-        """Return a query parameter if it is one of `words`, else the default."""
+        """Return a query parameter, or the default if the parameter is not in `words`."""
         found = self.query.get(name, default)
         return found if found in words else default
 
     def number(self, name: str, low: int, high: int, default: int) -> int:
         """Return a query parameter as a number.
 
-        A number outside of `low` to `high` is moved to the nearest bound.
+        A number outside of the range from `low` to `high` is replaced by the nearest bound.
         """
         found = whole_number(self.query.get(name, ""))
         return default if found is None else min(high, max(low, found))

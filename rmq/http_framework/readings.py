@@ -23,7 +23,7 @@ COUNTERS = ("accepted", "settled")
 
 
 class Meter:
-    """Computes rates from readings of counters, which are kept for half a minute.
+    """Computes rates from counters. The readings of a counter are kept for half a minute.
 
     Args:
         clock: Function that returns seconds. Tests replace it.
@@ -92,7 +92,7 @@ class LongReading:
             running.
         found: Result of the reading.
         error: Reason for the failure, or an empty string if the reading did not fail.
-        kept: The task of this reading, with the duration of the task.
+        kept: The task of this reading, and how long the task took.
     """
 
     done: int = 0
@@ -192,9 +192,9 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget old readings whenever their number has doubled.
+        """Forget outdated readings when the number of readings has doubled.
 
-        Forget the oldest above KEPT_MAX.
+        If too many are left, forget the oldest.
         """
         if len(self._kept) < self._tidied_at:
             return
@@ -208,7 +208,7 @@ class Readings:
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
-        """Start the reading in a task of its own, because its first caller may be cancelled."""
+        """Start the reading in a separate task, because its first caller may be cancelled."""
 
         async def timed() -> Any:
             try:

@@ -107,8 +107,8 @@ def body(shown: Body, how: str = "") -> str:
 
     Args:
         shown: The body.
-        how: "text" leaves the body unchanged. "hex" shows bytes as hex, and encodes text first. Any
-            other value shows JSON with indentation, text unchanged, and bytes as hex.
+        how: "text" leaves the body unchanged. "hex" shows all bodies as hex. Any other value shows
+            JSON with indentation, text unchanged, and bytes as hex.
     """
     if shown.kind == "base64":
         content = base64.b64decode(shown.text)
@@ -149,7 +149,7 @@ def indented(text: str) -> str:
 
 
 def hex_dump(content: bytes) -> str:
-    """Format the first bytes in lines of 16: offset, hex and ASCII."""
+    """Format the first bytes, 16 on each line: offset, hex and ASCII."""
     lines = []
     for start in range(0, min(len(content), HEX_BYTES), 16):
         row = content[start : start + 16]

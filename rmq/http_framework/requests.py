@@ -150,7 +150,9 @@ A = TypeVar("A", bound=Answer)
 
 
 def show(value: object, kind: type[A], /, **given: Any) -> A:
-    """Convert a value of the library to an answer. Each field gets the attribute of its name.
+    """Convert a value of the library to an answer.
+
+    Each field of the answer gets the attribute with the same name.
 
     Ids become text, timedeltas become seconds, and mappings become dicts. A field whose type is an
     answer, or a list of answers, is converted in the same way.
@@ -158,7 +160,7 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
     Args:
         value: NamedTuple, dataclass or other object with attributes.
         kind: Type of the answer.
-        given: Fields that the value does not have, or that replace its attributes.
+        given: Values of further fields, or values to use instead of attributes.
 
     Raises:
         TypeError: A field is neither given nor an attribute of the value.
@@ -174,7 +176,7 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
 
 @cache
 def _conversions(kind: type[Answer]) -> dict[str, Callable[[Any], Any]]:
-    """Return, by field, the function that converts its attribute."""
+    """Return, for each field, the function that converts the attribute."""
     return {name: _conversion(hint) for name, hint in get_type_hints(kind).items()}
 
 

@@ -3,10 +3,10 @@
 The root path is the path where an application is mounted, or where a reverse proxy serves it.
 
 CSRF: each form of the console contains a token that other sites cannot know. A browser adds the
-cookie to every request, and a local server needs no cookie. So a page of another site could make
-the browser send a form to RMQ. The guard checks the headers in which a browser names the origin of
-a request (Sec-Fetch-Site, Origin). The token protects browsers that send neither header. It depends
-on the session, or on the principal, and on a secret of the server.
+cookie to every request, and a local server needs no cookie. Therefore a page of another site could
+make the browser send a form to RMQ. The guard checks the headers in which a browser names the
+origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that send neither header.
+The token is computed from a secret of the server and from the session or the principal.
 """
 
 from __future__ import annotations

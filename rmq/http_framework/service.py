@@ -31,7 +31,7 @@ class Service(Protocol):
 
     @property
     def needs_leadership(self) -> bool:
-        """Whether only the leading server runs the service, so that no work is repeated."""
+        """Whether only the leading server runs the service."""
 
     def run_once(self) -> int:
         """Do the pending work. Return the amount of work done, for example a number of messages.

@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two readings of all topics. More slots make it longer, to spare Redis."""
+        """Seconds between two readings of all topics. The number grows with the slots."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
@@ -114,11 +114,11 @@ class Survey:
         return len(topics)
 
     def _list(self, is_whole: bool) -> list[str]:
-        """Return the names of all topics. If the list of topics lacks a topic, add it.
+        """Return the names of all topics. Add missing topics to the list of topics in Redis.
 
         Args:
-            is_whole: Whether to walk over all keys of Redis, to find topics that this survey does
-                not know.
+            is_whole: Whether to read all keys of Redis, to find topics that this survey does not
+                know.
         """
         if is_whole:
             self._transport.run(overview.drop_wrong_lists(self._prefix))
@@ -140,9 +140,9 @@ class Survey:
         return sorted([*names, *added])
 
     def before(self, name: str, window_ms: int) -> Figures | None:
-        """Return the counts of a topic from `window_ms` ago, or None.
+        """Return the counts that a topic had `window_ms` milliseconds ago, or None.
 
-        `history.so_old` chooses them from the readings of the last five minutes.
+        The counts are chosen from the readings of the last five minutes.
         """
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
@@ -150,7 +150,8 @@ class Survey:
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
         """Keep the counts of topics for five minutes.
 
-        With more topics there are fewer readings, so about the same number of counts is stored.
+        With more topics, readings are less frequent. So the number of stored counts stays about the
+        same.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():
@@ -163,7 +164,7 @@ class Survey:
         self._looks = looks
 
     def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
-        """Log which topics the server's Redis user may not read, if they have changed."""
+        """Log which topics the server's Redis user may not read, if these topics have changed."""
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
             log.warning(
@@ -197,7 +198,7 @@ class SurveyedService:
 
 
 class TopicProblems:
-    """Logs the errors of a topic, each once, so that the work for other topics continues."""
+    """Logs each error of a topic once, and lets the work for other topics continue."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str] = {}

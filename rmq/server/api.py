@@ -111,7 +111,7 @@ async def _with_former(
 
 
 def detail_of(arguments: Mapping[str, Any]) -> str:
-    """Format arguments for the audit trail, without bodies, headers and LEFT_OUT."""
+    """Format arguments for the audit trail, without bodies, headers and the names in LEFT_OUT."""
     parts = []
     for name, value in arguments.items():
         if name in LEFT_OUT or value is None or value is False or value == "":
@@ -235,7 +235,7 @@ class Api:
         )
 
     def admit(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
-        """Return a block that limits the concurrent requests of a principal."""
+        """Return a context manager that limits the concurrent requests of a principal."""
         return self._simultaneous.of(f"{context.principal.name} {context.address}")
 
     async def require(
@@ -257,7 +257,7 @@ class Api:
     def _recorded(
         self, operation: Operation, context: RequestContext, given: dict[str, Any]
     ) -> AbstractAsyncContextManager[Any]:
-        """Return a block that records an operation, if it changes or exports something."""
+        """Return a context manager that records an operation that changes or exports something."""
         if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
             return nullcontext()
         arguments = {
@@ -344,7 +344,7 @@ class Api:
 
 
 def _allow_wait(limit: asyncio.Timeout, wait_s: float) -> None:
-    """Extend the time limit of a request by the wait that its client has asked for."""
+    """Extend the time limit of a request by the wait that its client requested."""
     until = limit.when()
     if until is not None:
         limit.reschedule(until + wait_s)

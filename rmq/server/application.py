@@ -168,7 +168,7 @@ class ConsoleApp:
         return open_client(self._redis, self._prefix)
 
     async def _find(self, scope: Scope) -> Principal | None:
-        """Return the principal for the user that the host application reports."""
+        """Return the principal for the user whom the host application names."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import HTTPConnection
 

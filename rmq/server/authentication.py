@@ -103,7 +103,7 @@ class Authentication:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, client: AsyncClient) -> None:
-        """Start reading from Redis. It must be called in the event loop."""
+        """Start reading from Redis. Call this method in the event loop."""
         self.tokens.open(client)
         self.sessions.open(client)
         self._task = asyncio.create_task(self._read_secret(client))

@@ -232,7 +232,7 @@ class ServerConfig:
         log_level: Log level: debug, info, warning or error.
         log_json: Whether log lines are JSON.
         grace_s: Longest wait for services at a stop, in seconds.
-        origins: Origin of each setting's value, by the name of the setting.
+        origins: Where the value of each setting comes from, by the name of the setting.
         file: Configuration file that was read, or None.
     """
 

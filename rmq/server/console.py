@@ -1,4 +1,4 @@
-"""Routes of the console: the role for each page, how a page is rendered, and how it stays live.
+"""Routes of the console: the role for each page, and how pages are rendered and kept live.
 
 A page is HTML from the server. A browser that requests the address of a page as a stream of events
 (`Accept: text/event-stream`) receives the page again whenever the page has changed. So a live page
@@ -198,7 +198,7 @@ class Console:
     # --- a live page ---
 
     def _has_stream_for(self, page_request: PageRequest) -> bool:
-        """Return whether a principal may open another stream, which occupies a connection."""
+        """Return whether a principal may open another stream. A stream occupies a connection."""
         principal = page_request.context.principal
         own = self._streams_open[principal.kind, principal.name]
         return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX
@@ -316,7 +316,8 @@ def packed(
     """Return a response, compressed if the client accepts compression.
 
     Pages contain text of the query next to the CSRF token, so the compressed size could reveal the
-    token (BREACH). Cookies are SameSite=Strict, so other sites cannot request pages of a session.
+    token (the BREACH attack). The attack fails, because cookies are SameSite=Strict: other sites
+    cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):

@@ -44,9 +44,9 @@ class Disclosure:
         return answer
 
     def check_filter(self, principal: Principal, text: str) -> None:
-        """Check that a filter of dead letters does not test data that the principal may not see.
+        """Check that a filter of dead letters tests only data that the principal may see.
 
-        Otherwise a few filters could find out the data step by step.
+        Otherwise a principal could find out hidden data by trying a few filters.
 
         Raises:
             ApiError: The filter tests hidden data.

@@ -2,7 +2,7 @@
 
 The leader stores its leadership in Redis for a limited time and renews it. Leadership avoids double
 work, but is not a lock: a server that was suspended may believe for a moment that it still leads.
-So every service is safe if two servers run it.
+So every service must be safe if two servers run it at the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _release(prefix: str, server: str) -> Flow[bool]:
 
 
 class Leadership:
-    """The service that renews this server's leadership, or takes it when it is free.
+    """The service that renews this server's leadership, or takes it if no server leads.
 
     Attributes:
         server: Id of this server: host, process and 4 random bytes.
@@ -80,7 +80,7 @@ class Leadership:
         return 1
 
     def release(self) -> None:
-        """Let another server lead immediately. Without Redis, another server leads after HOLD_S."""
+        """Let another server lead at once, or after HOLD_S seconds if Redis is away."""
         self._until = 0.0
         with suppress(RMQError):
             self._transport.run(_release(self._prefix, self.server))

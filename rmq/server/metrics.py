@@ -32,12 +32,12 @@ class ServerMetrics:
     """Collects metrics on request, as a collector of prometheus_client.
 
     Args:
-        topics: Function that returns the counts by topic. It returns nothing on servers that do not
-            lead, so that a sum over all servers counts each message once.
+        topics: Function that returns the counts by topic. On servers that do not lead, it returns
+            no topics, so that a sum over all servers counts each message once.
         state: State of this server.
         queries: Function that returns the queries by topic.
-        before: Function that takes a topic and a number of ms, and returns the topic's figures from
-            that long ago, or None.
+        before: Function that takes a topic and a time in ms. It returns the figures that the topic
+            had that long ago, or None.
         wanted: Function that returns, by topic, the number of worker processes that are needed.
         long_runs: Function that returns, by topic, the number of runs that may hang.
     """
@@ -142,7 +142,7 @@ class ServerMetrics:
         return family
 
     def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
-        """Yield objectives and measured delays of the topics that have an objective."""
+        """Yield the objective and the measured delay of each topic that has an objective."""
         promised, measured = [], []
         for name, counts in topics.items():
             objective = counts.context.settings.objective

@@ -125,10 +125,10 @@ class Connections:
         self._all: dict[LimitedProtocol, str] = {}  # oldest first
 
     def add(self, connection: LimitedProtocol, address: str) -> bool:
-        """Add a connection. If there are too many, close one that waits for its client.
+        """Add a connection. If there are too many, close a connection that waits for its client.
 
-        If no connection waits, up to FOR_PROBES connections beyond the limit are accepted. They
-        answer probes only.
+        If no connection waits, up to FOR_PROBES connections beyond the limit are accepted. These
+        connections answer probes only.
 
         Returns:
             Whether the connection was accepted.
@@ -208,7 +208,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def shutdown(self) -> None:
-        """Finish the current answer, and close. A stream has no end, so close it now."""
+        """Finish the current answer, and close. A stream of events is closed at once."""
         super().shutdown()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
             self.transport.close()

@@ -32,7 +32,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0, or return the seconds until the next token."""
+        """Take a token and return 0.0, or return the wait for the next token in seconds."""
         tokens = self._tokens(key)
         if tokens < 1:
             self._put(key, tokens)
@@ -68,7 +68,7 @@ class Simultaneous:
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Wait until a request of the key may be answered, and count it during the block."""
+        """Wait until a request of the key may be answered. Count the request inside the block."""
         answering, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:

@@ -20,5 +20,5 @@ async def run_flow(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Run a flow with the connections of a client, and with its prefix as the first argument."""
+    """Run a flow with the connections of a client. The flow gets the client's prefix first."""
     return await client._transport.run(flow(client._prefix, *arguments, **named))

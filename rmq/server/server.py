@@ -46,9 +46,9 @@ class Server:
         config: Settings of the server.
 
     Guarantee:
-        Several servers may run. No work is done twice, even if another server or a consumer does
-        the same work at the same time. If a server dies, no data is lost, and another server leads
-        within 15 s.
+        Several servers may run. If another server or a consumer does the same work at the same
+        time, the work takes effect once. If a server dies, no data is lost, and another server
+        leads within 15 s.
 
     Raises:
         ConfigurationError: The URL is not valid, the server would be open to other machines without
@@ -121,7 +121,10 @@ class Server:
         return self._client.url
 
     def _missing(self) -> dict[str, int]:
-        """Return by topic how many messages the last audit found missing. Empty if not leading."""
+        """Return, by topic, how many messages the last audit found missing.
+
+        The result is empty if this server does not lead.
+        """
         return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:

@@ -154,7 +154,7 @@ class Sessions:
 
 
 async def sign_in(scope: MutableMapping[str, Any], token: str) -> str:
-    """Start a session at the server of a request, as `Sessions.sign_in` does."""
+    """Start a session for a request, as `Sessions.sign_in` does."""
     found: Sessions = scope[KEY]
     return await found.sign_in(scope, token)
 

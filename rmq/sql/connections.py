@@ -1,4 +1,4 @@
-"""Connections: actions that use connections, checks, and engines for special purposes.
+"""Database connections: run functions on them, check engines, and make special engines.
 
 An action (see `rmq.kernel.core.generators`) takes an `Engine` in plain code, and an `AsyncEngine`
 in async code.
@@ -190,7 +190,7 @@ def check_here(here: object, verb: str) -> None:
 
 
 def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
-    """Refuse a database without a table. Accept a database that does not answer.
+    """Refuse a database that lacks a table. A database that does not answer is accepted.
 
     Args:
         source: Engine or sessionmaker. A sessionmaker that chooses its engines itself is not
@@ -270,9 +270,9 @@ class IdleLimit:
         self._last = time.monotonic()
 
     def before_call(self, wait_s: float) -> None:
-        """Start the idle time again before a call.
+        """Restart the idle time of the transaction before a call to Redis.
 
-        Add `wait_s` seconds, as the call may wait that long.
+        The call may wait for `wait_s` seconds, so the idle limit is longer by this time.
         """
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":

@@ -32,8 +32,9 @@ class now_ms(sa.sql.functions.FunctionElement[int]):
     """The time of the database's clock, in ms since the epoch, whatever its time zone.
 
     This clock decides which rows have expired, so the clocks of clients do not matter. PostgreSQL
-    and SQLite return the time of evaluation. MySQL returns the start of the statement, so a
-    statement that waited for a lock finds fewer expired rows, never more.
+    and SQLite return the time at which the expression is evaluated. MySQL returns the time at which
+    the statement began. So on MySQL a statement that waited for a lock may find fewer expired rows,
+    but never more.
     """
 
     type = sa.BigInteger()
@@ -167,7 +168,7 @@ _INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.in
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-    """Insert a row unless its unique key exists. Return whether the row was inserted.
+    """Insert a row if no row has its unique key. Return whether the row was inserted.
 
     The caller's transaction continues in both cases. If another open transaction has inserted the
     key, the insert waits for the end of that transaction.

@@ -1,8 +1,8 @@
-"""Errors of databases: their meaning, independent of the driver, and whether they are an outage.
+"""Errors of databases: what an error means on every driver, and whether it is an outage.
 
-If the database of a handler is away, the handler is not run. Its delivery is given back by a
-`Snooze`, which costs no retry, because the message is not at fault. The longer the outage lasts,
-the longer the delivery waits.
+If the database of a handler is away, the handler is not run. The delivery is given back by a
+`Snooze`. This costs no retry, because the message is not at fault. The longer the outage lasts, the
+longer the delivery waits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def one_line(error: BaseException) -> str:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the database rolled this transaction back because it conflicted with another.
+    """Return whether the database rolled the transaction back because of a conflict.
 
     The transaction had no effect, so it is safe to repeat it.
     """
@@ -60,8 +60,8 @@ def is_conflict(error: BaseException) -> bool:
 def is_contention(error: BaseException) -> bool:
     """Return whether another transaction interfered: a conflict, or a lock not released in time.
 
-    SQLite locks the whole database, so a locked database is not a sign of a conflict. Use it only
-    for errors of RMQ's own statements, as `is_away`.
+    SQLite locks the whole database, so a locked database is not a sign of a conflict. Use this
+    function only for errors of RMQ's own statements.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
@@ -69,8 +69,9 @@ def is_contention(error: BaseException) -> bool:
 def is_away(error: BaseException) -> bool:
     """Return whether the database was unreachable, ended the connection, or did not answer in time.
 
-    This includes a lock that was not released in time, and a pool without a free connection. Use it
-    only for errors of RMQ's own statements: an `OSError` of a handler may have any cause.
+    This includes a lock that was not released in time, and a pool without a free connection. Use
+    this function only for errors of RMQ's own statements, because an `OSError` of a handler may
+    have any cause.
     """
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
@@ -88,7 +89,7 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_missing(error: DBAPIError, table: sa.Table) -> bool:
-    """Whether the error says that this table does not exist."""
+    """Return whether the error says that this table does not exist."""
     text = str(error.orig)
     return table.name in text and (code_of(error) in _NO_SUCH_TABLE or "no such table" in text)
 
@@ -122,7 +123,7 @@ _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """Postpones a delivery, at no cost of a retry, because the store of a guard is unreachable."""
+    """Postpones a delivery without using a retry, because a database or Redis is unreachable."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -164,7 +165,7 @@ class Outage:
         """Return a snooze that is as long as the outage has lasted so far, within limits.
 
         After a conflict, the snooze is short and random, so that the same messages do not conflict
-        again. The snooze grows with `times`, the number of conflicts of this message.
+        again. The snooze is longer if the message has had more conflicts (`times`).
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))

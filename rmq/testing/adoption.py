@@ -1,8 +1,8 @@
 """Adoption of a client: inside a `with` block, the client's calls go to the broker of a test.
 
 Topics, consumers and admin objects of a client all have a reference to its transport. These
-references stay valid, because the transport object itself takes the state and the class of a
-transport of the broker. The state of topic contexts, which was read from Redis, is saved and
+references stay valid: inside the block, the same transport object has the state and the class of
+the broker's transport. The state of topic contexts, which was read from Redis, is saved and
 restored.
 """
 
@@ -23,7 +23,7 @@ Adoptions: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 
 
 class Adoption:
-    """Points a client at a broker, for `with` (`async with` inside an event loop).
+    """Connects a client to a broker. Use it in `with`, or in `async with` inside an event loop.
 
     Attributes:
         transport: Transport of the client, which uses the broker inside the block.
@@ -51,7 +51,7 @@ class Adoption:
         self._parked_transport: FaultyTransport | FaultyAsyncTransport | None = None
 
     def enter(self) -> None:
-        """Point the client at the broker."""
+        """Connect the client to the broker."""
         if self._client in self._adoptions:
             raise InvalidValue(f"adopting: {self._client!r} is adopted already")
         client, transport = self._client, self.transport
@@ -72,7 +72,7 @@ class Adoption:
         self._adoptions[client] = self
 
     def leave(self) -> FaultyTransport | FaultyAsyncTransport | None:
-        """Point the client back to its Redis. Return the broker's transport, to be closed."""
+        """Connect the client to its own Redis again. Return the broker's transport to close."""
         client, parked = self._client, self._parked_transport
         if parked is None:
             return None

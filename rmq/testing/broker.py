@@ -153,7 +153,7 @@ class Broker:
         return client
 
     def adopting(self, client: Client | AsyncClient) -> Adoption:
-        """Point a client of the program at this broker. Use `with`, or `async with` in async code.
+        """Connect a client of the program to this broker inside `with` or `async with`.
 
         Inside the block, the client's topics, consumers and handlers use the broker. The broker is
         empty, so each topic is created there with the settings in the program. At the end of the
@@ -190,7 +190,7 @@ class Broker:
             The results of the runs, in order.
 
         Raises:
-            Endless: `limit` runs have been made, and more messages are due.
+            Endless: The maximum number of runs is reached, and more messages are due.
             ConfigurationError: No handler is registered, or an event loop is running: use `adrain`.
         """
         drain, drained = self._drain(topics, advance, raises, limit)
@@ -241,7 +241,7 @@ class Broker:
     ) -> list[Result]:
         """Run the registered handlers inside an event loop, as `drain` does.
 
-        Async handlers run in the event loop. Plain handlers run in its thread, and so block it.
+        Async handlers run in the event loop. Plain handlers block the event loop while they run.
         """
         drain, drained = self._drain(topics, advance, raises, limit)
         try:

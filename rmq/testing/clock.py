@@ -1,4 +1,4 @@
-"""The clock of a test: all scripts use its time, and only the test moves it.
+"""The clock of a test: all scripts use this clock, and only the test moves it.
 
 `commands.set_clock` applies to the whole process, so a process has a single clock. Nested brokers
 share the clock. When the last broker closes, scripts use the server's clock again.
@@ -19,7 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """A clock that only tests move, and only forward."""
+    """A clock that moves only when a test calls its methods, and only forward."""
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
@@ -69,9 +69,9 @@ _users = 0  # number of open brokers with a manual clock
 
 
 def start(now: Moment | None) -> Clock:
-    """Stop the time at `now` (None: the real time).
+    """Return a clock that is stopped at this time, or at the real time for None.
 
-    If it has already been stopped, return the same clock.
+    If this process already has a stopped clock, return that clock.
     """
     global _active, _users
     if _active is None:

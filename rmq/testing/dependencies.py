@@ -16,7 +16,7 @@ from rmq.worker.process_scope import ProcessScope, TaskHolder
 
 @contextmanager
 def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function that handlers and lifespans depend on, for `with`.
+    """Replace a function that handlers and lifespans depend on, inside a `with` block.
 
     The replacement receives its own dependencies. A plain function may replace an async function.
     The replacement is used by drains inside the block, and by workers that are started inside the

@@ -193,7 +193,7 @@ class DrainedTopic:
         return any(handler.is_async for handler in self._handlers)
 
     def receive_runs(self) -> list[Run]:
-        """Receive the next message, or batches. Return them with their handlers."""
+        """Receive the next message, or the next batches. Return each with its handler."""
         self._flows.state.ready_at = []  # forget the due times of its slots, which are in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
@@ -234,7 +234,7 @@ class DrainedTopic:
     def settle(
         self, delivery: InnerDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
-        """Settle a delivery by its disposition. `raised` is the error of the handler."""
+        """Settle a delivery by its disposition. The error of the handler is in `raised`."""
         verb: Verb = disposition.verb
         mine, error = [delivery], raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
@@ -267,7 +267,7 @@ class DrainedTopic:
 
 
 def receive_limit(handlers: TopicHandlers) -> int:
-    """Return the number of deliveries of a topic that are received at once."""
+    """Return how many deliveries of a topic a drain receives in one call."""
     return max(1, *(handler.batch for handler in handlers))
 
 

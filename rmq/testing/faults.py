@@ -30,7 +30,7 @@ TIMES_MAX = 1_000_000
 
 
 class Fault:
-    """A fault, used with `with`. It affects calls inside the block.
+    """A fault that affects calls inside a `with` block.
 
     At the end of the block, AssertionError is raised if the fault affected fewer calls than
     requested, because a test without its fault proves nothing.
@@ -97,7 +97,7 @@ class Faults:
 
     A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
     extend, get, cancel, ... `times` is the number of calls that the fault affects. `skip` is the
-    number of calls before these that it does not affect.
+    number of earlier calls that the fault does not affect.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[floa
 
 
 class FaultyTransport(Transport):
-    """A transport that faults can strike."""
+    """A transport whose calls faults can affect."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)
@@ -176,7 +176,7 @@ class FaultyTransport(Transport):
 
 
 class FaultyAsyncTransport(AsyncTransport):
-    """A transport that faults can strike. Same as `FaultyTransport`, for tasks."""
+    """A `FaultyTransport` for async code: faults can affect its calls."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)

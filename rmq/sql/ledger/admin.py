@@ -24,10 +24,10 @@ class Entry(NamedTuple):
     """The ledger's row of a business key.
 
     Attributes:
-        state: "consumed" if the work is done, "consuming" if a delivery works on the key, or its
-            process died. If `left_s` is None for "consuming", a run of `exactly_once` has committed
-            a part of its work.
-        message_id: Id of the message that claimed the key, or did the work.
+        state: "consumed" if the work is done. "consuming" if a delivery works on the key, or if the
+            process of that delivery has died. A "consuming" row that never expires shows that a run
+            of `exactly_once` committed only a part of its work.
+        message_id: Id of the message whose delivery claimed the key.
         delivery: Delivery number of that message (`d.fence`).
         since: Time of the claim, by the database's clock.
         left_s: Seconds until the row expires, or 0 if it has expired. None if the row stays until
@@ -72,9 +72,9 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
     """Delete old rows that no message needs any more. Return the number of deleted rows.
 
     The call deletes rows that have expired, and old rows that never expire. `exactly_once` without
-    `ttl` writes such rows. If a copy of a message arrives after its row was deleted, the work is
-    repeated. So choose `older_than` longer than any message may wait, be retried, or be a dead
-    letter. Claims of running handlers, and rows whose `ttl` has not passed, are not deleted.
+    `ttl` writes rows that never expire. If a copy of a message arrives after its row was deleted,
+    the work is repeated. So choose `older_than` longer than any message may wait, be retried, or be
+    a dead letter. Claims of running handlers, and rows whose `ttl` has not passed, are not deleted.
 
     Args:
         engine: Engine of the ledger's database.
@@ -105,7 +105,7 @@ def _purge(engine: AnyEngine, older_than: Duration) -> Procedure[int]:
 
 
 def _delete_batch(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
-    """Delete one batch. Return the number of rows, and whether there may be more."""
+    """Delete one batch of old rows. Return the number deleted, and whether more may be left."""
     rows = ledger.c
     write_first(connection, rows.key)
     is_old = sa.and_(

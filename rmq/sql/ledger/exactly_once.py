@@ -51,7 +51,7 @@ def exactly_once(
     the handler returns, RMQ commits the row and the handler's writes together. The handler must not
     commit or roll back itself. To roll back, it raises an exception, for example `rmq.Snooze`,
     `rmq.Retry` or `rmq.Reject`. If you call the function directly, for example in a unit test, it
-    runs without any of this.
+    runs without a transaction and without the ledger.
 
     Args:
         source: An Engine or a sessionmaker. The handler receives a connection of the Engine, or a
@@ -64,7 +64,7 @@ def exactly_once(
             each of them does the work.
         ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease.
             Default: until `rmq.ledger.purge`.
-        parameter: Name of the handler's parameter for the connection or session, unless it is
+        parameter: Name of the handler's parameter for the connection or session. Default:
             `connection` or `session`.
 
     Guarantee:
@@ -76,11 +76,11 @@ def exactly_once(
 
         The row is "consuming" until just before the commit, and then "consumed". If a handler
         catches a database error that rolled its transaction back, it fails with
-        `rmq.WorkRolledBack`. If a handler ends the transaction itself, and so commits only a part
-        of its writes, the message is neither run again nor acked: it becomes a dead letter with
-        this reason. If the database is away, does not answer the commit, or ends the transaction
-        because of a conflict, the delivery is postponed without losing a retry. Any other error of
-        the database is a failure.
+        `rmq.WorkRolledBack`. If a handler ends the transaction itself, it may have committed only a
+        part of its writes. The message is then neither run again nor acked: it becomes a dead
+        letter with this reason. If the database is away, does not answer the commit, or ends the
+        transaction because of a conflict, the delivery is postponed without losing a retry. Any
+        other error of the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.
@@ -130,13 +130,13 @@ def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested:
 
 
 class _Attempt:
-    """The state of a run of the handler. It shows whether the message is at fault for an error.
+    """The state of one run of the handler, which shows whether the message caused an error.
 
     Attributes:
         has_begun: Whether the handler was called.
         handler_error: Error of the handler.
-        has_lost_connection: Whether SQLAlchemy knows that its connection ended. If the handler used
-            the driver's cursor, only the next statement or the rollback fails.
+        has_lost_connection: Whether SQLAlchemy knows that the connection ended. If the handler used
+            the driver's cursor, SQLAlchemy learns it only at the next statement or the rollback.
     """
 
     has_begun = False
@@ -239,9 +239,9 @@ class ExactlyOnce(Middleware):
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
         """Postpone the delivery if the database, not the message, is at fault in this block.
 
-        In this case no write was committed. A message whose statement always makes the server end
-        the connection, or always conflicts, would come back forever. So after a number of such
-        runs, the message fails like any other.
+        In this case no write was committed. A message may cause such an error in every run, for
+        example by a statement that crashes the server. It would come back forever. So after several
+        such runs in a row, the error counts as a failure of the message.
 
         Raises:
             StoreAway: The database is away, or the transaction was in conflict with another.
@@ -271,9 +271,9 @@ class ExactlyOnce(Middleware):
             self._counts.pop((delivery.id, most), None)
 
     def _count(self, delivery: DeliveryData, most: int) -> int:
-        """Count a database error during a message.
+        """Count a database error in the run of a message.
 
-        Return how many it has had in a row, at most `most`.
+        Return how many such errors the message has had in a row, at most the number in `most`.
         """
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
@@ -308,7 +308,7 @@ def _finish(
 
     A handler may catch a database error and return. PostgreSQL then silently turns RMQ's COMMIT
     into a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have already rolled
-    back. Later writes of the handler then belong to a new transaction, which does not have RMQ's
+    back. Later writes of the handler then belong to a new transaction, which does not include RMQ's
     row.
 
     Raises:

@@ -1,9 +1,9 @@
 """Renewal of claims in the ledger while their handlers run.
 
 Claims in a plain engine are renewed by a thread. Claims in an async engine are renewed by a task,
-because its connections belong to an event loop. All claims of a process are renewed together, even
-if a delivery has lost its lease, because a claim ends with its run. If finished work could not be
-marked as done, the renewal tries again to mark the work, until the mark would have expired.
+because its connections belong to an event loop. All claims of a process are renewed together. A
+claim is renewed until its run ends, even if the delivery has lost its lease. If finished work
+cannot be marked as done, the renewal tries again until a marked row would have expired.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class RunningClaim:
 
     Attributes:
         due: Time of the next renewal, by the monotonic clock.
-        ttl_ms: How long the row will live once it is marked as done, if the work is done but the
-            row is not yet marked. None while the work is not done.
+        ttl_ms: How long the row is kept after it is marked as done, in ms. None until the work is
+            done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
-        mark_until: Time at which to give up, because a marked row would have expired.
+        mark_until: Time after which the row is no longer marked, because a marked row would have
+            expired.
     """
 
     __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
@@ -58,7 +59,7 @@ class RunningClaim:
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep the claim beyond its run, until its row is marked as done or would have expired."""
+        """Keep the claim after its run, until its row is marked as done or would have expired."""
         now = time.monotonic()
         self.mark_at = now + MARK_S
         self.mark_until = now + ttl_ms / 1000
@@ -70,7 +71,7 @@ class Renewal:
 
     Args:
         transact: Function that calls a function with a connection of `engine`.
-        engine: Engine with connections only for renewal.
+        engine: Engine whose connections are used only for renewal.
         dispose: Whether to close the connections when no claim is left.
     """
 
@@ -85,7 +86,7 @@ class Renewal:
 
     @contextmanager
     def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
-        """Renew a claim during this block.
+        """Renew a claim while this block runs.
 
         If the claim's work cannot be marked as done, the renewal continues after the block.
         """
@@ -107,7 +108,7 @@ class Renewal:
         raise NotImplementedError
 
     def _due(self) -> list[Batch]:
-        """Return rows to renew, in groups of one topic and lifetime.
+        """Return the rows to renew now, grouped by topic and lifetime.
 
         If one row of a group is due, the whole group is renewed.
         """
@@ -244,7 +245,7 @@ class ThreadRenewal(Renewal):
         run(self._close())
 
     def _drop_unmarked(self) -> None:
-        """Give up marking the finished work that the last attempt could not mark."""
+        """Drop the claims of finished work that the last attempt could not mark as done."""
         with self._lock:
             unmarked = [claim for claim in self._claims.values() if claim.ttl_ms is not None]
             for claim in unmarked:

@@ -1,8 +1,8 @@
 """Statements on rows of the ledger. Each function takes a plain Connection.
 
 Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So a run
-that has lost its row can neither mark nor delete the row. The database's clock decides which rows
-have expired.
+that has lost the row can neither mark the row as done nor delete the row. The database's clock
+decides which rows have expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """
@@ -52,8 +52,8 @@ class Row(NamedTuple):
     """The primary key of a row, and the run that claims the row.
 
     Attributes:
-        owner: Message id, delivery number and a random part. The random part is needed because a
-            Redis that lost its last second gives the same delivery numbers again.
+        owner: Message id, delivery number and a random part. The random part is needed because
+            Redis assigns the same delivery numbers again after it has lost recent data.
         former: The topic that the message was redriven from, and the id of the message in that
             topic.
     """
@@ -91,10 +91,10 @@ class StoredRow(NamedTuple):
         """Check that the work of a row was done. The row must not have expired.
 
         Raises:
-            Snooze: Another delivery has the claim. The wait is as long as the age of the claim, but
-                ends when the claim expires.
-            Reject: A part of the work was committed, so the work can be neither repeated nor left
-                out.
+            Snooze: Another delivery has the claim. The snooze is as long as the claim is old, and
+                ends at the latest when the claim expires.
+            Reject: A part of the work was committed, so the work can be neither repeated nor
+                skipped.
         """
         if self.state == CONSUMED:
             return
@@ -141,7 +141,7 @@ def _values(row: Row, state: str, lives_ms: int | None) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, row: Row, state: str, lives_ms: int | None) -> bool:
-    """Insert a row unless its key exists. Return whether the row was inserted."""
+    """Insert a row if no row has its key. Return whether the row was inserted."""
     key = {"consumer": row.consumer, "topic": row.topic, "key": row.key}
     return insert_new(connection, ledger, key | _values(row, state, lives_ms))
 
@@ -219,9 +219,9 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
 def begin(connection: sa.Connection, row: Row) -> bool:
     """Claim a row in the caller's transaction. Return False if the work was done before.
 
-    The row is inserted first: if another open transaction has inserted it, the insert waits for the
-    end of that transaction. Other transactions see the claim only if a part of this transaction is
-    committed, so the claim has no expiry.
+    The row is inserted first. If another open transaction has inserted the same row, the insert
+    waits for the end of that transaction. Other transactions see the claim only if a part of this
+    transaction is committed. So the claim has no expiry.
 
     Raises:
         Snooze: A `Ledger` has the claim, or another run took over the expired row first.

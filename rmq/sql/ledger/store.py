@@ -42,8 +42,7 @@ class Ledger:
     key of its message is claimed in a transaction of its own. The row of the claim is "consuming"
     and lives for `hold`, renewed while the handler runs. When the handler has returned, the row is
     "consumed" and lives for the `ttl` of `idempotent`. If the handler fails, the row is deleted. A
-    delivery that finds the row "consuming" is not acked but comes back later, at no cost of a
-    retry.
+    delivery that finds the row "consuming" is not acked. It comes back later without using a retry.
 
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
@@ -64,9 +63,8 @@ class Ledger:
         for example because an async handler blocks its event loop. For effects in the same
         database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
         delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
-        is postponed without losing a retry. If done work cannot be marked as done, this process
-        keeps the claim and tries again, until it succeeds or the `ttl` has passed since the work
-        was done.
+        is postponed without losing a retry. If finished work cannot be marked as done, this process
+        keeps the claim and tries again. It stops when the `ttl` has passed since the work was done.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
@@ -105,12 +103,12 @@ class Ledger:
     def close(self) -> None:
         """End the thread that renews the claims of plain handlers, and close its connection.
 
-        Call this in a program that continues after its handlers have ended. Without it, the thread
-        ends 10 s after the last claim, or with the process. If done work could not be marked,
-        `close` tries once more. If this fails, the claim is left to expire, which is logged. While
-        a handler runs, its claim is still renewed, and the thread ends after the handler. A later
-        claim starts the thread again. An async engine has no thread: a task renews its claims, and
-        ends with its event loop.
+        Call this in a program that continues after its handlers have ended. Without this call, the
+        thread ends 10 s after the last claim, or with the process. If finished work could not be
+        marked as done, `close` tries once more. If this fails, `close` logs it and leaves the claim
+        to expire. While a handler runs, its claim is still renewed, and the thread ends after the
+        handler. A later claim starts the thread again. An async engine has no thread: a task renews
+        its claims, and ends with its event loop.
         """
         self._thread_renewal.end()
 
@@ -127,12 +125,12 @@ class Ledger:
     def transact(
         self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
     ) -> Procedure[Any]:
-        """Call a function of a Connection, in separate transactions. Repeat it after a conflict.
+        """Call a function with a connection. Repeat the call after a conflict of transactions.
 
         Args:
-            verb: The function.
-            arguments: Arguments after the connection.
-            engine: Engine to use instead of the ledger's.
+            verb: Function to call, which commits its transactions itself.
+            arguments: Arguments of the function after the connection.
+            engine: Engine to use instead of the engine of the ledger.
 
         Raises:
             Snooze: The database is away.
@@ -151,9 +149,9 @@ class Ledger:
 
     @property
     def renewal(self) -> ThreadRenewal | TaskRenewal:
-        """The renewal of this engine's claims.
+        """The object that renews this engine's claims.
 
-        An async engine has a renewal for each event loop.
+        An async engine has one such object for each event loop.
         """
         if not self.is_async:
             return self._thread_renewal
@@ -256,7 +254,7 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
     Args:
         handler: Handler to register.
         is_async: Whether the engine is async.
-        owner: Owner of the engine, for the error.
+        owner: Name of the engine's owner, for the text of the error.
 
     Raises:
         InvalidType: The kinds differ. A plain handler cannot await an async engine, and an async
@@ -275,7 +273,7 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
 
 
 def check_ttl(ttl_ms: int, lease_ms: int) -> None:
-    """Refuse to remember a key for less than a lease.
+    """Refuse a `ttl` that is shorter than the lease.
 
     Raises:
         InvalidValue: The ttl is shorter than the lease.

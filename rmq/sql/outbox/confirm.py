@@ -7,8 +7,9 @@
 If a consumer dies in between, its log row stays. For the time `Outbox.log_for`, the log row keeps
 the message from being sent again.
 
-Other outboxes often keep the log row until the message is confirmed. There, the log row of a
-consumer that died can hide a lost message forever. In RMQ, the row counts for a limited time.
+Other outboxes often keep the log row until the message is confirmed. In these outboxes, the log row
+of a consumer that died can hide a lost message forever. In RMQ, a log row counts for a limited
+time.
 """
 
 from __future__ import annotations
@@ -206,14 +207,13 @@ class Confirming:
             via: Topic on which confirmations are sent to the producer's `confirm_handler`.
 
         Guarantee:
-            A message is confirmed only after its handler has returned, or a middleware below has
-            found its work done before. After a crash between the handler's commit and the
-            confirmation, the message is delivered again. With a ledger, the work is then found
-            done, and the message is confirmed without running the handler. If done work cannot be
-            confirmed, its claim is marked as done, and the delivery is postponed without losing a
-            retry. The next delivery confirms the message without running the handler. If a handler
-            settles its delivery itself, the delivery is not confirmed, because it may not have been
-            acked.
+            A message is confirmed only after its handler has returned, or a middleware below this
+            one has found that the work was already done. After a crash between the handler's commit
+            and the confirmation, the message is delivered again. With a ledger, the message is then
+            confirmed without running the handler. If finished work cannot be confirmed, its claim
+            is marked as done, and the delivery is postponed without losing a retry. The next
+            delivery confirms the message without running the handler. If a handler settles its
+            delivery itself, the delivery is not confirmed, because it may not have been acked.
 
         Raises:
             InvalidType: `engine`, `via` and the handler are not all plain or all async.
@@ -254,13 +254,14 @@ class Confirming:
         return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """Return a check for `@rmq.idempotent(..., check=...)`: whether work is still to do.
+        """Return a function for `@rmq.idempotent(..., check=...)` that says whether work is left.
 
-        The check returns True while the stub of a delivery is unconfirmed or exhausted. If the stub
-        is confirmed or void, the check returns False: the delivery is acked, and the handler does
-        not run. The check also returns True if there is no stub, because the message was sent
-        directly or the stub was purged. If the database is away, the delivery is postponed without
-        losing a retry. Any other error of the database counts as an error of the handler.
+        The function returns True while the stub of a delivery is unconfirmed or exhausted. If the
+        stub is confirmed or void, the function returns False: the delivery is acked, and the
+        handler does not run. The function also returns True if there is no stub, because the
+        message was sent directly or the stub was purged. If the database is away, the delivery is
+        postponed without losing a retry. Any other error of the database counts as an error of the
+        handler.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.

@@ -19,11 +19,11 @@ def note_receipt(connection: Connection, id: str, delivery: DeliveryData, has_st
         connection: Connection to the consumer's database.
         id: Id of the stub.
         delivery: Received delivery.
-        has_stubs: Whether that database also has the stubs.
+        has_stubs: Whether the consumer's database also has the stubs.
 
     Returns:
-        False if the message was sent without a stub. No log row is then written. Only the database
-        with the stubs can show this.
+        False if `has_stubs` is set and the message has no stub. No log row is then written. True in
+        all other cases.
     """
     with require_table(logs, CREATE):
         write_first(connection, logs.c.id)
@@ -49,7 +49,7 @@ def delete_log_row(connection: Connection, id: str) -> None:
 
 
 def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
-    """Confirm a stub, and delete its log row if this database has one. It may be repeated."""
+    """Confirm a stub, and delete its log row if this database has one. A second call is safe."""
     open_stub = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
     with require_table(stubs, CREATE):
         connection.execute(open_stub.values(status=CONFIRMED))
@@ -58,7 +58,7 @@ def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
 
 
 def is_open(connection: Connection, id: str) -> bool:
-    """Return whether the work of a stub is still to be done, or True if there is no such stub."""
+    """Return whether the work of a stub is not done yet, or True if there is no such stub."""
     status = _status(connection, id)
     return status is None or status in OPEN
 

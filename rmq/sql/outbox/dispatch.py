@@ -2,8 +2,8 @@
 
 A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault: its body
 is too large for the topic, or its row was edited. Permanent refusals must not hold up other stubs.
-Temporary reasons belong to the topic or the server: a full topic, a refused login. Temporary
-refusals must not use up the sends of a message.
+Temporary reasons belong to the topic or the server: a full topic, a refused login. A temporary
+refusal must not count as a send of the message.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Refused(NamedTuple):
     Attributes:
         error: Reason of the refusal.
         is_permanent: Whether the stub is at fault, so that no later send can succeed.
-        is_slot_full: Whether its slot has no room for all stubs of the call.
+        is_slot_full: Whether the slot of the stub has no room for all stubs of the call.
     """
 
     error: Exception
@@ -114,7 +114,7 @@ class Dispatcher:
         """Send stubs, in order within each topic. Return an outcome for each stub.
 
         Args:
-            stubs: Stubs without repetition.
+            stubs: Stubs to send, each only once.
             now_ms: Time of the database's clock.
             connection: Connection with the transaction that has locked the stubs, or None.
 
@@ -190,7 +190,7 @@ class Dispatcher:
         raise AssertionError("the second attempt returns or raises")
 
     def _forget(self, topic: str) -> None:
-        """Forget a topic that is gone from Redis, so that the next send creates it again."""
+        """Forget a topic that Redis no longer has. The next send creates the topic again."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",
@@ -327,9 +327,10 @@ def _outcomes(
     counts: Sequence[bool],
     is_slot_full: bool,
 ) -> list[Outcome]:
-    """Return the results that exist and count, and a refusal in place of each other result.
+    """Return an outcome for each stub: its result, or a refusal with this error.
 
-    `is_slot_full` says that no result means a full slot.
+    A stub is refused if it has no result, or if its entry in `counts` is False. With
+    `is_slot_full`, a stub without a result is refused because its slot is full.
     """
     all_results = list(results) or [None] * len(counts)
     return [

@@ -36,15 +36,15 @@ class Counts(NamedTuple):
     Attributes:
         unsent: Stubs that were never sent.
         unconfirmed: Stubs that were sent, but that no consumer has confirmed yet.
-        in_log: Unconfirmed stubs that a consumer has recorded in `rmq_log`. They are not resent
-            while that row is recent.
+        in_log: Unconfirmed stubs that a consumer has recorded in `rmq_log`. A stub is not resent
+            while its row in `rmq_log` is recent.
         confirmed: Stubs whose work is done.
         void: Stubs that were withdrawn.
         exhausted: Stubs that are not sent any more, after too many sends or a permanent error.
         oldest_unsent_ms: Age of the oldest unsent stub, or None.
         next_resend: Next resend time of a stub that is not in the log, or None.
-        overdue_ms: Time since `next_resend`, or 0 if `next_resend` has not passed. It stays below a
-            few seconds while a resender runs.
+        overdue_ms: Time since `next_resend`, or 0 if `next_resend` has not passed. While a resender
+            runs, this time stays below a few seconds.
     """
 
     unsent: int
@@ -66,8 +66,8 @@ class Entry(NamedTuple):
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
         body: Decoded body, or the raw bytes if decoding fails.
         due: Due time, or None.
-        resend_at: Time at which its message counts as lost. None for a settled or exhausted stub,
-            and for a message that was redriven to another topic.
+        resend_at: Time from which the message may count as lost. None for a settled or exhausted
+            stub, and for a message that was redriven to another topic.
         error: Reason why the stub is exhausted, or ''.
     """
 

@@ -1,9 +1,10 @@
 """Lost messages: decide which stubs have to be sent again.
 
-A stub is lost if it is unconfirmed, its resend time has come, no consumer works on it, Redis has
-its message in no queue, and consumers have received later messages of the slot
+A stub is lost if it is unconfirmed, its resend time has come, no consumer works on its message,
+Redis has the message in no queue, and consumers have received later messages of the slot
 (docs/decisions/0011). Messages are located by id. A message that is in none of its slot's queues is
-settled, removed, or lost. Only a program that recorded the settling can tell which.
+settled, removed, or lost. Only a program that recorded the end of the message can tell these cases
+apart.
 """
 
 from __future__ import annotations
@@ -155,9 +156,9 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where messages are in Redis, by `seq` of their stubs, or None.
+        """Return where the message of each stub is in Redis, by the `seq` of the stub.
 
-        None means that the topic is unreadable.
+        The value is None if the topic cannot be read.
         """
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
@@ -188,7 +189,11 @@ class LossDetector:
         return self._dispatcher.transport.run(locate(context, ids))
 
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
-        """Return stubs whose slot has handled later messages, or whose message Redis never had."""
+        """Return the lost stubs among stubs whose messages are in no queue.
+
+        A stub is lost if later messages of its slot were handled, or if Redis never had its
+        message.
+        """
         unsure = []
         for stub in gone:
             location = located[stub.seq]

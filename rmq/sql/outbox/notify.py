@@ -1,7 +1,7 @@
 """Reports of exhausted stubs: stubs that were sent `max_sends` times and never confirmed.
 
-A hook is any function of an `Exhausted`. If it raises an exception it is called again later, so
-every stub is reported at least once.
+A hook is any function of an `Exhausted`. If a hook raises an exception, it is called again later.
+So every stub is reported at least once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ class Notifier:
         self._batch = batch
 
     def report(self) -> int:
-        """Report exhausted stubs until the hook fails. Return how many."""
+        """Report one batch of exhausted stubs. Return how many were reported.
+
+        The first failure of the hook ends the batch.
+        """
         with self._engine.begin() as connection:
             rows = resend_queries.unreported(connection, self._batch)
         count = 0

@@ -63,7 +63,7 @@ class Outbox(Confirming, Repair):
 
     In addition to `send`, an outbox has `confirms`, `unconfirmed` and `confirm_handler` for
     consumers, and `resend`, `void`, `withdraw` and `purge` for stubs (the rows of messages).
-    `rmq.sql.outbox.confirm` and `rmq.sql.outbox.repair` describe them.
+    `rmq.sql.outbox.confirm` and `rmq.sql.outbox.repair` describe these methods.
 
     A program needs one Outbox object. It has no connection, and threads and tasks may share it.
     Create its tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
@@ -72,7 +72,7 @@ class Outbox(Confirming, Repair):
         max_sends: Maximum number of sends of an unconfirmed message, 1 to 1000. After the last
             send, its stub becomes "exhausted", and the resender calls its `notify` hook.
         resend: Time after each send until an unconfirmed message may be sent again: rmq.Exponential
-            or rmq.Levels. Their longest waits are used, without jitter.
+            or rmq.Levels. The longest waits of the policy are used, without jitter.
         max_body: Largest encoded body in bytes, up to 16 MiB. If the topic allows less, the send
             fails, and the stub is "exhausted" with the error.
         log_for: How long a consumer's log row prevents a resend, in seconds or as a timedelta.
@@ -100,7 +100,10 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """Return the ms from the last of `sends` sends until a message may be sent again."""
+        """Return how long after its last send a message may be sent again, in ms.
+
+        The time depends on the number of sends so far.
+        """
         return self._ladder[min(max(sends, 1), len(self._ladder)) - 1]
 
     def send(

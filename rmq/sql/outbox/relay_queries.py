@@ -43,9 +43,10 @@ class Mark(NamedTuple):
 
 
 def locks(dialect: sa.Dialect) -> dict[str, Any]:
-    """Return the options of a lock that skips rows which others have locked, if possible.
+    """Return the options of a row lock that skips rows locked by other transactions.
 
-    SQLite locks no rows. On MySQL before 8 and MariaDB before 10.6 one relay waits for the other.
+    SQLite locks no rows. MySQL before 8 and MariaDB before 10.6 cannot skip rows, so one relay
+    waits for the other.
     """
     version = dialect.server_version_info or (0,)
     old = (10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1)
@@ -121,7 +122,10 @@ def _sendable(
 
 
 def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
-    """Count a send of each stub. Return how many were marked, without those of other relays."""
+    """Record a send of each stub. Return how many stubs were marked.
+
+    A stub that another relay has already marked is not marked again.
+    """
     dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
     if dialect in _MARK_ALL:
         rows = json.dumps(marks, separators=(",", ":"))
@@ -141,7 +145,7 @@ def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Mark stubs as exhausted. `errors` has a pair of `seq` and reason for each."""
+    """Mark stubs as exhausted. Each pair in `errors` has the `seq` of a stub and a reason."""
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 

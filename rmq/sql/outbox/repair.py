@@ -138,10 +138,12 @@ class Repair:
 
         Args:
             engine: Engine of the database with the tables.
-            older_than: Minimum time since a stub was written, due and last sent, in seconds or as a
-                timedelta. Log rows are also kept until `log_for` is over.
+            older_than: Minimum age of a stub, in seconds or as a timedelta. The age counts from the
+                time at which the stub was written, due or last sent, whichever is latest. Log rows
+                are also kept until `log_for` is over.
             dry_run: Whether to only count the stubs.
-            progress: Function that is called with (done, all) during the work.
+            progress: Function that is called with the number of deleted stubs and the number of all
+                stubs to delete.
 
         Returns:
             The number of deleted stubs, also in a dry run.
@@ -214,7 +216,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change a stub that is unconfirmed or exhausted. Return the status of any other stub."""
+    """Change a stub if it is unconfirmed or exhausted. Otherwise return its status."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)
@@ -250,7 +252,7 @@ def _purge(
     total: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Delete old rows of the key's table in batches. Return how many."""
+    """Delete old rows of a table in batches. Return the number of deleted rows."""
     deleted = 0
     while True:
         with engine.begin() as connection:

@@ -67,7 +67,7 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """How many stubs were due. If this is a full batch, more stubs may be due."""
+        """Number of stubs that were due. If it is a full batch, more stubs may be due."""
         return self.sent + self.waiting + self.held + self.exhausted
 
 
@@ -122,7 +122,7 @@ class Resender:
         self._has_opened_topics = False
 
     def run_once(self) -> Round:
-        """Handle at most a batch of due stubs.
+        """Handle at most one batch of due stubs.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was postponed. Stubs that were sent
@@ -224,8 +224,8 @@ class Resender:
     def _send(self, lost: list[DueStub]) -> Round:
         """Send together all stubs that were found lost.
 
-        If the resender searched again after the first sends, it would not find the remaining
-        messages lost: consumers have not yet handled the messages that were just sent.
+        The resender does not search for lost messages again between these sends. A second search
+        would miss them, because consumers have not yet handled the messages that were just sent.
         """
         total = Round()
         while lost:
@@ -239,7 +239,7 @@ class Resender:
     def _send_chunk(
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
-        """Send the first of these stubs.
+        """Send the first stubs, as many as fit one call.
 
         Returns:
             The stubs that are still lost, the stubs sent, their outcomes, and the result of the
@@ -275,7 +275,7 @@ class Resender:
         lost: Sequence[DueStub],
         now: int,
     ) -> Round:
-        """Write the outcomes of a send to the stubs, in the transaction that made it."""
+        """Write the outcomes of a send to the stubs, in the transaction of the send."""
         before = {stub.seq: stub for stub in lost}
         marks: list[Mark] = []
         put_off: list[tuple[int, int]] = []
@@ -295,7 +295,7 @@ class Resender:
         return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
-        """Return the mark of a send, which becomes new columns of the stub.
+        """Return the new columns of a stub after a send.
 
         A duplicate also counts as a send, because its message was settled but not confirmed.
         """

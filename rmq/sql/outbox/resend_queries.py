@@ -46,7 +46,7 @@ class DueStub(NamedTuple):
 
     @property
     def slot_key(self) -> SlotKey:
-        """The slot of its last send."""
+        """Topic and number of the slot to which the stub was last sent."""
         return self.topic, self.slot
 
 
@@ -117,7 +117,7 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return stubs with bodies, in order, as many as fit one call, and the database's clock."""
+    """Return the first stubs with bodies, as many as fit one call, and the database's time."""
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
         .where(stubs.c.seq.in_([stub.seq for stub in due]))
@@ -187,7 +187,7 @@ def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
 
 
 def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
-    """Reserve the report of a stub for a time. Return False if another process has reserved it."""
+    """Reserve the report of a stub for `for_ms` ms. Return False if another process was faster."""
     result = connection.execute(
         _unreported_stub(row.seq)
         .where(stubs.c.resend_at == row.resend_at)

@@ -138,9 +138,9 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
-    A due time in the past is omitted. An expiry counts from the due time, or without one from the
-    time at which the stub was written. A message with a past expiry expires when it is about to be
-    leased.
+    A due time in the past is omitted. An expiry counts from the due time. Without a due time, an
+    expiry counts from the time at which the stub was written. If the expiry is in the past, the
+    message expires when a consumer is about to receive it.
 
     Args:
         stub: Stub to send.
