@@ -39,7 +39,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
         (f"query:{RUN}", b"owner_until"): None,
         ("slot", "leases_until"): None,
     }
-    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False)
+    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False, 0)
     assert {lease.left for lease in box.take(2)} == {15}
 
 
@@ -68,7 +68,7 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     assert box.state() == before
     assert box.run(queries_scripts.query_inspect(box.keys, RUN)).messages == 0
     assert read(box).ids == []
-    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False)
+    assert box.run(scripts.rollback_expired_leases(box.handle, box.keys)) == (2, 0, False, 0)
     assert box.state()["failures"][first] == box.failure(16, 1, "l", scripts.rollback_failure(RUN))
 
 
