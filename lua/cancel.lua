@@ -30,12 +30,10 @@ Atomic    Only waiting messages are removed, with everything that belongs to the
 --- @include "lib/clock"
 --- @include "lib/records/envelope"
 --- @include "lib/records/indexed_key"
---- @include "lib/records/drop_for_good"
 --- @include "lib/leases/receipt"
 --- @include "lib/member"
 --- @include "lib/replay"
---- @include "lib/results/note_outcomes"
---- @include "lib/send/dedup_window"
+--- @include "lib/settle/drop_cancelled"
 --- @include "lib/writes"
 local CANCEL_MOST = 200
 local now = clock(ARGV[1])
@@ -108,17 +106,8 @@ end
 -- Delete the waiting messages, with everything that belongs to them.
 --- @inline
 local function delete_waiting()
-  redis.call('HLEN', records)
-  redis.call('HLEN', failures)
-  redis.call('HLEN', bodies)
-  redis.call('HLEN', results)
-  redis.call('ZCARD', keeping)
-  redis.call('SCARD', settled0)
-  redis.call('SCARD', settled1)
-  if audited then
-    redis.call('ZCARD', audit)
-  end
-  local merge_keys, kept = {}, {}
+  check_cancelled(audited)
+  local merge_keys = {}
   for i = 1, redis.call('HLEN', merge) > 0 and #ids or 0 do
     local _, _, key = envelope(redis.call('HGET', records, ids[i]) or '')
     merge_keys[#merge_keys + 1] = indexed_key(key, ids[i])
@@ -126,24 +115,13 @@ local function delete_waiting()
   --- @include "lib/groups/leave_groups"
   local let_next_out = leaving_groups(ids, nil, nil, scores)
   redis.call('ZREM', store, unpack(ids))
-  note_outcomes(ids, now, 'c')
-  drop_for_good(audited, tonumber(chunk or 1), ids, now)
+  drop_cancelled(ids, audited, chunk, dedup_ms, settled_turn, now)
   if #merge_keys > 0 then
     redis.call('HDEL', merge, unpack(merge_keys))
   end
   if let_next_out and let_next_out() then
     --- @include "lib/wake/wake"
     wake_sleepers(now, ARGV[3], ARGV[4])
-  end
-  redis.call('HINCRBY', slot, 'cancelled', #ids)
-  for i = 1, #ids do
-    if stays_settled(ids[i]) then
-      kept[#kept + 1] = ids[i]
-    end
-  end
-  local window = tonumber(dedup_ms)
-  if window > 0 and #kept > 0 then
-    remember_settled(window, tonumber(settled_turn), now, kept)
   end
 end
 

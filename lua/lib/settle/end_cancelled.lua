@@ -1,46 +1,24 @@
 -- End the deliveries whose cancellation was requested, for scripts that give deliveries back.
---- @needs slot prepare records failures audit bodies settled0 settled1 results keeping
+--- @needs slot prepare
 --- @include "lib/check"
 --- @include "lib/groups/given_back_functions"
---- @include "lib/records/drop_for_good"
---- @include "lib/results/note_outcomes"
 --- @include "lib/settle/cancel_requests"
---- @include "lib/send/dedup_window"
+--- @include "lib/settle/drop_cancelled"
 
 -- Delete cancelled messages that are in flight, with everything that belongs to them. The first
 -- write frees memory.
 local function delete_cancelled(ids, now)
   local cancelling, dedup_ms, last_turn, audited, chunk, grouped = unpack(redis.call('HMGET', slot,
     'cancelling', 'dedup_ms', 'settled_turn', 'audited', 'chunk', 'groups'))
-  redis.call('SCARD', settled0)
-  redis.call('SCARD', settled1)
-  redis.call('HLEN', failures)
-  redis.call('HLEN', records)
-  redis.call('HLEN', bodies)
-  redis.call('HLEN', results)
-  redis.call('ZCARD', keeping)
-  if audited then
-    redis.call('ZCARD', audit)
-  end
+  check_cancelled(audited)
   local let_next_out
   if grouped then
     local leave = given_back_functions()
     let_next_out = leave(ids)
   end
   redis.call('ZREM', prepare, unpack(ids))
-  note_outcomes(ids, now, 'c')
-  drop_for_good(audited, tonumber(chunk or 1), ids, now)
+  drop_cancelled(ids, audited, chunk, dedup_ms, last_turn, now)
   forget_requests(ids, cancelling)
-  redis.call('HINCRBY', slot, 'cancelled', #ids)
-  local window, kept = tonumber(dedup_ms), {}
-  for i = 1, #ids do
-    if stays_settled(ids[i]) then
-      kept[#kept + 1] = ids[i]
-    end
-  end
-  if window > 0 and #kept > 0 then
-    remember_settled(window, tonumber(last_turn), now, kept)
-  end
   if let_next_out then
     let_next_out()
   end
