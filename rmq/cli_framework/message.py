@@ -16,6 +16,7 @@ from rmq.cli_framework.options import common_options
 from rmq.cli_framework.tables import WINDOW, Column
 from rmq.kernel.core.failure import fingerprint
 from rmq.kernel.core.score import moment
+from rmq.kernel.results.outcome import NOT_STORED
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
@@ -25,10 +26,6 @@ ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 INDENT = 2  # of a block
 ERROR = Column("ERROR", cut=True, style="red")
-MISSING_VALUES = {
-    "too_large": "not stored: it is larger than 256 KiB",
-    "not_encodable": "not stored: the codec of the topic cannot encode it",
-}
 
 
 def age(since: datetime | None) -> str:
@@ -202,8 +199,9 @@ def outcome_pairs(state: rmq.ResultState) -> list[tuple[str, str]]:
     if outcome.failure:
         pairs += [("reason", outcome.failure.reason), ("error", outcome.failure.error or "-")]
     if outcome.missing_value:
-        why = MISSING_VALUES.get(outcome.missing_value, outcome.missing_value)
-        pairs.append(("value", f"({why})"))
+        reason = NOT_STORED.get(outcome.missing_value)
+        text = f"not stored: {reason}" if reason else outcome.missing_value
+        pairs.append(("value", f"({text})"))
     elif outcome.outcome == "succeeded":
         pairs.append(("value", _whole(outcome.value)))
     return [(name, terminal_text.neutral(value)) for name, value in pairs]

@@ -65,7 +65,7 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
         most: Maximum number of body bytes to show, or None for the whole body.
     """
     if not sees_bodies(context.principal):
-        body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
+        body, unreadable = hidden_body(), ""
     elif isinstance(message.body, record.Record):
         body, unreadable = body_of_record(message.body, most)
     else:  # the record cannot be read
@@ -78,11 +78,10 @@ def shown_result(context: RequestContext, state: results.ResultState) -> ResultS
     """Convert the state of a message for display. A hidden value is replaced."""
     outcome = None
     if state.outcome is not None:
-        value, has_value = None, state.outcome.value is not None
-        if has_value and not sees_bodies(context.principal):
-            value = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False)
-        elif has_value:
-            value = body_of(state.outcome.value, None)
+        value = None
+        if state.outcome.value is not None:
+            is_seen = sees_bodies(context.principal)
+            value = body_of(state.outcome.value, None) if is_seen else hidden_body()
         failure = failure_of(state.outcome.failure)
         outcome = show(state.outcome, MessageOutcome, value=value, failure=failure)
     return show(state, ResultState, outcome=outcome)
@@ -154,6 +153,11 @@ class Body(Answer):
     text: str
     size: int | None
     is_truncated: bool
+
+
+def hidden_body() -> Body:
+    """Return what is shown in place of a body that the principal may not see."""
+    return Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False)
 
 
 class Failure(Answer):

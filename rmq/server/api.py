@@ -302,13 +302,9 @@ class Api:
         return endpoint
 
     async def _answer(
-        self,
-        operation: Operation,
-        request: Request,
-        request_id: str,
-        given: dict[str, Any],
+        self, operation: Operation, request: Request, request_id: str, given: dict[str, Any],
         limit: asyncio.Timeout,
-    ) -> Response:
+    ) -> Response:  # fmt: skip
         context = self.context(request.scope)
         topic = request.path_params.get("topic", "")
         await self.require(context, operation.role, operation.name, topic)
@@ -346,7 +342,7 @@ class Api:
 def _allow_wait(limit: asyncio.Timeout, wait_s: float) -> None:
     """Extend the time limit of a request by the wait that its client requested."""
     until = limit.when()
-    if until is not None:
+    if wait_s and until is not None:
         limit.reschedule(until + wait_s)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from click.testing import CliRunner
 
 import rmq
+from rmq.cli import cli
 from rmq.server import api as server_api
+from tests.cli.conftest import OWN_STDERR
 from tests.server.conftest import Ask
 from tests.server.console.fetching import fetch
 from tests.server.running import serving
@@ -101,3 +104,19 @@ def test_the_console_shows_the_progress_and_then_the_result(
     assert "&lt;page 12&gt;" in in_flight
     assert "succeeded" in ended
     assert "rows" in ended
+
+
+def test_a_value_that_is_not_stored_has_its_reason(
+    server: Redis, prefix: str, client: rmq.Client
+) -> None:
+    topic, id, path = _sent(client)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].ack(result="x" * 300_000)
+    with serving(server.url, prefix) as running:
+        page = fetch(f"{running.url}/console{path}").text
+    shown = CliRunner(**OWN_STDERR).invoke(
+        cli, ["result", topic.name, id, "--url", server.url, "--prefix", prefix]
+    )
+
+    assert "Not stored: it is larger than 256 KiB." in page
+    assert "(not stored: it is larger than 256 KiB)" in shown.stdout

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rmq.errors import DecodeError, InvalidValue, TopicVanished
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import Arrival, ArrivalReply, HeldLetter
-from rmq.kernel.core import record as core_record
+from rmq.kernel.core import record as core_record, sequence
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening, reading
@@ -26,8 +26,6 @@ from rmq.kernel.transport.flow.steps import Flow, RawCommand, durable_pipeline, 
 
 # The message's former topic, and its id there.
 FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"
-# Header with the number of an audited producer, which is valid in the former slot only.
-AUDIT_MARK = "rmq-audit"
 
 
 class MovedRecord(NamedTuple):
@@ -61,7 +59,7 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
         DecodeError: The record cannot be read, or its large body is missing.
     """
     fields = core_record.read(data)
-    headers = {name: text for name, text in fields.headers.items() if name != AUDIT_MARK}
+    headers = {name: text for name, text in fields.headers.items() if name != sequence.HEADER}
     headers |= {FROM_MARK: topic, ID_MARK: id}
     head, rest = core_record.moved(fields, headers, max(0, fields.expires_ms - now_ms))
     return MovedRecord(head, rest, len(fields.body))

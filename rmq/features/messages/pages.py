@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rmq.http_framework import message as web_message, requests
 from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration, whole_number
 from rmq.http_framework.problems import ApiError
+from rmq.kernel.results.outcome import NOT_STORED
 
 if TYPE_CHECKING:
     from rmq.client.topic import AsyncTopic
@@ -85,7 +86,7 @@ async def message(request: PageRequest) -> View:
             raise ApiError("not-found", f"the message {id} is settled or unknown", "id")
         return View(
             "result.html",
-            {"topic": request.topic, "message": shown_result, "result": shown_result.outcome},
+            {"topic": request.topic, "message": shown_result, "not_stored": NOT_STORED},
             f"{request.topic}: {id}",
         )
     state = None

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Sequence
 
 from rmq.errors import DecodeError
-from rmq.kernel.core import codec, failure, ids, record
+from rmq.kernel.core import codec, failure, ids, record, sequence
+from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.results import KEEP_MARK
 from rmq.kernel.follow_ups.encode import DEPTH_MARK, depth_in
 from rmq.kernel.follow_ups.scripts import COPY, DIGITS, Entry, entry_of, number_of
 from rmq.kernel.topic import reading
@@ -24,8 +26,7 @@ log = logging.getLogger("rmq")
 
 REASON_MARK, ID_MARK = "rmq-dead-reason", "rmq-dead-id"  # headers of a copy
 # Headers that are valid for the dead letter only: its audit number, and a request for its result.
-OF_LETTER = ("rmq-audit", "rmq-keep")
-CALL_BYTES = 4 * 1024 * 1024  # records and bodies of the copies of one call
+OF_LETTER = (sequence.HEADER, KEEP_MARK)
 _RECORD_AT = DIGITS + 2 + ids.MEMBER_SIZE
 
 

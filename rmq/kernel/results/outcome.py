@@ -15,6 +15,11 @@ from rmq.kernel.results import entry as entries
 from rmq.kernel.results.entry import Entry
 from rmq.kernel.results.scripts import ResultReply
 
+# Why a value was not stored, by `missing_value`.
+NOT_STORED = {
+    entries.TOO_LARGE: "it is larger than 256 KiB",
+    entries.NOT_ENCODABLE: "the codec of the topic cannot encode it",
+}
 Place = Literal["waiting", "in_flight", "dead", "gone"]
 OutcomeName = Literal[
     "succeeded", "dead", "cancelled", "expired", "purged", "dropped", "handed_over"
