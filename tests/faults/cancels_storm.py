@@ -18,7 +18,6 @@ At the end, each message must be settled or cancelled, once, and:
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -30,7 +29,7 @@ from rmq.kernel.transport.flow.steps import Command, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
 from tests.faults.cancelled_worker import KINDS, Task
 from tests.faults.follow_ups_storm import Place, opened
-from tests.faults.storm import LOOK_S, Played, Watch, insist
+from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 
 STEPS = ("prepare", "ack", "release")
@@ -204,13 +203,7 @@ class Storm:
             return Forked("tests.faults.cancelled_worker", *words, stderr=file)
 
     def _look_at_processes(self) -> None:
-        for process in self._living:
-            insist(process.poll() is None, f"a process has ended: {_end_of(process)}")
-        for process in list(self._dying):
-            if process.poll() is not None:
-                insist(process.returncode == -signal.SIGKILL, _end_of(process))
-                self._dying.remove(process)
-                self.fired["death"] += 1
+        self.fired["death"] += bury(self._living, self._dying)
         while self._deaths and len(self._dying) < PROCESSES - 1:
             self._dying.append(self._start(*self._deaths.pop()))
         while len(self._living) < (1 if self._dying else PROCESSES):
@@ -300,11 +293,6 @@ class Storm:
         slots = self.topic._context.slots
         fields = [field for each in self.client._transport.run(read()) for field in each]
         return [field for field in fields if field[:1] == b"~" or field == b"cancelling"]
-
-
-def _end_of(process: Forked) -> str:
-    _, task, errors = process.args
-    return f"{process.returncode}, {task}\n{Path(errors).read_text()[-3000:]}"
 
 
 def played(kind: str, folder: Path, name: str, rng: random.Random) -> Played:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -34,7 +33,7 @@ import rmq
 from tests.conftest import any_binary
 from tests.faults import groups_storm
 from tests.faults.follower import DYING, KINDS, TOPICS, Task, is_done, topics
-from tests.faults.storm import LOOK_S, Played, Watch, insist
+from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 from tests.patience import wait_for
 from tests.sentinels import SERVICE, Sentinels
@@ -243,13 +242,7 @@ class Storm:
             return Forked("tests.faults.follower", task.text(), errors.name, stderr=errors)
 
     def _look_at_processes(self) -> None:
-        for process in self._living:
-            insist(process.poll() is None, f"a process has ended: {_end_of(process)}")
-        for process in list(self._dying):
-            if process.poll() is not None:
-                insist(process.returncode == -signal.SIGKILL, _end_of(process))
-                self._dying.remove(process)
-                self.fired["death"] += 1
+        self.fired["death"] += bury(self._living, self._dying)
         while self._deaths and len(self._dying) < self._at_once:
             self._dying.append(self._start(*self._deaths.pop()))
         while not self._deaths and len(self._dying) + len(self._living) < self._at_once:
@@ -322,11 +315,6 @@ class Storm:
         lost = [f"topic {n}, message {m}" for n in range(TOPICS) for m in range(self.sent)
                 if (n, m) not in ids]  # fmt: skip
         return Found(self.sent, doubled, lost, self._stats(), self.fired, self._how in DYING)
-
-
-def _end_of(process: Forked) -> str:
-    _, task, errors = process.args
-    return f"{process.returncode}, {task}\n{Path(errors).read_text()[-3000:]}"
 
 
 def played(kind: str, folder: Path, stem: str, rng: random.Random, how: str = "then") -> Played:

@@ -69,7 +69,7 @@ def value_of(body: int, delivery: int) -> str:
     return f"{body}:{delivery}"
 
 
-def main(text: str) -> int:
+def main(text: str, _: str = "") -> int:
     task = Task(**json.loads(text))
     if BROKEN.get(task.broken):
         script_loader.load = loader(BROKEN[task.broken])  # type: ignore[assignment]

@@ -29,7 +29,7 @@ import rmq
 from rmq.kernel.core.ids import member_of
 from tests.faults import groups_storm
 from tests.faults.resulting import KINDS, LEASE_S, Task, value_of
-from tests.faults.storm import LOOK_S, Played, Watch, insist
+from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 
 STEPS = ("prepare", "ack_then", "nack", "reject", "release", "progress")
@@ -136,13 +136,7 @@ class Storm:
             self._fired[act] += 1
 
     def _look_at_processes(self) -> None:
-        for process in self._living:
-            insist(process.poll() is None, ("a process has ended", self._stderr()))
-        for process in list(self._dying):
-            if process.poll() is not None:
-                insist(process.returncode == -9, (process.args, process.returncode, self._stderr()))
-                self._dying.remove(process)
-                self._fired["death"] += 1
+        self._fired["death"] += bury(self._living, self._dying)
         while self._deaths and len(self._dying) < PROCESSES:
             self._dying.append(self._start(*self._deaths.pop()))
         while len(self._living) < 1 or (
@@ -154,7 +148,8 @@ class Storm:
         kind = "consumer" if command in ("progress", "release") else self._rng.choice(KINDS)
         task = Task(self._store.url, self._name, kind, command, nth, str(self._log), self._broken)
         with self._errors.open("ab") as errors:
-            return Forked("tests.faults.resulting", task.text(), stderr=errors)
+            words = (task.text(), str(self._errors))
+            return Forked("tests.faults.resulting", *words, stderr=errors)
 
     def _kill_redis(self) -> None:
         if self._kills and time.monotonic() > self._kill_at and len(self._bodies) > 50:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+from tests.forkserver import Forked
 
 STILL_S = 30.0
 IDLE = 0.05  # of a core: processes that wait for work take less, those that have some take more
@@ -54,6 +57,25 @@ def insist(is_right: object, what: object) -> None:
     """An `assert` whose message is whole where pytest does not rewrite it."""
     if not is_right:
         raise AssertionError(str(what))
+
+
+def bury(living: Iterable[Forked], dying: list[Forked]) -> int:
+    """Remove the processes that have died by SIGKILL, as they should; return how many.
+
+    All others live. The last word of each is the file of its errors.
+    """
+    for process in living:
+        insist(process.poll() is None, f"a process has ended: {_end_of(process)}")
+    dead = [process for process in dying if process.poll() is not None]
+    for process in dead:
+        insist(process.returncode == -signal.SIGKILL, _end_of(process))
+        dying.remove(process)
+    return len(dead)
+
+
+def _end_of(process: Forked) -> str:
+    *_, task, errors = process.args
+    return f"{process.returncode}, {task}\n{Path(errors).read_text()[-3000:]}"
 
 
 class Watch:
