@@ -59,15 +59,17 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
 # --- start and change -----------------------------------------------------------------------------
 
 
-def check_verb(verb: str) -> JobVerb:
+def check_verb(verb: str, running: bool) -> JobVerb:
     """Check the verb of a job, and return the verb.
 
     Raises:
-        InvalidValue: The verb is unknown.
+        InvalidValue: The verb is unknown, or `running` is set and the verb is not a cancel.
     """
     known: JobVerb | None = next((each for each in VERBS if each == verb), None)
     if known is None:
         raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
+    if running and known != "cancel":
+        raise InvalidValue("running: only for a cancel")
     return known
 
 
@@ -117,7 +119,7 @@ def job_start(
         TopicNotFound: The topic, or the target topic, does not exist.
         InvalidValue, InvalidType: A value is not valid.
     """
-    known = check_verb(verb)
+    known = check_verb(verb, running)
     check_rate(rate)
     if expected is not None:
         check_int(expected, "expected", 0, 2**53)
@@ -130,8 +132,6 @@ def job_start(
         if known != "redrive":
             raise InvalidValue("to: only for a redrive")
         yield from redrive_to.open_target(context, to)
-    if running and known != "cancel":
-        raise InvalidValue("running: only for a cancel")
     accepted = (yield from accepted_by_slot(context)) if known == "cancel" else []
     job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")

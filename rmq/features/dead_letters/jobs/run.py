@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rmq.errors import InvalidValue, JobNotFound, OutcomeUnknown, Unavailable
+from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
 from rmq.features.dead_letters import redrive_to, scripts as dead_letters_scripts
 from rmq.features.dead_letters.flows import REDRIVE_MAX, Filter
 from rmq.features.dead_letters.jobs import flows, job as jobs_core, scripts as jobs_scripts
@@ -395,10 +395,8 @@ def matches(
     context: TopicContext, verb: str, conditions: Mapping[str, Any], running: bool
 ) -> Flow[int]:
     """Count the messages that a job would change now."""
-    known = flows.check_verb(verb)
+    known = flows.check_verb(verb, running)
     wanted = Filter(**flows.check_conditions(known, conditions))
-    if running and known != "cancel":
-        raise InvalidValue("running: only for a cancel")
     yield from opening.ensure_open(context, create=False)
     now_ms = yield from server_ms("job_matches")
     accepted = yield from flows.accepted_by_slot(context)
