@@ -280,6 +280,12 @@ def _headers_at(data: bytes) -> int:
     return at + 2 + int.from_bytes(data[at : at + 2]) if flags & MERGES else at
 
 
+def _first_header_at(data: bytes) -> int:
+    """Return the position of the first header, behind the sizes of the headers and of their map."""
+    at = _headers_at(data)
+    return at + (5 if data[at + 2 : at + 3] == b"\xde" else 3)
+
+
 def type_of(data: bytes) -> str | None:
     """Return the message type in a valid record, or None."""
     return headers_of(data).get(TYPE_MARK) if data[0] & HEADERS else None
@@ -302,8 +308,7 @@ def audit_number(data: bytes) -> bytes:
 
     Only the first header is read, as in the function `number_of` of `lua/lib/audit.lua`.
     """
-    at = _headers_at(data)
-    at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
+    at = _first_header_at(data)
     if not data[0] & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
         return b""
     return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
@@ -317,8 +322,7 @@ def keep_of(data: bytes) -> int:
     """
     if not data[0] & HEADERS:
         return 0
-    at = _headers_at(data)
-    at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
+    at = _first_header_at(data)
     if data[at : at + 10] == _NUMBER:
         at += 11 + (data[at + 10] & 31)
     if data[at : at + 9] != _KEEP:
