@@ -188,7 +188,7 @@ def watch(faults: Faults, recorder: Recorder) -> None:
         return found
 
     Dispatcher.send, relay_queries.mark, LossDetector._ask = sends, marks, asks  # type: ignore[method-assign]
-    for kind, name in ((Relay, "_turn"), (Resender, "_send")):
+    for kind, name in ((Relay, "_relay_batch"), (Resender, "_send")):
         setattr(kind, name, _accounted(getattr(kind, name), recorder))
 
 

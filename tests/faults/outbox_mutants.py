@@ -7,7 +7,7 @@ from typing import Any
 from rmq.outbox import Relay
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.lost import NOWHERE, LossDetector
-from rmq.sql.outbox.relay import _Turn
+from rmq.sql.outbox.relay import _Relayed
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED
 
@@ -15,7 +15,7 @@ from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED
 def marks_first(faults: Any) -> None:
     """The relay marks and commits, and sends then."""
 
-    def turn(self: Any, connection: Any) -> Any:
+    def relay_batch(self: Any, connection: Any) -> Any:
         with connection.begin():
             taken, locked, now = relay_queries.take(connection, self._batch)
             later = now + self._outbox.resend_after_ms(1)
@@ -28,9 +28,9 @@ def marks_first(faults: Any) -> None:
         if taken:
             faults.reach("relay unsent", [one.id for one in taken])
             self._dispatcher.send(taken, now)
-        return _Turn(locked, len(taken))
+        return _Relayed(locked, len(taken))
 
-    Relay._turn = turn  # type: ignore[method-assign]
+    Relay._relay_batch = relay_batch  # type: ignore[method-assign]
 
 
 def ignores_the_queue(faults: Any) -> None:
