@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Container, Iterable, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,69 @@ def test_a_circle_is_found_also_through_an_import_in_a_function() -> None:
     assert imports["low"] == set()
     assert circles(imports) == [["a", "c", "pkg.b"]]
     assert circles(imports | {"c": {"low"}}) == []
+
+
+IMPORT = re.compile(r"^ *from ((?:rmq|tests|bench)[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+
+
+def bound_names(text: str) -> set[str]:
+    """Return the names that a module binds at its top level, also in `if` and `try`."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(each.asname or each.name.partition(".")[0] for each in node.names)
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def missing_imports(text: str, names_of: Callable[[str], Container[str] | None]) -> list[str]:
+    """Return what a file imports by name from modules that do not have it.
+
+    Args:
+        text: the file.
+        names_of: returns the names of a module, None for a module that does not exist.
+    """
+    missing = []
+    for module, listed in IMPORT.findall(text):
+        names = names_of(module)
+        if names is not None and "__getattr__" in names:
+            continue
+        for each in re.sub(r"#.*", "", listed.strip("()")).split(","):
+            name = each.split(" as ")[0].strip()
+            is_there = names is not None and name in names
+            if name and not is_there and names_of(f"{module}.{name}") is None:
+                missing.append(f"{module}.{name}")
+    return missing
+
+
+@functools.cache
+def names_of_module(module: str) -> set[str] | None:
+    base = ROOT.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.exists():
+            return bound_names(path.read_text())
+    return set() if base.is_dir() else None
+
+
+def test_every_name_that_tests_and_benches_import_exists() -> None:
+    """A renamed function shows here, although few runs import slow tests and their programs."""
+    files = [path for name in ("tests", "bench") for path in (ROOT / name).rglob("*.py")]
+
+    missing = {path: missing_imports(path.read_text(), names_of_module) for path in files}
+    assert {str(path): names for path, names in missing.items() if names} == {}
+
+
+def test_a_name_that_no_longer_exists_is_found() -> None:
+    modules: dict[str, set[str]] = {"rmq": {"kept"}, "rmq.part": {"x"}, "rmq.lazy": {"__getattr__"}}
+
+    text = "from rmq import (\n    kept,  # a note\n    part,\n    gone as g,\n)\n"
+    assert missing_imports(text, modules.get) == ["rmq.gone"]
+    assert missing_imports("def f():\n    from rmq.part import x, y", modules.get) == ["rmq.part.y"]
+    assert missing_imports("from rmq.lazy import any\nfrom other import x", modules.get) == []
