@@ -1,9 +1,9 @@
 """The shared leases of a worker, and the deliveries that it received under them.
 
 A `LeaseTracker` has the leases of one topic. The consumer of the topic reports to the tracker which
-deliveries were received, and which were settled. The tracker writes these data to the shared
-memory, where the heartbeat reads them. For each lease, the heartbeat writes the time until which
-the lease is surely valid.
+deliveries were received and which were settled. The tracker writes both to the shared memory, where
+the heartbeat reads them. For each lease, the heartbeat writes the time until which the lease is
+surely valid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkerMemory:
     """The worker's view of the memory that it shares with its heartbeat.
 
     Args:
-        leases_ms: Length of the lease of each topic in ms. Until a topic is open, its length is a
+        leases_ms: Length of the lease of each topic in ms. Until a topic is open, the length is a
             guess.
         begun: Largest number of deliveries that have begun at the same time.
         claims: Largest number of deliveries in flight whose handlers have claims.
@@ -98,7 +98,7 @@ class WorkerMemory:
         return row
 
     def remove_begun(self, row: int) -> None:
-        """Remove a begun delivery from the shared memory. Another delivery can then use its row."""
+        """Remove a begun delivery from the shared memory, so that its row can be used again."""
         self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
         self._free_begun.append(row)
 
@@ -156,7 +156,7 @@ class WorkerLease:
     def safe_until(self) -> float:
         """Return the time until which the lease is surely valid, or 0 if the lease is lost.
 
-        The time is that of the monotonic clock.
+        The result is a time of the monotonic clock.
         """
         if self._is_lost or self._shared.lost(self.lease_index) == self.number:
             self.mark_lost()
@@ -170,9 +170,9 @@ class WorkerLease:
         return time.monotonic() >= self.safe_until()
 
     def note_received(self, since: float, lease_ms: int) -> None:
-        """Record a receive that began at the time in `since`.
+        """Record a receive call that began at the time in `since`.
 
-        At that time at least half of the lease was left.
+        At the time of the call, at least half of the lease was left.
         """
         self.until = max(self.until, since + lease_ms / 2000)
 
@@ -197,7 +197,7 @@ class LeaseTracker:
         self._in_flight: set[InnerDelivery] = set()
         self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
         self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial
-        self._requests: dict[int, int] = {}  # by slot: renewals with requests that were handled
+        self._requests: dict[int, int] = {}  # by slot: number of renewals whose requests were read
         self._lock = threading.Lock()
 
     # --- for the consumer ------------------------------------------------------------------------
@@ -210,8 +210,8 @@ class LeaseTracker:
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the shared lease of a batch of deliveries.
 
-        `since` is the time at which the receiving call began. The lease ends `lease_ms` after this
-        time or later.
+        `since` is the time at which the receiving call began. The lease does not end before
+        `lease_ms` milliseconds after this time.
         """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
@@ -234,9 +234,9 @@ class LeaseTracker:
         return lease
 
     def handed_over(self, slot: int, number: int) -> WorkerLease:
-        """Return the lease of a batch that was handed over.
+        """Return the lease of a batch that sends handed over to this worker.
 
-        The lease may be older than the lease that receives use now.
+        This lease may be older than the lease of the next receive.
         """
         lease = self._leases.get(slot)
         if lease is not None and lease.number == number:
@@ -250,7 +250,7 @@ class LeaseTracker:
             words, leases_at = self._shared.words, self._shared.leases_at
             for delivery in deliveries:
                 lease: Any = delivery.origin.lease
-                if lease.is_renewed:  # the last bits of its word are its number of deliveries
+                if lease.is_renewed:  # the last bits of its word count its deliveries
                     words[leases_at + lease.lease_index * LEASE_WORDS] += 1
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
@@ -322,7 +322,7 @@ class LeaseTracker:
     def slots_with_requests(self) -> set[int]:
         """Return the slots in which a renewal found requests to cancel deliveries.
 
-        Only renewals since the last call of this method count.
+        Renewals before the last call of this method are not counted again.
         """
         found = set()
         for slot in list(self._leases):
@@ -359,7 +359,7 @@ class LeaseTracker:
 def _unnamed_file() -> int:
     """Return the descriptor of an unnamed file for a child process.
 
-    It is -1 if this system cannot start such processes.
+    The result is -1 if this system cannot start a child process with such a file.
     """
     if not process.FORKS:
         return -1

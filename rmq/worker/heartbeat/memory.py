@@ -13,14 +13,14 @@ CLAIM_TEXT = (CLAIM_WORDS - 5) * 8  # bytes of name and owner of a claim
 
 
 class SharedMemory:
-    """An array of words of 8 bytes that worker and heartbeat share.
+    """An array of 8-byte words that the worker and its heartbeat share.
 
     Only one side writes each word: the heartbeat if the word is marked (h), otherwise the worker.
 
     header   0 (h) time of the last round of renewals
              1 `renew_until` of the worker
              2 1 if a delivery without a row has begun
-             3 base of the times of leases
+             3 start of the clock for the times of leases
              4 time of the worker's last step
              5 seconds without a step after which the worker is killed, or 0 for never
     topics   0 number of slots, or 0 while the topic is not open
@@ -41,7 +41,7 @@ class SharedMemory:
              5... name and owner
 
     A lease_index is topic * SLOTS_MAX + slot. Each word about a lease contains the number of the
-    lease. So one word tells a reader which lease is meant.
+    lease. So a reader of one word knows which lease it describes.
     """
 
     def __init__(self, fd: int, topics: int, begun: int, claims: int) -> None:
@@ -70,7 +70,7 @@ class SharedMemory:
         self._map.close()
 
     def slots(self, topic: int) -> int:
-        """Return the number of slots of a topic, or 0 if it is not open yet."""
+        """Return the number of slots of a topic, or 0 if the topic is not open yet."""
         return self.words[self.topics_at + topic * 2]
 
     def lease_s(self, topic: int) -> float:
@@ -78,7 +78,7 @@ class SharedMemory:
         return self.words[self.topics_at + topic * 2 + 1] / 1000
 
     def safe_until(self, lease_index: int, number: int) -> float:
-        """Return the time until which a lease is valid, or 0 if the heartbeat wrote no time yet."""
+        """Return the time until which a lease is valid, or 0 if the heartbeat has written none."""
         word = self.words[self.leases_at + lease_index * LEASE_WORDS + 1]
         if word >> SAFE_SHIFT != number:
             return 0.0
@@ -132,7 +132,7 @@ class SharedMemory:
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:
         """Return the row, serial number, lease_index, name and owner of each claim.
 
-        The last item says whether the handler has begun.
+        The last item of each claim says whether its handler has begun.
         """
         found, words = [], self.words
         for row in range(self.sizes[2]):

@@ -26,9 +26,10 @@ WORKER = str(Path(__file__).parents[1])
 READY_S = 15.0  # longest start of the process
 STOP_S = 5.0  # longest wait for a renewal at the end
 CANNOT_START = "the heartbeat cannot be started"
-# It must end after its worker, so it ignores signals before it imports anything. It creates
-# `rmq.worker` without the modules of the worker, which would double its memory. redis-py imports
-# the SDK of OpenTelemetry if it is installed: a fifth of the CPU of a start. No heartbeat needs it.
+# The process must end after its worker, so it ignores signals before it imports anything. It
+# creates `rmq.worker` without the modules of the worker, which would double its memory. redis-py
+# imports the SDK of OpenTelemetry if it is installed. That import takes a fifth of the CPU time of
+# a start, and no heartbeat needs it.
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.path[:] = sys.argv[3:]; "
@@ -95,7 +96,7 @@ class HeartbeatThread:
 
 
 class HeartbeatProcess:
-    """The heartbeat as a process. If it dies, a new process or a thread replaces it."""
+    """The heartbeat as a process. If the process dies, a new process or a thread replaces it."""
 
     def __init__(
         self, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
