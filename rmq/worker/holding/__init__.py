@@ -3,5 +3,5 @@
 queue           keeps the deliveries of one handler, and limits their number
 prefetch        decides how many deliveries a handler may have
 partial_batch   collects deliveries until a batch is full
-suspects        starts suspects: messages that may have killed their process before
+suspects        starts suspects, which are messages that may have killed their process before
 """

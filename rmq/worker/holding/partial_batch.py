@@ -8,11 +8,11 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
 
 class PartialBatch:
-    """Deliveries that wait until there are enough of them for a full batch.
+    """Deliveries that wait until they fill a batch.
 
     Args:
         size: Number of deliveries in a full batch.
-        linger_s: Longest time that the first delivery waits for others, seconds.
+        linger_s: Longest time in seconds that the first delivery waits for more deliveries.
     """
 
     def __init__(self, size: int, linger_s: float) -> None:

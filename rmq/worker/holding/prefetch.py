@@ -7,7 +7,7 @@ from rmq.worker.running.work import RunTimes
 
 IN_ORDER = 50  # messages in one ordered batch, which blocks its slot for other workers
 AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
-STALLED_S = 1.0  # time without a begin or an end of a run, after which waiting deliveries go back
+STALLED_S = 1.0  # without a begin or end of a run for this time, waiting deliveries go back
 
 
 def most_in_flight(handler: Handler) -> int:
@@ -18,14 +18,14 @@ def most_in_flight(handler: Handler) -> int:
 def most_begun(handler: Handler) -> int:
     """Return the largest number of deliveries that have begun and are not settled yet.
 
-    If the settler is slower than the handler, all deliveries in flight may have begun. In addition,
-    the fetcher may be preparing a claim for one more delivery.
+    If the settler is slower than the handler, all deliveries in flight may have begun. The fetcher
+    may also be preparing a claim for one more delivery, so the result is one larger.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
 
 
 class PrefetchLimit:
-    """Limits the deliveries in flight of one handler, depending on the run times of the handler.
+    """Limits how many deliveries of a handler are in flight, by the handler's run times.
 
     A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
     prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
@@ -34,7 +34,7 @@ class PrefetchLimit:
 
     Args:
         handler: The handler.
-        times: Times of its runs.
+        times: Run times of the handler.
     """
 
     def __init__(self, handler: Handler, times: RunTimes) -> None:

@@ -1,4 +1,4 @@
-"""The deliveries that one handler has in a worker, and the limit of their number.
+"""Keep the deliveries of one handler in a worker, and limit their number.
 
 The queue gives deliveries to the handler's work queue in an executor. The executor runs them with
 `HandlerWork`.
@@ -36,13 +36,13 @@ class HandlerQueue:
         handler: The handler.
         topic: Topic of the handler.
         invokers: Invokers of the topic. The queue adds the invoker of its handler.
-        hooks: Hooks of the interceptors.
+        hooks: Methods of interceptors that run around the handler.
         executor: Executor for handlers of this kind, with threads or with tasks.
-        heartbeat: Heartbeat of the event loop, for an async handler.
+        heartbeat: Check of the event loop for an async handler, otherwise None.
         settler_thread: Thread that settles the deliveries.
         is_stopping: Whether the worker is stopping.
         values: Values of the dependencies and lifespans of this process.
-        suspects: Suspects of this process.
+        suspects: Suspects of this process: messages that may have killed their process before.
 
     Attributes:
         received: Number of received deliveries.
@@ -149,16 +149,15 @@ class HandlerQueue:
     def excess(self) -> int:
         """Return how many deliveries are in flight beyond the limit.
 
-        A receive takes messages of all types, so one handler can get more deliveries than its
-        limit.
+        A receive takes messages of all types, so a handler can get more deliveries than its limit.
         """
         return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
     def _in_flight_limit(self, hung: int) -> int:
         """Return the limit of deliveries in flight.
 
-        While a suspect (a message that may have killed its process) runs, no other delivery may
-        wait.
+        While a suspect (a message that may have killed its process) runs, the worker receives no
+        deliveries that would have to wait.
         """
         if not self._can_begin():
             return 0
@@ -178,8 +177,9 @@ class HandlerQueue:
 
         Args:
             deliveries: Received deliveries.
-            with_expired_leases: Function that selects the deliveries whose message was delivered
-                before under a lease that expired. These messages may have killed their process.
+            with_expired_leases: Function that selects suspects: messages of which an earlier
+                delivery ended because its lease expired. Such a message may have killed its
+                process.
         """
         self.received += len(deliveries)
         if self._is_stopping():
@@ -222,7 +222,7 @@ class HandlerQueue:
         return deliveries
 
     def linger_until(self) -> float:
-        """Return when the wait for a full batch ends, or infinity if no delivery waits for one."""
+        """Return when the wait for a full batch ends, or infinity if no delivery waits."""
         return self._partial.linger_until()
 
     def end_linger(self) -> None:
@@ -267,7 +267,7 @@ class HandlerQueue:
     def release_waiting(self) -> None:
         """Release the deliveries that have not begun.
 
-        The fetcher's thread must have ended before.
+        Call this method after the fetcher's thread has ended.
         """
         self._release_waiting_work()
         self.work.release(self._partial.remove_all())

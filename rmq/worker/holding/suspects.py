@@ -27,7 +27,7 @@ class SuspectStarter:
 
     Args:
         handler: Handler of the suspects.
-        suspects: Suspects of this process.
+        suspects: All suspects of this process, also those of other handlers.
         work: Work of the handler.
         settler: Settler of the handler.
         partial: Deliveries of the handler that wait for a full batch.
@@ -66,7 +66,7 @@ class SuspectStarter:
 
         Args:
             deliveries: Received deliveries, including the suspects.
-            suspects: Suspects among them.
+            suspects: Deliveries in `deliveries` that are suspects.
 
         Returns:
             The other deliveries that can begin at once.
@@ -106,9 +106,7 @@ class SuspectStarter:
         return begun
 
     def _keep_runnable(self, others: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the deliveries that can begin at once next to a suspect.
-
-        Release the other deliveries.
+        """Return the deliveries that can begin at once next to a suspect, and release the others.
 
         A suspect is a message that may kill the process.
         """
@@ -147,7 +145,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[InnerDelivery]) -> None:
-        """Release deliveries until the messages that may kill the process have ended."""
+        """Release deliveries for a time, because messages that may kill the process run first."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
