@@ -25,7 +25,7 @@ def claim_keys(
 ) -> None:
     """Claim the business keys of deliveries whose handlers use claims, in one call to Redis.
 
-    A delivery is released later if Redis does not answer for its claim.
+    If Redis does not answer for a claim, its delivery is released later.
     """
     for delivery in deliveries:
         handler = handlers.route(delivery.type)

@@ -49,10 +49,11 @@ class TopicFeed:
         state: State of the slots, with the time at which each slot next has work.
         queues: Queue of each handler.
         first_queue: Queue of the first handler, which gets all messages of an ordered topic.
-        next_at: Time of the next visit, by the monotonic clock.
+        next_at: Time by the monotonic clock at which the fetcher next calls the feed.
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
-        has_missed_requests: Whether requests to cancel may have been published without a listener.
-        subscription: Messages on `own_channel`, which the fetcher reads for all topics.
+        has_missed_requests: Whether requests to cancel deliveries may have been published while
+            nobody listened.
+        subscription: Subscription to the wake-ups and hand-overs of the topic.
         on_step: Function that is called in the fetcher's thread before each step of a flow. The
             call shows the watchdog that the thread runs.
     """
@@ -112,8 +113,8 @@ class TopicFeed:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        A receive cannot choose message types. So one handler may get messages beyond its limit,
-        which use the room of the other handlers.
+        A receive cannot choose message types. So one handler may get more messages than its limit.
+        They use up the room of the other handlers.
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
@@ -153,7 +154,7 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries with the flow from `get`, and give them to the queues.
+        """Receive deliveries with the flow from `get`, and give them to the queues of handlers.
 
         Return the number of deliveries.
         """
@@ -189,10 +190,10 @@ class TopicFeed:
                 self.first_queue.settler.put(report)
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries whose message was delivered before under a lease that expired.
+        """Return the deliveries whose message lost an earlier delivery because its lease expired.
 
-        If Redis does not answer, return all deliveries, because a poison message must not run
-        together with other messages.
+        If Redis does not answer, return all deliveries, because any of them may be a poison
+        message, which must not run together with other messages.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -206,13 +207,13 @@ class TopicFeed:
         }
 
     def release_orphans(self) -> None:
-        """Release messages whose acks Redis has lost.
+        """Release messages whose acks Redis has lost in a failover or a restart.
 
-        Redis lists these messages as in flight for this worker, which has already settled them.
+        Redis lists such a message as in flight for this worker, although the worker has settled it.
+        The worker still renews the shared lease for its other messages. So without this call the
+        message would never be delivered again.
 
-        The acks were lost in a failover or a restart of Redis. The worker still renews the shared
-        lease for its other messages. So without this call the lost messages would never be
-        delivered again. Only the receiving thread calls this method, so no receive is running.
+        Only the receiving thread calls this method, so no receive is running.
         """
         leases = self.tracker.numbers()
         if not leases:
@@ -242,13 +243,13 @@ class TopicFeed:
     # --- requests to cancel deliveries -----------------------------------------------------------
 
     def note_request(self, payload: bytes) -> None:
-        """Interrupt the delivery whose cancellation a published message requests."""
+        """Interrupt the delivery that a published message asks to cancel."""
         delivery = requested_by(payload, self.context.slots, self.flows.open)
         if delivery is not None:
             self._interrupt(delivery)
 
     def read_requests(self) -> None:
-        """Read the requests in the slots in which a renewal has found some.
+        """Read requests to cancel deliveries, in the slots in which a renewal found requests.
 
         A slot is read later if its master node cannot be reached.
 
@@ -284,7 +285,7 @@ class TopicFeed:
     def report_lateness(self, is_last: bool = False) -> None:
         """Report to metrics how late messages were received, if a report is due.
 
-        The last report is always sent.
+        At the end of the worker (`is_last`), a report is sent even if it is not due.
         """
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
@@ -309,7 +310,7 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on a channel of the fetcher's connection. b"" means no hand-overs."""
+        """Receive hand-overs on a channel of the fetcher's connection, or none if it is b""."""
         if self.state.credits.standing:
             self.state.credits.in_doubt = True
             self.state.ready_at[0] = 0.0
@@ -326,9 +327,9 @@ class TopicFeed:
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Receive from the slot, which renews the credit for hand-overs.
+        """Renew the credit for hand-overs by a receive from the slot at the next opportunity.
 
-        Withdraw the credit if no send has used it for CREDIT_S.
+        If no send has used the credit for CREDIT_S, withdraw the credit instead.
         """
         if time.monotonic() < self.state.until:
             self.state.ready_at[0] = 0.0
@@ -336,7 +337,7 @@ class TopicFeed:
             self._withdraw_credit()
 
     def end_credit(self) -> None:
-        """Withdraw the credit for hand-overs from Redis, and receive no more of them."""
+        """Withdraw the credit for hand-overs from Redis, and accept no more hand-overs."""
         try:
             self.state.until = 0.0
             if self.state.credits.standing:
@@ -346,7 +347,7 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit for hand-overs that a visit left in Redis.
+        """Withdraw the credit for hand-overs that a receive left in Redis.
 
         Release the messages that were handed over because of this credit.
         """
@@ -356,8 +357,8 @@ class TopicFeed:
 class TrickleDetector:
     """Detects messages that arrive a few at a time, so that a short pause can collect more.
 
-    One receive or ack for several messages needs less CPU time than one for each. A single message
-    never waits.
+    One receive or ack for several messages needs less CPU time than a call for each message. A
+    single message never waits.
     """
 
     def __init__(self) -> None:

@@ -4,10 +4,10 @@ For each slot, the fetcher knows the time at which the slot next has work. It le
 the last receive, from wake-ups, and from the script `next_ready`. This script checks the slots of
 all topics in one command. The fetcher checks slots before it sleeps, so that Redis sends wake-ups
 for them. Because a wake-up can get lost, the fetcher also checks slots every POLL_S seconds. It
-then checks all slots. If it gets wake-ups and there are more than LOOKS slots, it checks the next
-LOOKS slots each time.
+usually checks all slots. But if wake-ups arrive and there are more than LOOKS slots, each check
+covers only the next LOOKS slots.
 
-The fetcher next receives from the topic that has been due for the longest time.
+The next receive is from the topic that has been due for the longest time.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class DueFeeds:
         return None
 
     def next_at(self) -> float:
-        """Return the earliest time at which a feed may be due, or infinity without any feed."""
+        """Return the earliest time at which a feed may be due, or infinity if there is no feed."""
         return self._heap[0][0] if self._heap else NEVER
 
 
 class Fetcher:
-    """The thread that receives.
+    """The thread that receives the messages of all topics.
 
     Args:
         transport: Transport to Redis.
@@ -139,7 +139,7 @@ class Fetcher:
             self._listener.wake()
 
     def _note_step(self) -> None:
-        """Show the watchdog that this thread runs, even if a slow Redis makes each call long."""
+        """Record for the watchdog that this thread still runs, even if Redis is slow to answer."""
         self.last_step = time.monotonic()
 
     def _run(self) -> None:
@@ -217,7 +217,7 @@ class Fetcher:
     def _poll(self, now: float) -> None:
         """Check slots without work, receive for full topics again, and tidy slots.
 
-        This is done every POLL_S seconds.
+        The fetcher calls this method every POLL_S seconds.
         """
         self._poll_at = now + POLL_S
         self._listen(now)
@@ -245,9 +245,9 @@ class Fetcher:
         self._send_pending_follow_ups()
 
     def _send_pending_follow_ups(self) -> None:
-        """Send the pending follow-ups of topics that are due for it.
+        """Send the pending follow-ups of the topics whose time for this has come.
 
-        After SWEEP_MOST_S seconds no other topic is begun. The next poll continues.
+        After SWEEP_MOST_S seconds, leave the remaining topics to the next poll.
         """
         began = now = time.monotonic()
         for feed in sorted(self._feeds, key=lambda feed: feed.state.sweep_at):
@@ -290,7 +290,7 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Check when the slots of feeds have work.
+        """Find out when the slots of some feeds next have work.
 
         From then on Redis sends wake-ups for these slots.
         """
@@ -311,7 +311,7 @@ class Fetcher:
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
         """Check slots in one command.
 
-        If no master node of these slots can be reached, raise no error, because an error would
+        Raise no error if the master node of these slots cannot be reached, because an error would
         delay all other slots. The next receive from these slots reports the outage. If Redis
         refuses a topic, check the slots of the other topics again.
         """
@@ -396,9 +396,10 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot: the slot after the last one, over all topics.
+        """Tidy one slot, which means to remove what is no longer needed from it.
 
-        If work is left in the slot, the next call tidies it again.
+        The slots of all topics follow one after the other. If work is left in a slot, the next call
+        tidies the same slot again.
         """
         slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]
         if not slots:
