@@ -4,7 +4,7 @@ executors       run the work of all handlers, in threads or tasks
 event_loop      runs async handlers
 work            begins and measures the work of one handler, and reports the results
 invoker         calls a handler for a delivery or a batch
-invoker_base    base class: claims, hooks, and processes that a handler forked
+invoker_base    base class: keeps claims, and ends processes that a handler forked
 max_runtime     finds handlers that run too long
 poison          isolates messages that may kill their process
 """

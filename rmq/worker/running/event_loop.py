@@ -62,15 +62,16 @@ class EventLoopThread:
 
 
 class GuardedTask(asyncio.Task[None]):
-    """A task of the worker that the code of other handlers cannot cancel.
+    """A task of the worker that is protected from cancellation by other handlers' code.
 
     All handlers share a loop, so a handler could cancel the tasks of other handlers. Tasks and
-    callbacks that a handler starts inherit the context of the handler. From the context, a guarded
-    task knows which handler's code tries to cancel it.
+    callbacks that a handler starts inherit the context of the handler. From this context, a guarded
+    task knows which handler's code tries to cancel it. An idle task ignores the attempt. A busy
+    task is interrupted, and `is_interrupted` shows that its own handler has not failed.
 
     Attributes:
         work: Work that the task runs, or None if it is idle.
-        is_interrupted: Whether code of other work has cancelled the task.
+        is_interrupted: Whether another handler's code has interrupted the task.
     """
 
     work: Any = None
@@ -87,7 +88,7 @@ class GuardedTask(asyncio.Task[None]):
 
 
 class LoopHeartbeat:
-    """Shows other threads how long an event loop has been blocked."""
+    """Measures how long an event loop has been blocked, so that other threads can see it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -105,5 +106,5 @@ class LoopHeartbeat:
         return max(0.0, time.monotonic() - self._last_tick - TICK_S)
 
     def stop(self) -> None:
-        """Stop the heartbeat."""
+        """Stop the measurement."""
         self._ended = True

@@ -1,8 +1,8 @@
 """Executors: threads, or tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a work queue. An executor has one limit for all work queues. After some work items
-of one queue (its `weight`), a thread or task serves the next queue that waits. So no handler blocks
-the others.
+Each handler has a work queue. An executor has one limit for all work queues. A thread or task runs
+at most as many work items of one queue as the queue's `weight`. Then it serves the next waiting
+queue. So no handler blocks the others.
 
 Threads and tasks are started when they are needed. The next handler does not see the context
 variables that a handler has set.
@@ -110,9 +110,9 @@ class ThreadExecutor:
                 self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start threads, as many as the system permits.
+        """Start as many of the needed threads as the system permits.
 
-        The next `put` tries again to start the others.
+        The next `put` tries again to start the missing threads.
         """
         try:
             for _ in range(count):

@@ -1,6 +1,6 @@
 """Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
-The decision is a `Disposition`, which the settler carries out. `PlainInvoker` is generated from
+A decision is a `Disposition`, and the settler carries it out. `PlainInvoker` is generated from
 `AsyncInvoker`. `CancellableInvoker` also ends the call of an async handler at its `max_runtime`.
 """
 
@@ -42,7 +42,7 @@ from rmq.worker.settling.unhandled import Unhandled
 
 
 class AsyncInvoker(InvokerBase):
-    """Runs one handler, with its claims, hooks, middleware and dependencies."""
+    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies."""
 
     async def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
@@ -59,7 +59,7 @@ class AsyncInvoker(InvokerBase):
         return disposition
 
     async def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies.
+        """Run the handler inside interceptor hooks, middleware and dependencies.
 
         The error that the handler raised decides how the delivery is settled.
         """
@@ -108,7 +108,7 @@ class AsyncInvoker(InvokerBase):
     async def _raised_by(
         self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Return the error that a call raised for some deliveries."""
+        """Await a call, and return the error that it raised, or None."""
         try:
             await call()
         except BaseException as error:  # sys.exit() in a handler is a failure
@@ -118,7 +118,7 @@ class AsyncInvoker(InvokerBase):
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned.
 
-        Add the value and its follow-ups to the delivery.
+        Add the value, and follow-ups if it contains any, to the delivery.
         """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
@@ -189,7 +189,7 @@ class AsyncInvoker(InvokerBase):
 
 
 class CancellableInvoker(AsyncInvoker):
-    """Cancels the call of an async handler at its `max_runtime`, or on request.
+    """Cancels an async handler at its `max_runtime`, or when its delivery is cancelled.
 
     For a plain handler, the watchdog checks the `max_runtime`.
     """
@@ -242,7 +242,10 @@ class CancellableInvoker(AsyncInvoker):
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
-    """Await a call, and return an error if the call took too long, even if it returned a result."""
+    """Await a call for at most `seconds`, and return an error if the call took longer.
+
+    The error is returned even if the call returned a result in spite of its cancellation.
+    """
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -295,5 +298,5 @@ class TopicInvokers:
 
 
 def invoker_class(handler: Handler) -> type[PlainInvoker] | type[CancellableInvoker]:
-    """Return the class of invoker for a handler."""
+    """Return the invoker class for a handler: cancellable if the handler is async."""
     return CancellableInvoker if handler.is_async else PlainInvoker

@@ -1,4 +1,4 @@
-"""Base class of the invokers: claims, hooks, and processes that a handler has forked."""
+"""Base class of the invokers: it keeps claims, and ends processes that a handler has forked."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ AsyncCall = Callable[[], Awaitable[object]]
 
 
 class InvokerBase:
-    """A handler with its claims, its middleware and the hooks of interceptors.
+    """A handler with its claims, its middleware and the interceptors around it.
 
     Args:
         handler: The handler.
-        show: Makes the object that the handler gets for a delivery.
-        hooks: Hooks of the interceptors.
+        show: Function that makes the object which the handler gets for a delivery.
+        hooks: Methods of interceptors that run around the handler.
         claims: Claims of the handler, if it has claims.
         process_values: Values of the dependencies and lifespans of this process. They are filled in
             before the first call of the handler.
@@ -69,10 +69,11 @@ class InvokerBase:
     def _end_fork(self) -> None:
         """End a process that the handler has forked.
 
-        Otherwise the forked process would continue as a copy of this worker.
+        Otherwise the process would continue as a copy of this worker.
 
-        A thread that logged during the fork may have left a lock of a log stream locked forever in
-        this process. So the process also ends if the log call does not return.
+        The process logs an error before its end. But if another thread was logging during the fork,
+        the lock of a log stream can be locked forever in the forked process. So the process also
+        ends if the log call does not return.
         """
         faulthandler.dump_traceback_later(FORK_LOG_S, exit=True, file=STDERR)
         log.error(
@@ -83,9 +84,10 @@ class InvokerBase:
 
     @contextmanager
     def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
-        """Keep claims up to date during a call.
+        """Keep the claims of deliveries up to date while their handler runs.
 
-        The result is a set. The caller adds each delivery whose work is done to this set.
+        The context manager yields a set. The caller adds each delivery whose work is done to this
+        set.
         """
         done: set[InnerDelivery] = set()
         if self.claims is None:

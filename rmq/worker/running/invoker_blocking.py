@@ -30,7 +30,7 @@ from rmq.worker.settling.disposition import (
 
 
 class PlainInvoker(InvokerBase):
-    """Runs one handler, with its claims, hooks, middleware and dependencies."""
+    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies."""
 
     def run(self, delivery: InnerDelivery) -> Disposition:
         """Run the handler for one delivery."""
@@ -47,7 +47,7 @@ class PlainInvoker(InvokerBase):
         return disposition
 
     def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies.
+        """Run the handler inside interceptor hooks, middleware and dependencies.
 
         The error that the handler raised decides how the delivery is settled.
         """
@@ -94,7 +94,7 @@ class PlainInvoker(InvokerBase):
     def _raised_by(
         self, call: PlainCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Return the error that a call raised for some deliveries."""
+        """Await a call, and return the error that it raised, or None."""
         try:
             call()
         except BaseException as error:  # sys.exit() in a handler is a failure
@@ -104,7 +104,7 @@ class PlainInvoker(InvokerBase):
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned.
 
-        Add the value and its follow-ups to the delivery.
+        Add the value, and follow-ups if it contains any, to the delivery.
         """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:

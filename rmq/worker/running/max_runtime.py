@@ -40,7 +40,7 @@ class RuntimeLimits:
     def end(self, delivery: InnerDelivery) -> bool:
         """Forget the limit of a delivery whose handler has ended.
 
-        Return whether the delivery had exceeded the limit.
+        Return whether the handler ran for longer than the limit.
         """
         with self._lock:
             self.running.pop(delivery, None)
@@ -49,17 +49,17 @@ class RuntimeLimits:
             return is_overrun
 
     def next_limit(self) -> float:
-        """Return when the next delivery exceeds its limit, or infinity if none has a limit."""
+        """Return when the next delivery exceeds its limit, or infinity without any limit."""
         return min((limit.until for limit in list(self.running.values())), default=float("inf"))
 
     def find_overruns(self, now: float) -> Iterator[Report]:
-        """Yield a report once for each delivery that has exceeded its limit."""
+        """Yield one report for each delivery that has newly exceeded its limit."""
         for delivery, limit in list(self.running.items()):
             if now < limit.until:
                 continue
             with self._lock:
                 if delivery not in self.running:
                     continue  # it has ended just now
-                self.overrun.add(delivery)  # first: `end` is only called if one of them has it
+                self.overrun.add(delivery)  # first, because `end` needs the delivery in one of both
                 del self.running[delivery]
             yield Report(delivery, rest=limit.rest, overrun_s=limit.max_runtime_s)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 FROM_DELIVERY = 3  # a message can be a suspect from this delivery on, or on its last delivery
-ALONE_S = 60.0  # time after which a running suspect does not delay other deliveries
+ALONE_S = 60.0  # after this time a running suspect does not delay other deliveries
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried again
 
 
@@ -16,25 +16,27 @@ class PoisonSuspects:
 
     A suspect is a message whose last deliveries ended with an expired lease. It may have killed its
     worker process. If all suspects ran at the same time, a single poison message would cost each of
-    them a delivery. If they ran one by one, hundreds of harmless suspects would take minutes, for
-    example after a machine has failed twice. So one suspect runs at first. Each suspect that ends
-    without killing the process allows more suspects at the same time. A suspect that was delivered
-    more often must wait until more of the other suspects have ended.
+    them a delivery. If all suspects ran one by one, hundreds of harmless suspects would take
+    minutes. There can be hundreds after a machine has failed twice. So one suspect runs at first.
+    Each suspect that ends without killing the process allows more suspects at the same time. The
+    more often a suspect was delivered, the more of the other suspects must have ended before it
+    runs.
 
     A suspect without a retry left would become a dead letter if another message killed the process.
     So it runs alone in the process.
 
     Guarantee:
         A message that kills its process within ALONE_S becomes a dead letter when its retries are
-        used up. No other message becomes a dead letter because of it. A harmless message can lose
-        two deliveries to it before the harmless message is a suspect. It can lose a third delivery
-        only after 2 suspects have ended in one process without killing it. It can lose a fourth
-        only after 4 suspects, and a fifth only after 8 suspects. So among n suspects a message
-        loses at most log2(n) further deliveries.
+        used up. No other message becomes a dead letter because of this poison message.
+
+        Because of a poison message, a harmless message can lose two deliveries before it becomes a
+        suspect. It loses a third delivery only if 2 suspects have ended in the same process without
+        killing the process. It loses a fourth delivery only after 4 suspects, and a fifth only
+        after 8. So among n suspects, a message loses at most log2(n) further deliveries.
 
     Attributes:
-        running: Suspects that run or are about to run, each with its attempt and the time of its
-            start.
+        running: Suspects that run or are about to run, each with the number of its delivery and the
+            time of its start.
     """
 
     def __init__(self) -> None:
@@ -45,15 +47,18 @@ class PoisonSuspects:
         self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 
     def watch(self, running: dict[Any, float]) -> None:
-        """Watch the runs of one handler. `running` has the time at which each run began."""
+        """Let `is_quiet` wait for the runs of one handler.
+
+        `running` has the time at which each run began.
+        """
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Reserve a place for a suspect, a message that may kill this process.
+        """Admit a suspect, a message that may kill this process, if it may run now.
 
-        Return False if the suspect must wait for others. `is_last` says whether the suspect has no
-        retry left. If it has none, no other delivery may begin after this call. The caller then
-        waits until `is_quiet` returns True, and calls `begin_alone`.
+        Return False if the suspect must wait for other suspects. `is_last` says whether the suspect
+        has no retry left. After the admission of such a suspect, no other delivery may begin. The
+        caller then waits until `is_quiet` returns True, and calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:

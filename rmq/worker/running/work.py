@@ -42,8 +42,8 @@ class RunTimes:
     Attributes:
         running: Time at which each run began. The key is the first delivery of the run.
         mean: Mean run time in seconds. It is negative if no run has ended.
-        busy_s: Sum of all run times in seconds. If two threads end at the same time, one of their
-            times may be missing.
+        busy_s: Sum of all run times in seconds. If two runs end at the same time, the time of one
+            run may be missing.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -69,7 +69,7 @@ class RunTimes:
         return True
 
     def saturated_s(self) -> float:
-        """Return for how many seconds all threads or tasks have been busy with the same runs."""
+        """Return for how many seconds every thread or task has been busy with the same run."""
         if len(self.running) < self._concurrency:
             return 0.0
         return max(0.0, time.monotonic() - self._changed_at)
@@ -85,10 +85,10 @@ class HandlerWork:
             handlers run in one sequence.
         settler: Settler that gets a report for each delivery.
         is_stopping: Whether the worker is stopping.
-        suspects: Suspects of this process.
+        suspects: Suspects of this process: messages that may have killed their process before.
 
     Attributes:
-        limits: Limits of the running deliveries by `max_runtime`.
+        limits: Time limits of the running deliveries.
         ordered_ended: Number of ordered batches that have ended.
     """
 
@@ -160,7 +160,7 @@ class HandlerWork:
             self._report(delivery, ACK)
             return False
         if delivery.cancellation is not None and delivery.is_cancelled:
-            self._report(delivery, RELEASE)  # which ends it, as it is cancelled
+            self._report(delivery, RELEASE)  # which ends its message, as the message is cancelled
             return False
         if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # its next delivery claims the key again
@@ -195,12 +195,12 @@ class HandlerWork:
     def _report(
         self, delivery: InnerDelivery, disposition: Disposition, rest: Sequence[InnerDelivery] = ()
     ) -> bool:
-        """Report a delivery whose run has ended, or has never begun.
+        """Report to the settler a delivery whose run has ended, or has never begun.
 
         Args:
             delivery: The delivery.
             disposition: How to settle it.
-            rest: Deliveries behind it in an ordered batch that stops here.
+            rest: Deliveries behind this delivery in an ordered batch that stops here.
 
         Returns:
             False if the run has exceeded its max_runtime. In this case all deliveries are settled
@@ -270,9 +270,9 @@ class HandlerWork:
     def _steps_in_order(
         self, run: list[InnerDelivery], margin_s: float = 0.0
     ) -> Generator[InnerDelivery, Disposition, None]:
-        """Yield the deliveries of an ordered batch one after another, to be run.
+        """Yield the deliveries of an ordered batch one after another, so that the caller runs them.
 
-        The caller sends back the disposition of each delivery.
+        The caller sends back into the generator how each delivery is settled.
         """
         try:
             for place, delivery in enumerate(run):
@@ -294,7 +294,7 @@ class HandlerWork:
     ) -> bool:
         """Report a delivery of an ordered batch, and return whether the batch stops after it."""
         delivery = run[place]
-        # Otherwise it failed, or the handler settled it.
+        # Otherwise the delivery failed, or the handler settled it.
         goes_on = disposition.verb in ("ack", "reject") and delivery.state == OPEN
         is_reported = self._report(delivery, disposition, () if goes_on else run[place + 1 :])
         return not (goes_on and is_reported)
@@ -335,7 +335,7 @@ class HandlerWork:
                 call_hook(hook, self.invoker.show(delivery))
 
     def next_limit(self) -> float:
-        """Return when the next delivery exceeds its max_runtime, or infinity if none has one."""
+        """Return when the next delivery exceeds its max_runtime, or infinity without any limit."""
         return self.limits.next_limit()
 
 
