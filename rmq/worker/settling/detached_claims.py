@@ -59,7 +59,9 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of deliveries whose handlers still run. None means all deliveries.
+        """Keep the claims of deliveries whose handlers still run.
+
+        `None` means all deliveries.
 
         Call this method before the deliveries are released, because a release removes all other
         claims.

@@ -1,7 +1,7 @@
 """The settlers of handlers, which settle deliveries after their handler has run, and their threads.
 
-Threads of handlers report how each delivery must be settled. A few other threads settle the
-reported deliveries, with one call per handler and verb. The next call settles all reports that
+The threads of handlers report how each delivery must be settled. A few settler threads then settle
+all reported deliveries, with one call per handler and verb. The next call settles all reports that
 arrived during the last call. So when the load grows, the calls become larger, not more frequent.
 
 When Redis cannot be reached, the settler repeats its call until Redis answers or the worker ends.
@@ -44,8 +44,8 @@ class SettlerThread:
         abandoned: Event that ends all pauses, and after which no call is repeated.
 
     Attributes:
-        waiting: Functions that the thread calls. Each settles the queued reports of one settler.
-            None ends the thread.
+        waiting: Functions that the thread calls. Each function settles the queued reports of one
+            settler. None ends the thread.
         call_began: Start of the current call to Redis by the monotonic clock, or 0 if there is no
             call.
     """
@@ -68,7 +68,7 @@ class SettlerThread:
         self._thread.start()
 
     def put_aside(self, settle: Callable[[], None]) -> None:
-        """Run a function in a second thread, because it may wait for a master node of a cluster."""
+        """Run a function in a second thread, because it may have to wait for a cluster node."""
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
@@ -76,7 +76,7 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when the second thread has run all functions that it has so far."""
+        """Call a function after the second thread has run all functions that it has now."""
         if self._aside is None:
             call()
         else:
@@ -87,12 +87,15 @@ class SettlerThread:
         self._abandoned.wait(seconds)
 
     def abandon(self) -> None:
-        """Settle the queued reports, and end. During an outage of Redis, calls are not repeated."""
+        """Settle the queued reports, and end the thread.
+
+        If Redis cannot be reached, no call is repeated.
+        """
         self._abandoned.set()
         self.end()
 
     def end(self) -> None:
-        """End after all queued functions have run."""
+        """End the thread after all queued functions have run."""
         self.waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
@@ -147,7 +150,7 @@ class Settler:
         self._disposition_of_overrun = disposition_of_overrun
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
-        self._counting = threading.Lock()  # of `finished` and `tally`: two threads may settle
+        self._counting = threading.Lock()  # for `finished` and `tally`; two threads may settle
         self._is_queued = False  # whether the thread is going to call `settle_queued`
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
@@ -160,7 +163,7 @@ class Settler:
     def claim_counts(self) -> dict[str, int]:
         """Number of deliveries by the state of their claims.
 
-        It is empty if the handler has no middleware.
+        The result is empty if the handler has no middleware.
         """
         if not self._handler.middleware:
             return {}
@@ -253,7 +256,7 @@ class Settler:
         others: list[tuple[InnerDelivery, Disposition]] = []
         stopped: list[Report] = []  # reports of ordered batches that cannot continue
         overrun: list[InnerDelivery] = []  # their handlers still run
-        duplicates = 0  # deliveries of `acks` whose work was done before
+        duplicates = 0  # deliveries of `acks` whose work an earlier delivery has done
         for report in reports:
             delivery = report.delivery
             if delivery is not None and report.overrun_s:
@@ -343,8 +346,7 @@ class Settler:
         """Settle deliveries by `verb`, and repeat the call until Redis answers.
 
         Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
-        reached, another thread settles these deliveries later. So the other deliveries need not
-        wait.
+        reached, another thread settles these deliveries later, so that all others need not wait.
         """
         call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
         while not self._is_done(call):
@@ -392,7 +394,7 @@ class Settler:
         return True
 
     def _put_aside(self, call: _SettleCall) -> None:
-        """Give the unsettled deliveries of a call to a thread that waits for their master node."""
+        """Let a second thread settle a call's remaining deliveries when their node answers."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)
@@ -423,14 +425,15 @@ class Settler:
 
 @dataclass(slots=True, eq=False)
 class _SettleCall:
-    """Deliveries that are settled by one verb, in as many tries as Redis needs.
+    """Deliveries that one verb settles, in as many tries as necessary.
 
     Attributes:
         verb: Name of the verb.
         deliveries: Deliveries to settle.
-        flow: Settles a list of deliveries, and returns the deliveries whose leases were lost.
+        flow: Function that settles a list of deliveries, and returns the deliveries whose leases
+            were lost.
         is_aside: Whether the call waits in another thread for the master node of its slots.
-        left: Deliveries that may not be settled yet.
+        left: Deliveries that are not known to be settled.
         lost: Deliveries whose leases were already lost when Redis ran the verb.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
         outage: The last error of an outage of Redis, or None for no outage.

@@ -20,11 +20,11 @@ TYPES_MAX = 1000  # types that a process remembers
 class Unhandled:
     """Decides how to settle the messages of one topic whose type has no handler in this worker.
 
-    Another worker may have a handler for the type, so these messages are released at no cost of a
+    Another worker may have a handler for the type, so these messages are released without losing a
     retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. The messages
-    become dead letters after the time in the topic's setting `unhandled`. But this process must
-    have known their type for at least KNOWN_MS. So after a long stop of all workers, the worker
-    with the handler has time to start.
+    become dead letters after the time in the topic's setting `unhandled`. But a process makes no
+    dead letter before it has known the type for KNOWN_MS. So after a long stop of all workers, the
+    worker with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -81,11 +81,11 @@ def _described(message_type: str | None) -> str:
 
 
 def _age_ms(delivery: InnerDelivery, now_ms: int, known_ms: int) -> int:
-    """Return the time since a message was due in ms, by this machine's clock.
+    """Return for how many ms a message has been due, by this machine's clock.
 
-    If the id of the message contains no time, return how long this process has known the type. An
-    id that was derived from a dedup key contains no time. With a test's clock no id contains a
-    time.
+    If the message id contains no time, return for how long this process has known the message type.
+    Message ids that are derived from a dedup key contain no time. If a test sets the clock, no
+    message id contains a time.
     """
     due = delivery.due or (None if clock.now_us else delivery.id.made_at)
     return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))
