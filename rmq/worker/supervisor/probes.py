@@ -1,8 +1,10 @@
 """Probes: a small HTTP endpoint for monitoring a worker.
 
 /readyz   200 while messages are received and settled, else 503
-/livez    503 if something hangs in the process, so that a restart may help (an outage of Redis does
-not count) /metrics  metrics of prometheus_client in this process, or 404 if it is not installed
+/livez    503 if something hangs in the process, so that a restart may help, else 200
+/metrics  metrics of prometheus_client in this process, or 404 if it is not installed
+
+During an outage of Redis, /livez is still 200, because a restart of the worker would not help.
 
 The endpoint runs in a daemon thread, uses the standard library only, and shows no data of messages.
 """
@@ -102,7 +104,7 @@ def _json(value: object) -> bytes:
 class Metrics:
     """The metrics of prometheus_client.
 
-    They are the metrics of this process, or of all processes that share a directory.
+    The text has the metrics of this process, or of all processes that share a directory.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ class SharedMetrics:
             os.environ[MULTIPROCESS] = self._made  # for this process and its child processes
 
     def forget(self, pid: int) -> None:
-        """Remove the gauges of a process that has ended. Its counters stay."""
+        """Remove the gauges of a process that has ended. The counters of the process stay."""
         if has_prometheus():
             _prometheus("prometheus_client.multiprocess").mark_process_dead(pid)
 

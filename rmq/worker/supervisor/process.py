@@ -3,10 +3,10 @@
 Supervisor and worker have a control channel, which is a socket pair. The worker sends lines, each
 with one JSON object. It sends a line when it is ready, a line with its health and counts every
 second, and its last counts at the end. The supervisor sends single bytes: STOP, or the number of a
-second signal. The end of the channel also means STOP, so the workers of a killed supervisor stop.
+second signal. A closed channel also means STOP, so the workers of a killed supervisor stop.
 
-STOP is not a signal, because systemd sends SIGTERM to every process of a service. A second SIGTERM
-would end a worker at once.
+STOP is not a signal, because systemd already sends SIGTERM to every process of a service. A signal
+from the supervisor would be the second SIGTERM, which ends a worker at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ControlChannel:
             self._socket.sendall(json.dumps(facts).encode() + b"\n")
 
     def set_worker(self, worker: Worker) -> None:
-        """Set the worker that a STOP ends."""
+        """Set the worker that a STOP from the supervisor ends."""
         with self._lock:
             self._worker = worker
 
@@ -102,13 +102,13 @@ Counts = dict[str, dict[str, int]]
 
 
 class WorkerProcess:
-    """A worker process. If the process ends, this object starts and describes the next one."""
+    """A worker process. If the process ends, this object starts and describes its successor."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.popen: subprocess.Popen[bytes] | None = None
         self.channel: socket.socket | None = None
-        self.code = 0  # exit code of the last process that ended
+        self.code = 0  # exit code of the last process that has ended
         self.start_at = 0.0
         self.started = self.last_message = 0.0
         self.restart_pause_s = 0.0

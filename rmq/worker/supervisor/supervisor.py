@@ -50,7 +50,7 @@ def add_counts(
 ) -> None:
     """Add the counts in `more` to the counts in `total`.
 
-    `in_flight` says whether to add the number of deliveries in flight.
+    Add the number of deliveries in flight only if `in_flight` is true.
     """
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
@@ -65,10 +65,10 @@ class Supervisor:
         command: Command of one process. `--control-fd FD` is appended to it.
         count: Number of processes.
         env: Environment of the processes, or None for the environment of this process.
-        is_watched: Whether `changed` will be called when code changes. A process that cannot start
-            then waits for that call.
-        on_ready: Function that is called when the first process is ready, also after each change.
-            It gets what the process reported.
+        is_watched: Whether `changed` will be called when code changes. If true, a process that
+            cannot start waits for the next call of `changed`.
+        on_ready: Function that is called when the first process is ready, at the start and after
+            each change of the code. Its argument is the report of the process.
         on_end: Function that is called with the pid of a process that has ended.
     """
 
@@ -178,7 +178,7 @@ class Supervisor:
             process.counts = facts["counts"]
 
     def _handle_requests(self) -> None:
-        """Act on signals that have arrived, and on reported changes of code."""
+        """Handle signals that have arrived, and reported changes of the code."""
         while self._signals:
             self._stop_requests += 1
             number, first = self._signals.pop(0), not self._stopping
@@ -202,7 +202,7 @@ class Supervisor:
                 process.stop()
 
     def _process_ended(self, process: WorkerProcess, code: int) -> None:
-        """Act on the end of a process: restart it, or stop the supervisor."""
+        """Restart a process that has ended, or stop the supervisor."""
         assert process.popen is not None
         lived_s = time.monotonic() - process.started
         name, was_ready = str(process), process.is_ready
