@@ -31,9 +31,9 @@ from rmq.worker.settling.settler import SettlerThread
 
 log = logging.getLogger("rmq")
 
-THREADS, TASKS = 64, 1000  # for all handlers, unless a single handler may have more
+THREADS, TASKS = 64, 1000  # for all handlers together; one handler may have a larger limit
 SETTLER_THREADS = 2
-RELEASE_S = 0.5  # part of the time for an end in which deliveries are released
+RELEASE_S = 0.5  # seconds at the end of the time limit that are kept for releasing deliveries
 
 
 class Engine:
@@ -43,11 +43,11 @@ class Engine:
         topics: Handlers of each topic.
         transport: Transport to Redis.
         memory: Memory that is shared with the heartbeat.
-        hooks: Hooks of the interceptors.
+        hooks: Methods of interceptors that run around each handler.
         loop: Event loop of async handlers.
-        heartbeat: Heartbeat of the event loop.
-        concurrency: Largest number of handlers that run at the same time in this process. None sets
-            the limits THREADS for threads and TASKS for tasks.
+        heartbeat: Check of the event loop, which measures for how long it is blocked.
+        concurrency: Largest number of handlers that run at the same time in this process. With
+            None, the limits are THREADS for threads and TASKS for tasks.
         values: Values of the dependencies and lifespans of this process.
     """
 
@@ -109,7 +109,8 @@ class Engine:
     def release_waiting(self, until: float) -> None:
         """Release the deliveries whose handlers have not begun.
 
-        Wait for the end of the fetcher, at most until the time `until`.
+        First wait until the fetcher has ended, but at most until `until`, a time of the monotonic
+        clock.
         """
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
@@ -127,7 +128,10 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return one event per handler, which is set when all its reports so far are settled."""
+        """Return one event per handler.
+
+        It is set when every delivery that the handler's runs have reported so far is settled.
+        """
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:

@@ -1,4 +1,4 @@
-"""A topic of a worker: its handlers, its flows, and the error that blocks it now."""
+"""A topic that a worker handles: its handlers, its flows, and the error that blocks it now."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HandledTopic:
     Args:
         handlers: Handlers of the topic.
         transport: Transport to Redis.
-        tracker: Tracker of the leases under which deliveries are received.
+        tracker: Tracker of the topic's leases and of the deliveries received under them.
 
     Attributes:
         flows: Flows that receive and settle deliveries.
@@ -84,7 +84,7 @@ class ErrorState:
 
 
 def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
-    """Return the flows that receive and settle the deliveries of a topic's handlers."""
+    """Return the flows (steps with Redis commands) that receive and settle a topic's deliveries."""
     lease_s = None if handlers.lease_ms is None else handlers.lease_ms / 1000
     flows = ConsumerFlows(handlers.context, lease_s, "at_least_once", handlers.ordered)
     flows.settles_fast = True
@@ -92,10 +92,10 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
 
 
 def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
-    """Return the function that makes the object that a handler gets for a delivery.
+    """Return a function that makes the `Delivery` or `AsyncDelivery` object for a handler.
 
-    The transport of a worker is blocking. Verbs that an async handler calls on its delivery
-    therefore run in threads.
+    The transport of a worker is blocking. Therefore, the verbs that an async handler calls on its
+    delivery run in threads.
     """
     one = DeliveryVerbs(flows)
     if not handler.is_async:

@@ -24,7 +24,7 @@ CHECK_S = 0.05  # time between two checks for an interrupted start
 
 
 class _Holder:
-    """Keeps nodes (lifespans and dependencies) open in one thread or task.
+    """Keeps lifespans and dependencies (called nodes) open in one thread or task.
 
     Some context managers, for example task groups, must be left in the task that entered them.
 
@@ -51,7 +51,7 @@ class _Holder:
     def _failed_to_close(self, error: BaseException) -> None:
         """Log the error of a lifespan or dependency that could not be closed.
 
-        The other nodes are closed nevertheless.
+        The other lifespans and dependencies are still closed.
         """
         self.has_failed = True
         log.error("a lifespan, or a dependency of the process, raised when it was closed",
@@ -62,7 +62,7 @@ class _Holder:
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Request that lifespans and dependencies are closed, even while they are being opened.
+        """Request the closing of lifespans and dependencies, even while they are being opened.
 
         Returns at once.
         """
@@ -102,7 +102,10 @@ class _ThreadHolder(_Holder):
         self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Request that lifespans and dependencies are closed when their opening has ended."""
+        """Request that lifespans and dependencies are closed.
+
+        If one of them is being opened, closing begins when it is open.
+        """
         self._ending.set()
 
 
@@ -200,7 +203,7 @@ class ProcessScope:
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
-        """Return the objects that hold lifespans and dependencies, in the order of their start."""
+        """Return the objects that keep lifespans and dependencies open, in starting order."""
         holders: list[_Holder] = []
         if self.plain_nodes:
             holders.append(_ThreadHolder(self.plain_nodes, self.values))
@@ -217,8 +220,8 @@ class ProcessScope:
             is_stopping: Function that returns whether to give up.
 
         Returns:
-            False if `is_stopping` ended the opening. The caller must call `close` in this case as
-            well.
+            False if the opening ended because of `is_stopping`. Even then, the caller must call
+            `close`.
 
         Raises:
             LifespanFailed: A node raised an error.

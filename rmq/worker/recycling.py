@@ -37,15 +37,16 @@ class RecyclingLimits:
     """The limits after which a worker process ends, so that a new process replaces it.
 
     After `max_messages` or `max_memory` the process stops as on SIGTERM, and exits with RECYCLED.
-    If a handler hangs for `timeout_kill` beyond its max_runtime, all other deliveries are released
-    and the process exits with STUCK. Only the end of the process frees a hanging thread.
+    If a handler still runs when `timeout_kill` has passed after its max_runtime, all other
+    deliveries are released and the process exits with STUCK. Only the end of the process frees a
+    hanging thread.
 
     Args:
         max_messages: Number of handled messages, or None for no limit. Each process adds up to 10 %
             at random.
         max_memory: Bytes of resident memory, or None for no limit.
-        timeout_kill: Time for which a handler may hang after its max_runtime is over, or None for
-            no limit.
+        timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
+            for no limit.
 
     Attributes:
         poll_s: Time between two calls of `reached`.
@@ -86,7 +87,7 @@ class RecyclingLimits:
         self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return a text that names the reached limit of messages or memory, or "" if none is."""
+        """Return a text that names the limit of messages or memory that is reached, or ""."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:
@@ -99,9 +100,9 @@ class RecyclingLimits:
         return ""
 
     def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
-        """Return the name of a handler that hangs for `timeout_kill` beyond its max_runtime, or "".
+        """Return the name of a handler that still runs `timeout_kill` after its max_runtime, or "".
 
-        It is called a few times a second.
+        The method is called a few times a second.
         """
         if self.timeout_kill_s is None:
             return ""

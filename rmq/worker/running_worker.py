@@ -35,7 +35,7 @@ from rmq.worker.watchdog import WATCH_S, Watchdog
 
 log = logging.getLogger("rmq")
 
-OTHERS_S = 0.05  # time between two checks of handlers for which a stop waits
+OTHERS_S = 0.05  # time between two checks of handlers while a stop waits for them
 FETCHER_STOP_S = 5.0  # longest wait for a fetcher that waits for an answer
 CANCEL_S = 2.0  # time for cancelled tasks to end, and for the release of deliveries
 HEARTBEAT_STOP_S = 0.2  # time for an idle heartbeat to end
@@ -43,10 +43,7 @@ ABANDON_S = 5.0  # time for other handlers to finish if a handler is stuck
 
 
 def lease_ms(handler: Handler) -> int:
-    """Return a handler's lease in ms.
-
-    If its topic is not open, return the shortest possible lease.
-    """
+    """Return a handler's lease in ms, or the shortest possible lease if its topic is not open."""
     if handler.lease_ms is not None:
         return handler.lease_ms
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
@@ -81,11 +78,7 @@ def chosen_topics(
 
 
 def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
-    """Raise if a hook cannot run around a handler.
-
-    Raises:
-        InvalidType: A hook cannot run around a handler. The error names the hook.
-    """
+    """Check that every hook of the interceptors can run around its handler."""
     hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
     for handler in handlers:
         if not handler.is_async:
@@ -139,7 +132,7 @@ class RunningWorker:
         client: Client with the handlers.
         topics: Topics of the handlers. A topic that is not open is opened as soon as Redis can be
             reached.
-        hooks: Hooks of the interceptors.
+        hooks: Methods of interceptors that run around each handler.
         options: Options of the worker.
         transport: Transport to Redis.
         surroundings: Open process scope and event loop.
@@ -232,8 +225,9 @@ class RunningWorker:
         """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
         A delivery whose handler hangs is not released. It is rolled back when its lease expires, at
-        the cost of a retry. So a message that makes every worker hang becomes a dead letter. After
-        `timeout_kill` the hanging deliveries have failed already, and a stop releases the rest.
+        the cost of a retry. So a message that makes every worker hang becomes a dead letter. If
+        `timeout_kill` is over, the hanging deliveries have already failed. A stop then releases the
+        other deliveries.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)
@@ -247,7 +241,7 @@ class RunningWorker:
     def _wait_for_runs(self, until: float) -> bool:
         """Wait until all handlers have ended and their deliveries are settled.
 
-        Return whether both were done in time.
+        Return whether all deliveries were settled in time.
         """
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):

@@ -29,7 +29,7 @@ STOP_S = 2.0  # longest wait for a call to Redis at the end
 
 
 class SchedulerThread:
-    """A thread that serves schedules until it is stopped."""
+    """A thread that sends the messages of due schedules until it is stopped."""
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
@@ -136,7 +136,7 @@ class Scheduler:
         return sent
 
     def start(self) -> None:
-        """Store the declared schedules in Redis, and start a thread that serves all schedules.
+        """Store the declared schedules in Redis, and start a thread that sends due messages.
 
         Raises:
             ConfigurationError, SettingsMismatch: A schedule or its topic differs in Redis.

@@ -52,7 +52,7 @@ def ping_error(transport: Transport) -> RMQError | None:
 
 
 class OutageLog:
-    """Logs every few seconds that Redis cannot be reached, and later that it answers again."""
+    """Logs every few seconds that Redis cannot be reached, and at last that Redis answers again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
