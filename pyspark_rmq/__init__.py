@@ -1,8 +1,8 @@
-"""How Spark finds `format("rmq")` without `spark.dataSource.register`.
+"""Let Spark find `format("rmq")` without a call of `spark.dataSource.register`.
 
-Spark imports every installed top-level module named pyspark_*, and takes its DefaultSource. An
-exception here would break the look-up of every other data source, so nothing but the door is
-loaded.
+Spark imports every installed top-level module whose name begins with `pyspark_`, and uses its class
+`DefaultSource`. If such an import raises, Spark finds no other data source either. So this module
+imports only the class of the data source.
 """
 
 from spark_connector.source import RmqDataSource
@@ -11,4 +11,4 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(RmqDataSource):
-    """The data source `rmq`."""
+    """Provide the data source `rmq` under the name that Spark looks for."""

@@ -1,4 +1,4 @@
-"""RMQ as a data source of Spark: `spark.readStream.format("rmq")`, `read`, `write`, `writeStream`.
+"""Use RMQ from Spark with `format("rmq")`: read and write batches and streams.
 
     from spark_connector import RmqDataSource
 

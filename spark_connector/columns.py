@@ -1,4 +1,4 @@
-"""The columns of a write: names, types, and the conversion of rows to messages.
+"""Convert the rows of a write to messages, and check their columns.
 
 This module does not use Redis.
 """
@@ -38,7 +38,7 @@ WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Column(NamedTuple):
-    """A column of a write, with the field of a message that it fills, and its possible types."""
+    """A column that a write accepts: the message field that it fills, and its possible types."""
 
     field: str
     types: tuple[type[DataType], ...]
@@ -65,7 +65,7 @@ COLUMNS = {
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
-# Rows that are encoded together; larger slices would make longer entries of a stage.
+# Rows that are encoded together. Larger slices would make longer entries of a stage.
 SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024
 
 
@@ -74,7 +74,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Outgoing)}
 
 
 class Encoded:
-    """A codec for bodies that are already encoded, which it checks by decoding them."""
+    """Codec for bodies that are already encoded. It checks each body by decoding it."""
 
     passes_bytes = True
 
@@ -99,7 +99,7 @@ class Encoded:
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return the spelling of known columns in the schema. Other columns are ignored.
+    """Return how the schema spells each known column. Other columns are ignored.
 
     Args:
         schema: Schema of the rows.
@@ -125,7 +125,7 @@ def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]])
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns of a write. Return column names by message field.
+    """Check the columns of a write. Return the column name for each message field.
 
     Raises:
         InvalidValue: A column is missing, unknown, of another type, or given twice.
@@ -172,10 +172,10 @@ _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # range of datet
 
 
 def _times(array: pa.Array) -> list[Any]:
-    """Return epoch ms, rounded up so that no message is due too early.
+    """Convert timestamps to epoch ms, rounded up so that no message is due too early.
 
-    RMQ accepts epoch ms only in a range, so that it can detect numbers in other units. A time
-    outside of this range becomes a datetime, whose unit is certain.
+    RMQ accepts epoch ms only in a limited range, so that it can detect numbers in other units. A
+    time outside of this range becomes a datetime, because a datetime has no unit to mistake.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -188,7 +188,7 @@ def _time(ms: int) -> int | datetime:
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    """Return mappings without the entries whose value is null."""
+    """Convert a column of maps to dicts without the entries whose value is null."""
     if not array.items.null_count:
         return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
     return [
@@ -207,7 +207,7 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 }  # fmt: skip
 
 
-# Columns that are passed as a whole to `Stage.push_bodies`, and its names for them.
+# Columns that are passed whole to `Stage.push_bodies`, each with the name of its parameter.
 _WHOLE_COLUMNS = {
     "priority": "priorities", "slot_basis": "slot_bases", "headers": "headers", "type": "types",
     "group": "groups",
@@ -215,7 +215,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """A list of bodies that counts how many bodies were read in the last iteration."""
+    """A list of bodies that counts how many bodies the last iteration has read."""
 
     left: Iterator[Any] = iter(())
 
@@ -229,7 +229,7 @@ class _Bodies(list[Any]):
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join the rows of small batches into batches of the size that is encoded together.
+    """Join small record batches into batches of the size that is encoded together.
 
     Spark makes batches of at most 10 000 rows.
     """
@@ -252,7 +252,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Rows:
-    """Converts record batches to messages, and keeps the number of the current row for errors."""
+    """Convert record batches to messages, and keep the number of the current row for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge) -> None:
         self._columns = columns
@@ -261,7 +261,7 @@ class Rows:
         self._fields_of = columns
         self._merge = merge
         self._before = 0  # rows of the partition before the current batch
-        self._rows: Sequence[int] = range(1)  # positions in the batch of the current slice's rows
+        self._rows: Sequence[int] = range(1)  # positions of the slice's rows in their batch
         self._bodies = _Bodies()
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
@@ -270,7 +270,7 @@ class Rows:
 
     @property
     def row(self) -> int:
-        """The number of the last row that was read, from 1 in its partition."""
+        """The number of the last row that was read. The first row of a partition is 1."""
         return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
     def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
@@ -286,7 +286,7 @@ class Rows:
         self._rows, self._bodies = range(1), _Bodies()
 
     def _by_topic(self, batch: pa.RecordBatch) -> dict[str | None, Sequence[int]]:
-        """Return the positions of each topic's rows."""
+        """Return the positions of the rows of each topic."""
         if self._topic is None:
             return {None: range(batch.num_rows)}
         rows: dict[str | None, list[int]] = defaultdict(list)
@@ -306,7 +306,7 @@ class Rows:
             stage.push(map(Outgoing, self._bodies, *outs))
 
     def _values(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """Return the fields of a slice's messages, except the bodies."""
+        """Return the message fields of a slice of rows, except the bodies."""
         read = _READ | ({"slot_basis": _binary} if self._is_simple else {})
         values = {
             field: read.get(field, _plain)(batch.column(name))
@@ -323,7 +323,7 @@ class Rows:
         return values
 
     def explain(self, error: RMQError, partition: int) -> None:
-        """Rewrite an error about a message so that it names columns instead of fields."""
+        """Rewrite an error about a message so that it names columns instead of message fields."""
         head, colon, rest = str(error).partition(":")
         words = [self._columns.get(word.rstrip(","), word) for word in head.split(" ")]
         error.args = (" ".join(words) + colon + rest, *error.args[1:])

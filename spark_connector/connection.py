@@ -1,4 +1,4 @@
-"""Connections to Redis: a client from the options, and calls that survive a server restart."""
+"""Connect to Redis: make a client from the options, and repeat calls while the server restarts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spark_connector.options import Connection
 
 T = TypeVar("T")
 PAUSE_S, PAUSE_MAX_S = 0.1, 5.0
-RETRY_S = 300.0  # a query ends only if Redis cannot be reached for longer than this
+RETRY_S = 300.0  # a query ends if Redis cannot be reached for longer than this
 COMMIT_RETRY_S = 60.0  # the commit of a write fails if Redis cannot be reached for longer than this
 
 
 def connect(at: Connection) -> rmq.Client:
-    """Return a client for these options. It connects at its first call."""
+    """Return a client for these options. The client connects at its first call."""
     return rmq.Client(at.url, prefix=at.prefix, retry_for=5.0)
 
 
@@ -27,8 +27,8 @@ def retry_while_away(call: Callable[[], T], for_s: float) -> T:
 
     Args:
         call: Function to call.
-        for_s: How long to repeat, in seconds. Use minutes, because Spark ends a query whose source
-            raises.
+        for_s: How long to repeat, in seconds. Use minutes, because Spark ends a query if a call of
+            its source raises.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis did not answer in time. The call may raise other errors.
@@ -48,7 +48,7 @@ _clients: dict[tuple[int, Connection], rmq.Client] = {}
 
 
 def client_of_task(at: Connection) -> rmq.Client:
-    """Return the client of this process. Spark uses the process for one task after another."""
+    """Return this process's client. Spark runs one task after another in a process."""
     key = os.getpid(), at
     client = _clients.get(key)
     if client is None:

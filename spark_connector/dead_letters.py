@@ -1,8 +1,8 @@
-"""A write with the option `action`: redrive or purge the dead letters in its rows, as jobs.
+"""Redrive or purge the dead letters in the rows of a write with the option `action`, as jobs.
 
-Tasks check their rows and change nothing. The commit gets the ids from the tasks, and starts and
-runs jobs. Each job has a dedup key that belongs to this write, so a repeated commit finds the same
-jobs. If a driver dies, any other process that runs jobs finishes the jobs.
+Tasks check their rows and change nothing. The commit gets the ids from the tasks, and then starts
+and runs the jobs. Each job has a dedup key that belongs to this write, so a repeated commit finds
+the same jobs. If a driver dies, any other process that runs jobs finishes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_connector.options import DeadLetterOptions
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-JOB_IDS = 10_000  # maximum number of ids of a job, which stores them in its conditions
+JOB_IDS = 10_000  # maximum number of ids in one job; the job stores them in Redis
 SHOWN = 10  # maximum number of jobs that the driver logs
 _ROW = struct.Struct("<16sq")  # an id, and its time of death in epoch ms
 _ANY_TIME = -1
@@ -44,13 +44,13 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Chosen(WriterCommitMessage):
-    """The dead letters in a task's rows, by topic: 24 bytes each."""
+    """The dead letters in a task's rows, by topic. Each takes 24 bytes."""
 
     letters: dict[str, bytes]
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns. Return their spelling in the schema. Other columns are ignored.
+    """Check the columns. Return how the schema spells each known column. Other columns are ignored.
 
     Raises:
         InvalidValue: `message_id` is missing, or a column has another type.
@@ -73,7 +73,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
         self._write = uuid.uuid4().hex  # name of this write, part of the keys of its jobs
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """Check the rows of a task."""
+        """Check the rows of a task, and return their dead letters."""
         letters: dict[str, bytearray] = {}
         topics: dict[str, tuple[int, int]] = {}
         numbered = enumerate(chain.from_iterable(map(self._rows, iterator)), 1)
@@ -94,7 +94,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return Chosen({topic: bytes(packed) for topic, packed in letters.items()})
 
     def _rows(self, batch: RecordBatch) -> Iterator[tuple[str | bytes, str | None, int]]:
-        """Return id, topic and time of death of each row."""
+        """Return the message id, the topic and the time of death of each row."""
         rows = batch.num_rows
         ids = batch.column(self._fields["message_id"])
         if ids.null_count:
@@ -109,10 +109,10 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return zip(ids.to_pylist(), topics, times, strict=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Start the jobs and run them one after another. The rate applies to all of them.
+        """Start the jobs and run them one after another. The option `rate` applies to all jobs.
 
-        If the driver crashes, letters without a job are still dead letters. Write the rows again in
-        this case.
+        If the driver crashes, some dead letters may have no job. They are unchanged. Repeat the
+        write to handle them.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:
@@ -148,11 +148,11 @@ class DeadLetterWriter(DataSourceArrowWriter):
         )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing, because tasks have changed nothing, and started jobs continue."""
+        """Do nothing, because tasks have changed nothing and jobs that have started continue."""
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return the bits that the ids of a topic's messages have in common, and its number of slots.
+    """Return the check bits that all ids of the topic contain, and its number of slots.
 
     Raises:
         TopicNotFound: There is no such topic.

@@ -2,7 +2,7 @@
 
 Most records have no fields before the body, and Arrow reads such records without a Python loop. For
 other records, one loop reads all fields. A column is made when it is first used, so a column that
-the schema lacks costs nothing.
+is not in the schema costs nothing.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _TYPE = "rmq-type"  # the header with the type
 _GROUP = "rmq-group"  # the header with the group, after the last \1
 _RESERVED = "rmq-"  # prefix of headers that RMQ adds
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and has no time
-# Clears the bit in the first octet of an id that marks a kept id (from `Topic.new_id`).
+# Clears the bit that marks an id made by `Topic.new_id`. It is in the first byte of the id's time.
 _NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _BIGINT_MAX = (1 << 63) - 1
-_NOT_BARE = b"\xff" * BARE  # no bare record begins with these bytes
-_END = (1 << 31) - 1  # end of a slice; Arrow 26 fails at an empty body if a slice has no end
-_LOW = (1 << 32) - 1  # the bits of an acceptance number that a record stores
+_NOT_BARE = b"\xff" * BARE  # used for a record that is too short; no record begins so
+_END = (1 << 31) - 1  # end of a slice; Arrow 26 fails at an empty body without an end
+_LOW = (1 << 32) - 1  # a record stores only these bits of its sequence number
 _EMPTY: list[Any] = []  # headers of messages without headers
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
 
 
 @lru_cache(256)
 def fingerprint(error: str) -> str | None:
-    """Return a hash that ignores numbers, ids and quoted text in an error."""
+    """Return a hash of an error's text that ignores numbers, ids and quoted text."""
     if not error:
         return None
     return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
 
 
 class _Fields(NamedTuple):
-    """Fields before the bodies, one list per column, with None for a field that a record lacks."""
+    """The fields before the bodies, one list per column. A field that a record lacks is None."""
 
     due_ms: list[int | None]
     expires_ms: list[int | None]
     merge_keys: list[str | None]
     headers: list[dict[str, str] | None]
-    starts: list[int]  # positions of the bodies
+    starts: list[int]  # position of each body in its record
     errors: dict[int, str]  # reason why a record cannot be read, by row
 
 
@@ -74,7 +74,7 @@ class Stored:
         self._ids, self._records, self._count = ids, records, len(records)
 
     def columns(self) -> dict[str, Callable[[], Any]]:
-        """Return, for each column that every read has, a function that makes the column."""
+        """Return a function for each column that every read has. Calling it makes the column."""
         return {
             "message_id": self._message_ids,
             "timestamp": self._made_at,
@@ -92,7 +92,7 @@ class Stored:
         }
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
-        """Yield ranges of rows and their messages, each with about `most` bytes of bodies.
+        """Yield ranges of rows with their messages, each with about `most` bytes of bodies.
 
         Compressed bodies and lists of bodies are counted after they were decompressed or joined. If
         there are none, all rows are one range, because stored bodies are small.
@@ -121,10 +121,10 @@ class Stored:
         return fixed.cast(pa.binary()).cast(pa.string())
 
     def _made_at(self) -> pa.Array:
-        """Return the times of the ids, with null for an id derived from a dedup key."""
+        """Return the time in each id, or null for an id that was derived from a dedup key."""
         ids = self._ids
         stamps = bytearray(8 * self._count)
-        for index in range(6):  # big-endian ms in the id, little-endian here
+        for index in range(6):  # the id has big-endian ms, this array little-endian
             stamps[index::8] = ids[5 - index :: ID_BYTES]
         stamps[5::8] = stamps[5::8].translate(_NOT_KEPT)
         ms = _int64(stamps)
@@ -151,7 +151,7 @@ class Stored:
         return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return the number at one position of each record's first bytes, or 0 if unreadable."""
+        """Return a number in the first bytes of each record, or 0 for an unreadable record."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]
@@ -164,7 +164,10 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return the acceptance numbers. `newest` is the number of the slot's newest message."""
+        """Return the sequence number that the slot gave each message.
+
+        `newest` is the sequence number of the slot's newest message.
+        """
         behind = pc.bit_wise_and(pc.subtract(newest, self._head_numbers(4, 8)), _LOW)
         offsets = pc.subtract(newest, behind)
         if self._enveloped and self._fields.errors:
@@ -176,7 +179,7 @@ class Stored:
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows that Arrow alone cannot read. Their bodies do not begin at a fixed position."""
+        """The rows that Arrow alone cannot read, because their bodies have no fixed position."""
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):
@@ -207,7 +210,7 @@ class Stored:
         return fields
 
     def header(self, name: str) -> list[str | None] | None:
-        """Return a header of each message, or None if all messages lack it."""
+        """Return the value of a header for each message, or None if no message has it."""
         if not self._enveloped:
             return None
         return [each.get(name) if each else None for each in self._fields.headers]
@@ -217,12 +220,12 @@ class Stored:
         return marks and [mark and mark.rpartition("\1")[2] for mark in marks]
 
     def due_ms(self) -> list[int | None] | None:
-        """Return the due times in the records, or None if no record has one."""
+        """Return the due time in each record, or None if no record has a due time."""
         return self._fields.due_ms if self._enveloped else None
 
     @cached_property
     def _numbers(self) -> tuple[list[str | None] | None, list[int | None] | None]:
-        """The producers that used rmq.Audit, and the numbers that they gave messages."""
+        """The producers that numbered their messages with rmq.Audit, and these numbers."""
         if not self._enveloped:
             return None, None
         producers: list[str | None] = [None] * self._count
@@ -260,12 +263,15 @@ class Stored:
         return values, errors
 
     def _is_packed(self, row: int) -> bool:
-        """Return whether a body is compressed, a list of bodies, or missing."""
+        """Return whether a body is compressed, is a list of bodies, or is missing."""
         first = self._records[row][:1]
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row. If it is unreadable, return the record, and add to `errors`."""
+        """Return the body of a row.
+
+        If the body is unreadable, return the record, and add the reason to `errors`.
+        """
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -293,7 +299,7 @@ def times(values: Sequence[int | None] | None) -> pa.Array | None:
 
 
 def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
-    """Return values, or functions that make values, for each column of a page of a queue."""
+    """Return the values of each column of a page of a queue, or functions that make them."""
     queue, failures = block.queue, _Failures(block)
 
     def deliver_at() -> pa.Array | None:
@@ -325,7 +331,10 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failures of a page's messages, a list per column. Empty if no message has failed."""
+    """The last failure of each message of a page, one list per column.
+
+    The result is empty if no message has failed.
+    """
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

@@ -1,8 +1,9 @@
-"""The offsets in Spark's checkpoint: the query's name, and numbers by topic and slot.
+"""Read and write the offsets in Spark's checkpoint: the query's name, and its position by topic.
 
-Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
-returned as it was received. `held` is the number of messages of the batch that ends at the offset.
-It cannot be computed from the numbers, because they have gaps if a lease has expired.
+A position has the last sequence number of each slot. Spark compares offsets as JSON text, so the
+keys have a fixed order, and an unchanged offset is returned as it was received. The field `held` is
+the number of messages of the batch that ends at the offset. The sequence numbers alone do not give
+it, because they have gaps if a lease has expired.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any, NamedTuple
 from rmq.errors import ConfigurationError
 
 VERSION = 2  # version 1 had one topic
-# A file sink identifies batches by number only. So with an old output path, it drops batches of a
-# new query.
+# Text for errors. It names a new output path, because a file sink identifies batches by number
+# only, so with the old path it drops batches of a new query.
 ANEW = "a new checkpoint together with a new output path"
 
 Numbers = dict[int, int]  # by slot
 
 
 class Position(NamedTuple):
-    """The end of a batch in one topic: the last number and the number of messages of each slot."""
+    """The end of a batch in one topic: each slot's last sequence number and message count."""
 
     slots: Numbers
     held: Numbers
@@ -44,11 +45,11 @@ class Offset(NamedTuple):
         return sum(at.messages for at in self.topics.values())
 
     def slots(self, topic: str) -> Numbers:
-        """Return the numbers of a topic, or nothing if the topic was not read yet."""
+        """Return each slot's last sequence number, or nothing if the topic was not read yet."""
         return self.topics[topic].slots if topic in self.topics else {}
 
     def spell(self) -> dict[str, Any]:
-        """Return the offset as text for the checkpoint."""
+        """Return the offset in the form that Spark writes to the checkpoint."""
         return {
             "v": VERSION,
             "run": self.run,

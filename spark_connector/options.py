@@ -1,4 +1,4 @@
-"""The options of the data source: names, units, defaults and limits, each checked once.
+"""Parse the options of the data source: names, units, defaults and limits, each checked once.
 
 Spark passes options as text, with names in lower case. The driver parses the options, so that an
 invalid option ends the query before it starts. This module does not need PySpark.
@@ -27,14 +27,14 @@ from rmq.connectors import (
 from rmq.errors import ConfigurationError, InvalidValue
 
 QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
-LEASE_MAX_S = 43_200.0  # 12 hours, as for every lease
+LEASE_MAX_S = 43_200.0  # maximum of every lease: 12 hours
 
 
 class Option(NamedTuple):
-    """An option: its name, the parser of its text, and its default."""
+    """An option: its name, its default, and the function that parses its text."""
 
     name: str
-    read: Callable[[str, str], Any]  # (name as given, text) -> value
+    read: Callable[[str, str], Any]  # called with the name as given and the text
     default: Any = None
     alias: str = ""
 
@@ -57,7 +57,7 @@ def flag(name: str, given: str) -> bool:
 
 
 def count(low: int, high: int) -> Callable[[str, str], int]:
-    """Return a parser of whole numbers from `low` to `high`."""
+    """Return a parser of whole numbers that are at least `low` and at most `high`."""
 
     def read(name: str, given: str) -> int:
         try:
@@ -167,7 +167,7 @@ def _prefix(name: str, given: str) -> str:
 
 
 def _queue(name: str, given: str) -> QueueName | Literal["all"]:
-    """Parse the name of a queue, or all.
+    """Parse the name of a queue, or the word for all queues.
 
     "in flight" may be written with - or _ instead of the space.
     """
@@ -193,9 +193,9 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
 
 
 def _headers(name: str, given: str) -> bool | tuple[str, ...]:
-    """Parse true or false, or the names of headers that become columns."""
+    """Parse the option for headers: true, false, or the names of headers that become columns."""
     if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-        return flag(name, given)  # a header with such a name would be a mistake
+        return flag(name, given)  # such a header name would be a mistake
     headers = tuple(header.strip() for header in given.split(","))
     for header in headers:
         if not header or header.startswith("rmq-"):
@@ -249,7 +249,7 @@ STREAM = (
     Option("pollWaitMs", count(0, 60_000), 200),
     Option("includeQuery", flag, False),
 )
-# The options for the address, if the rows name the topics.
+# The options of the address for a write whose rows name their topics.
 ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
@@ -272,7 +272,7 @@ SINK = (
     Option("batchId", count(0, 2**53)),
 )
 
-# Options of a write with `action`.
+# The options of a write with the option `action`.
 DEAD_LETTERS = (
     Option("url", _url),
     Option("topic", _topic, alias="subscribe"),
@@ -365,7 +365,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 class Connection:
     """The address of a topic. Its repr hides the URL, which may contain a password.
 
-    The topic is empty for a write whose rows name their topics.
+    The topic is empty if the rows of a write name their topics.
     """
 
     url: str = field(repr=False)
@@ -395,7 +395,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a streaming read. `at` describes its topics for people."""
+    """The options of a streaming read. `at.topic` describes the topics, for error messages."""
 
     at: Connection
     topics: tuple[str, ...]
@@ -448,7 +448,7 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
 
 
 def of_batch(given: Mapping[str, str]) -> bool:
-    """Return whether an option exists for batch reads only."""
+    """Return whether only batch reads have an option of this name."""
     streams = {name.lower() for option in STREAM for name in (option.name, option.alias)}
     batches = {option.name.lower() for option in SNAPSHOT}
     return any(key.lower() in batches - streams for key in given)
@@ -494,18 +494,19 @@ class SinkOptions:
     merge: Merge
     late: bool
     query: str | None = None
-    batch: int | None = None  # number of the query's batch; with it, a repeated write adds nothing
+    batch: int | None = None  # batch number in the query; with it, a repeated write adds nothing
 
 
 def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
     """Parse the options of `write` and `writeStream`.
 
-    Raises ConfigurationError for a wrong option.
-
     Args:
         given: Texts by name, in any case.
         columns: Columns of the rows. If there is a column `topic`, the option `topic` may be
             missing.
+
+    Raises:
+        ConfigurationError: An option is wrong.
     """
     values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
     if values["topic"] is None and "topic" in map(str.lower, columns):
@@ -522,7 +523,7 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
 
 @dataclass(frozen=True)
 class DeadLetterOptions:
-    """The options of a write with `action`."""
+    """The options of a write with the option `action`."""
 
     at: Connection
     action: str
@@ -530,14 +531,15 @@ class DeadLetterOptions:
 
 
 def of_dead_letters(given: Mapping[str, str]) -> bool:
-    """Return whether a write acts on existing dead letters, instead of sending messages."""
+    """Return whether a write redrives or purges dead letters, instead of sending messages."""
     return any(key.lower() == "action" for key in given)
 
 
 def dead_letters(given: Mapping[str, str], columns: Collection[str] = ()) -> DeadLetterOptions:
-    """Parse the options of a write with `action`, as `sink` does.
+    """Parse the options of a write with the option `action`. The parameters are those of `sink`.
 
-    Raises ConfigurationError for a wrong option.
+    Raises:
+        ConfigurationError: An option is wrong.
     """
     values = checked(given, DEAD_LETTERS, "a write with action")
     if values["topic"] is None and "topic" in map(str.lower, columns):

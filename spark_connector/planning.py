@@ -1,4 +1,4 @@
-"""The tasks of a batch: their number, and the messages that each task reads.
+"""Plan the tasks of a batch: how many tasks there are, and which messages each task reads.
 
 A task may read parts of several slots. Spark needs about 20 ms for a task, so a small batch has few
 tasks.
@@ -21,8 +21,8 @@ class Share(NamedTuple):
     Attributes:
         topic: Name of the topic.
         slot: Index of the slot.
-        after: Number before the part's first message.
-        upto: Number of the part's last message.
+        after: Sequence number before the part's first message.
+        upto: Sequence number of the part's last message.
         held: Number of messages in the part.
     """
 
@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
 
 def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Share]:
-    """Return a part for each slot of a topic in a batch."""
+    """Return the messages of a topic in a batch as one part per slot."""
     return [
         Share(topic, slot, after.get(slot, 0), upto[slot], count)
         for slot, count in sorted(held.items())
@@ -43,9 +43,9 @@ def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Sha
 
 
 def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
-    """Divide a batch among `count` tasks, or fewer if it has fewer messages.
+    """Divide a batch among `count` tasks, or among fewer tasks if it has fewer messages.
 
-    If the numbers of a slot have gaps, the slot is not divided, because the positions of its
+    If sequence numbers of a slot are missing, the slot is not divided, because the positions of its
     messages are unknown.
     """
     total = sum(part.held for part in parts)
@@ -75,8 +75,8 @@ def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> in
 
     Args:
         messages: Number of messages in the batch.
-        tasks: Option minPartitions.
-        rows: Option rowsPerTask, the minimum number of messages per task.
+        tasks: Value of the option minPartitions.
+        rows: Value of the option rowsPerTask, the minimum number of messages per task.
         cores: Number of tasks that the cluster runs at once.
     """
     most = tasks or cores
@@ -91,7 +91,7 @@ _SETTING = re.compile(r"^(spark\.[\w.]+)=(.*)$")
 
 
 def cores_of_cluster(jvm: int | None = None) -> int:
-    """Return how many tasks the cluster runs at once, by the settings of Spark's driver.
+    """Return how many tasks the cluster runs at once, according to the settings of Spark's driver.
 
     Spark does not pass its settings to a data source. The user's settings are in the command line
     of the JVM, which is the parent of this process. If they are not there, the result is the number

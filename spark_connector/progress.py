@@ -1,4 +1,4 @@
-"""The progress of a query, as Spark shows it and as its lease reports it to Redis."""
+"""Report the progress of a query to Spark, and to Redis with each renewal of the query's lease."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ class Progress:
     """Counts of one run of a query.
 
     Attributes:
-        rows: Number of messages in its batches.
-        batches: Number of batches it has begun.
-        replays: Number of batches of an earlier run, counted for each of their topics.
+        rows: Number of messages in the batches of this run.
+        batches: Number of batches that this run has begun.
+        replays: Number of batches that an earlier run began and this run repeated. A batch of
+            several topics counts once for each topic.
     """
 
     def __init__(self) -> None:
         self.rows = self.batches = self.replays = 0
         self._since_ms = int(time.time() * 1000)
-        self._lag_ms = 0  # at the last count of the backlog
+        self._lag_ms = 0  # wait of the oldest message, when the backlog was last counted
         self._counted_rows = -1
         self._report: tuple[float, dict[str, Any]] | None = None
 
     def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
-        """Return the number of waiting messages, by topic and slot, and the figures.
+        """Return how many messages wait, by topic and slot, and the counts from `figures`.
 
         The backlog is counted only after a batch, because an idle query has no backlog.
         """
@@ -53,9 +54,9 @@ class Progress:
         return found
 
     def figures(self, lease: QueryLease) -> dict[str, int]:
-        """Return the figures of this run.
+        """Return the counts and times of this run, by name.
 
-        The lease also sends them to Redis for `Admin.queries`.
+        The lease also sends them to Redis, so that `Admin.queries` can show them.
         """
         return {
             "since_ms": self._since_ms,

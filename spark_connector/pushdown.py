@@ -1,7 +1,7 @@
-"""Filters that Spark passes to a batch read, so that it can skip slots, queues and rows.
+"""Use the filters that Spark passes to a batch read, to skip slots, queues and rows.
 
-Spark evaluates all filters again, so a read may return rows that do not fit. It must not skip rows
-that fit.
+Spark evaluates all filters again, so a read may return rows that do not match the filters. It must
+not skip rows that match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 _TIME = pa.timestamp("us", "UTC")
-# Columns that a read can filter by, and their types here.
+# Columns that a read can filter by, with their Python types.
 _TYPES = {
     "slot": pa.int64(),
     "queue": pa.string(),
@@ -33,7 +33,8 @@ _TYPES = {
     "group": pa.string(),
     "error_fingerprint": pa.string(),
 }
-# Names of Spark's filter classes, which 4.0 does not have. `In` is handled separately.
+# Names of Spark's filter classes, which PySpark 4.0 does not have. The class `In` is handled
+# separately.
 _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "EqualTo": pc.equal,
     "GreaterThan": pc.greater,
@@ -49,7 +50,7 @@ class Condition(NamedTuple):
     Attributes:
         column: Name of the column.
         kind: Name of Spark's filter class.
-        values: Operands. There is exactly one, except for In.
+        values: Operands. There is exactly one, except for the class In.
     """
 
     column: str
@@ -57,7 +58,7 @@ class Condition(NamedTuple):
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
-        """Return for each value whether it fits the condition. A null value never fits."""
+        """Return for each value whether it meets the condition. A null value never does."""
         if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
@@ -66,12 +67,13 @@ class Condition(NamedTuple):
 
 
 class Pushdown:
-    """Takes the filters of a read.
+    """Collects the filters that Spark passes to a batch read.
 
     By default, spark.sql.python.filterPushdown.enabled is false. Spark then refuses every read
-    whose class overrides `pushFilters`. Spark detects an override by the attribute `__func__`. A
-    read without filters works and is only slower. So this class has the `__func__` of the base
-    class, and does not look like an override.
+    whose class overrides `pushFilters`, although a read without filters works and is only slower.
+    Spark detects an override by comparing the attribute `__func__` with the one of the base class.
+    So an object of this class has the `__func__` of the base class, and does not look like an
+    override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
@@ -81,7 +83,7 @@ class Pushdown:
         self._columns = frozenset(columns)
 
     def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        """Keep the usable conditions. Return all filters, because Spark evaluates them again."""
+        """Keep the usable filters. Return all filters, because Spark evaluates them again."""
         for each in filters:
             condition = self._condition(each)
             if condition is not None:
@@ -106,7 +108,10 @@ class Pushdown:
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
-    """Return whether messages with this value of the column `slot` or `queue` may fit."""
+    """Return whether messages with this slot or queue may meet the conditions.
+
+    `column` is "slot" or "queue", and `value` is the slot or the queue.
+    """
     given = pa.array([value], _TYPES[column])
     if not all(each.fits(given)[0].as_py() for each in conditions if each.column == column):
         return False
@@ -122,7 +127,7 @@ def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
 
 
 def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
-    """Return the range of times of death, in epoch ms, of letters that may fit."""
+    """Return the range of times of death, in epoch ms, that the conditions allow."""
     low, high = -math.inf, math.inf
     for each in conditions:
         if each.column == "died" and len(each.values):
@@ -145,11 +150,14 @@ def _slot_of(text: str) -> int | None:
 def rows_that_fit(
     conditions: Sequence[Condition], columns: Mapping[str, Any], count: int
 ) -> list[int]:
-    """Return the rows of a queue's page that fit. Only columns with conditions are made."""
+    """Return the rows of a queue's page that meet the conditions.
+
+    Only columns with conditions are made.
+    """
     masks = []
     for each in conditions:
         if each.column in ("slot", "queue"):
-            continue  # all rows of the page fit
+            continue  # all rows of the page match
         values = columns[each.column]()
         if values is None:
             return []

@@ -1,8 +1,8 @@
-"""The lease of a streaming query on its messages of one or several topics, renewed while it runs.
+"""Hold the messages of a streaming query in one or several topics, and renew their lease.
 
 The lease is kept in Spark's source runner, the only Python process that runs as long as the query.
-A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends. Otherwise a
-source runner whose JVM was killed would keep the next driver from running the query.
+A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends. If it did not
+end, a source runner whose JVM was killed would keep the next driver from running the query.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from spark_connector.options import StreamOptions
 _MIN_OWNER_S = 1.0  # shortest owner lease
 _JVM_CHECK_S = 1.0  # time between two checks whether the JVM is alive
 _log = logging.getLogger("spark_connector")
-_TURN_S = 0.01  # longest wait for one topic's signals if there are several topics
+_TURN_S = 0.01  # longest wait for a signal from one of several topics
 T = TypeVar("T")
 
 
 def owner() -> str:
     """Return the name of the query's owner: the JVM that is the parent of this process.
 
-    A restart of the query inside the JVM has the same owner, because Spark does not let a JVM run a
-    query twice. The start time distinguishes JVMs with the same process id.
+    If the query restarts inside the JVM, the owner is the same, because Spark does not let a JVM
+    run a query twice. The start time distinguishes JVMs with the same process id.
     """
     jvm = os.getppid()
     try:
@@ -54,54 +54,56 @@ def owner() -> str:
 class QueryLease:
     """The lease of one run of a query.
 
-    One thread takes messages at a time. Other threads may settle and renew meanwhile.
+    One thread at a time takes messages. Meanwhile other threads may settle messages and renew the
+    lease.
     """
 
     def __init__(
         self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
     ) -> None:
-        """Prepare the lease. Redis is not called.
+        """Prepare the lease without a call to Redis.
 
-        `orphaned` is a function that the renewing thread calls when the JVM has ended.
+        The renewing thread calls `orphaned` when the JVM has ended.
         """
         self._options = options
         self._jvm = os.getppid()
-        # Read now, because the parent is another process after the JVM has ended.
+        # Read the owner now. After the JVM has ended, the parent is another process.
         self._owner = owner()
         self._orphaned = orphaned
         self.run = run
-        self.report: Callable[[], dict[str, int]] | None = None  # figures to send with a renewal
+        self.report: Callable[[], dict[str, int]] | None = None  # figures sent with a renewal
         self._client = connect(options.at)
         self._queries: dict[str, rmq.Query] = {}
         self._retry_s = min(RETRY_S, options.lease_s)
-        self.lost: set[str] = set()  # topics that are gone, while onTopicLoss is `continue`
+        self.lost: set[str] = set()  # topics that are gone, if onTopicLoss is `continue`
         self._ours: set[str] = set()  # topics whose query this process owns
-        self._ended_by: Exception | None = None  # error of the renewing thread, ends the query
-        self._holding: dict[str, Numbers] = {}  # newest taken number, by topic and slot
-        self._settled: dict[str, Numbers] = {}  # newest settled number, by topic and slot
-        # End of the batches that this process has settled completely.
+        self._ended_by: Exception | None = None  # error from the renewing thread, ends the query
+        self._holding: dict[str, Numbers] = {}  # newest taken sequence number, by topic and slot
+        self._settled: dict[str, Numbers] = {}  # newest settled sequence number, by topic and slot
+        # Last sequence number of the batches that this process has settled completely, by topic and
+        # slot.
         self._ended: dict[str, Numbers] = {}
-        self.bytes = self.batch_bytes = 0  # bytes that tasks have read: in total, of the last batch
+        self.bytes = self.batch_bytes = 0  # bytes that tasks have read: in total, in the last batch
         self._renewed_at = time.monotonic()
         self._lapses = 0
         self._renewer: threading.Thread | None = None
         self._stopped = threading.Event()
 
     def query(self, topic: str) -> rmq.Query:
-        """Return the query in one topic."""
+        """Return the RMQ query object for one topic."""
         if topic not in self._queries:
             self._queries[topic] = self._query_as(self._client, topic, self._options.owner_s)
         return self._queries[topic]
 
     def _query_as(self, client: rmq.Client, topic: str, owner_s: float) -> rmq.Query:
-        # With "fail", a task fails if its part is not complete.
+        # If onClaimLoss is `fail`, a task fails when messages of its part are missing.
         exact = self._options.on_loss == "fail"
         return client.topic(topic).query(
             self.run, self._owner, lease=self._options.lease_s, owner_lease=owner_s, exact=exact
         )
 
     def topics(self) -> list[str]:
-        """Return the current topics of the query."""
+        """Return the topics that the query reads now."""
         pattern = self._options.pattern
         if pattern is None:
             return list(self._options.topics)
@@ -109,7 +111,7 @@ class QueryLease:
         return [name for name in known if pattern.fullmatch(name)]
 
     def check(self) -> None:
-        """Raise the error that ended the query in the renewing thread.
+        """Raise the error that ended the query, if the renewing thread has met one.
 
         Raises:
             QueryOwned: Another driver has taken over the query.
@@ -119,7 +121,7 @@ class QueryLease:
             raise self._ended_by
 
     def _unless_gone(self, topic: str, call: Callable[[], T], otherwise: T) -> T:
-        """Repeat a call until Redis answers. If the topic is gone, return `otherwise`.
+        """Repeat a call until Redis answers. If the topic is gone, return the value of `otherwise`.
 
         Raises:
             TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
@@ -135,7 +137,7 @@ class QueryLease:
         return retry_while_away(self.query(topic).slots, self._retry_s)
 
     def late_ms(self, topics: Iterable[str]) -> int:
-        """Return how long the oldest message that may be taken has waited."""
+        """Return how long the oldest waiting message has waited after its due time, in ms."""
         stats = self._client.admin.stats
         found = (self._unless_gone(topic, partial(stats, topic), None) for topic in topics)
         return max((counts["late_ms"] for counts in found if counts is not None), default=0)
@@ -145,15 +147,16 @@ class QueryLease:
         return self._client._transport.commands
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return by topic the number of messages in each slot that may be taken now."""
+        """Return the number of messages in each slot that may be taken now, by topic."""
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease in all slots of a topic. Return what the query holds of a batch, by slot.
+        """Renew the lease in all slots of a topic. Return what the query holds in each slot.
 
+        The result counts the messages after the sequence numbers in `after`, up to those in `upto`.
         The first call waits until the owner lease of an earlier driver has expired. If the topic is
-        gone, the result is empty. If a lost topic was created again, pass an empty `after` to read
-        it.
+        gone, the result is empty. To read a lost topic that was created again, pass an empty
+        `after`.
 
         Raises:
             QueryOwned: Another driver is running this query.
@@ -261,7 +264,7 @@ class QueryLease:
         return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
 
     def held(self) -> int:
-        """Return the number of held messages, as far as this process knows."""
+        """Return the number of messages that the query holds, as far as this process knows."""
         return sum(
             max(0, number - self._settled.get(topic, {}).get(slot, 0))
             for topic, numbers in list(self._holding.items())
@@ -271,10 +274,15 @@ class QueryLease:
     def take(
         self, after: Mapping[str, Numbers], most: int | None, most_bytes: int | None = None
     ) -> dict[str, Numbers]:
-        """Take messages after these numbers, about the same number from each topic.
+        """Take the next messages of each topic, about the same number from every topic.
+
+        Args:
+            after: Last sequence number that was taken, by topic and slot.
+            most: Maximum number of messages, or None for no limit.
+            most_bytes: Maximum size of the messages in bytes, or None for no limit.
 
         Returns:
-            The newest numbers, by topic.
+            The newest sequence numbers, by topic and slot.
         """
         newest = {topic: dict(numbers) for topic, numbers in after.items()}
         left = math.inf if most is None else most
@@ -307,7 +315,7 @@ class QueryLease:
         return found
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
-        """Wait until there may be messages to take, at most `seconds`."""
+        """Wait until messages may be available, for at most the number of seconds in `seconds`."""
         until, topics = time.monotonic() + seconds, list(topics)
         while (left_s := until - time.monotonic()) > 0:
             present = [topic for topic in topics if topic not in self.lost]
@@ -320,7 +328,7 @@ class QueryLease:
                     return
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Return whether a task has read messages of a slot after the number `since`."""
+        """Return whether a task has read messages of a slot with a number above `since`."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
@@ -348,16 +356,16 @@ class QueryLease:
         return missing
 
     def again(self, end: Offset) -> None:
-        """Deliver the batch that ends at `end` again, as the next batch."""
+        """Let the query receive the batch that ends at `end` again, as its next batch."""
         for topic, at in self._present(end):
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
     def begun(self, topic: str, batch: str, by: str) -> int:
-        """Return the number of runs that have begun a batch, including this run."""
+        """Return how many runs of the query have begun a batch, including this run."""
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
-        """Make all messages up to these numbers dead letters. Return how many."""
+        """Make all held messages up to the offset `end` dead letters. Return how many."""
         return sum(
             self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
             for topic, at in self._present(end)
@@ -374,7 +382,7 @@ class QueryLease:
         return query.max_retries, query._context.identity
 
     def _lose(self, topic: str, error: TopicNotFound | TopicVanished) -> None:
-        """Continue without a topic that is gone, or raise the error for the user of Spark."""
+        """Continue without a topic that is gone, or raise the error that the user of Spark sees."""
         if self._options.on_topic_loss == "fail":
             raise type(error)(gone(topic, error)) from error
         if topic not in self.lost:
@@ -392,9 +400,10 @@ class QueryLease:
             query.close()
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
-        """Stop renewing, so that another driver can continue at once. Messages stay held.
+        """Stop renewing, so that another driver can continue at once.
 
-        Messages after the numbers in `beyond` are released, because Spark has no offset for them.
+        The query keeps its messages, except the messages after the sequence numbers in `beyond`.
+        These are released, because Spark has no offset for them.
         """
         self._stopped.set()
         if self._ours and self._renewer is not None:
@@ -417,7 +426,7 @@ class QueryLease:
 
 
 def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
-    """Return the error text for a topic of a query that was deleted and possibly created again."""
+    """Return the error text for a topic that was deleted, and possibly created again."""
     if isinstance(error, TopicVanished) and error.recreated:
         return (
             f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "

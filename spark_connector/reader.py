@@ -1,7 +1,7 @@
-"""The batch read: it reads the queues of a topic once, and changes nothing.
+"""Read the queues of a topic once in a batch, without changing them.
 
-Each page is consistent, but the whole result is not. A message that moves during the read may be in
-two queues of the result, or in none.
+Each page is consistent, but the whole result is not. If a message moves during the read, the result
+may have it in two queues or in none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PART_MESSAGES = 100_000  # messages of a task, unless minPartitions requires more tasks
-BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # largest batch that joins several pages
+BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # largest batch of several pages
 
 
 @dataclass
@@ -33,7 +33,7 @@ class SnapshotPart(InputPartition):
 
     Attributes:
         part: Part of a queue in one slot.
-        most: Maximum number of messages to read, or None for all.
+        most: Maximum number of messages to read, or None for all messages.
     """
 
     part: QueuePart
@@ -41,7 +41,7 @@ class SnapshotPart(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Reads the queues of a topic. Spark pickles it to the tasks, so it has no connection."""
+    """Read the queues of a topic. Spark pickles this object, so it has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
@@ -50,7 +50,7 @@ class RmqReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Pushdown:
-        """Take Spark's filters. Called if spark.sql.python.filterPushdown.enabled is true."""
+        """Receive Spark's filters, if spark.sql.python.filterPushdown.enabled is true."""
         return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
@@ -107,7 +107,7 @@ class RmqReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part of a queue."""
         if not isinstance(partition, SnapshotPart):
-            return  # Spark reads one part even if `partitions` returns no part
+            return  # Spark reads one part even if `partitions` returns none
         options = self._options
         batches = Batches(self._schema, conditions=self._conditions)
         client = client_of_task(options.at)
@@ -120,7 +120,7 @@ class RmqReader(DataSourceReader):
 
 
 def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
-    """Yield pages with at most `most` messages in total."""
+    """Yield pages until they have as many messages as `most`."""
     while block := retry_while_away(read, RETRY_S):
         if most is not None:
             block = block.part(0, most)

@@ -1,8 +1,8 @@
-"""`reject` and `nack`: take single messages out of a batch, because their rows failed.
+"""Reject or nack single messages of a batch whose rows failed: `reject` and `nack`.
 
-Both are called in `foreachBatch` and run in tasks. RMQ marks each such message in the query's log.
-So each message is taken out once, even if the batch is replayed, a task is repeated, or a second
-driver runs. The other messages of the batch are settled as usual.
+Both functions are called in `foreachBatch` and run in tasks. RMQ records each such message in the
+query's log. So each message is taken out of the batch once, even if the batch is replayed, a task
+is repeated, or a second driver runs. The other messages of the batch are settled as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A required column, with its possible types and a text that says how to get it."""
+    """A required column: its possible types, and a text that says how to get it."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -130,7 +130,7 @@ def _fail(
 
 
 def connection(url: str | None, prefix: str | None) -> Connection:
-    """Return the checked address of Redis, without a topic.
+    """Check the address of Redis and return it, without a topic.
 
     Raises:
         InvalidValue: The address is not valid.
@@ -145,7 +145,7 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns. Return their spelling in the schema.
+    """Check the columns. Return how the schema spells each needed column.
 
     Raises:
         InvalidValue: A column is missing, of another type, or given twice.
@@ -163,10 +163,11 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 
 
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
-    """Return a function of a column that rejects or nacks the rows of a task.
+    """Return a Spark function that rejects or nacks the rows of a task.
 
-    The function returns an outcome for each row. The outcomes are not in the order of the rows,
-    because only their counts matter. `mapInArrow` is not used, because it needs pandas.
+    For each row, the function returns an outcome. The order of the outcomes is not the order of the
+    rows, because the caller only counts them. Spark's `mapInArrow` is not used, because it needs
+    pandas.
     """
 
     def fail(rows: pa.Array) -> pa.Array:
@@ -195,7 +196,7 @@ _COLUMN_OF = {"id": "message_id", "number": "seq", "run": "query", "name": "topi
 
 
 def _messages(rows: pa.Array) -> dict[tuple[str, str], list[FailedMessage]]:
-    """Return the messages of rows, by topic and query.
+    """Return the messages in the rows, by topic and query.
 
     Raises:
         InvalidValue: A value is null or is not an id.

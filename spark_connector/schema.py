@@ -1,4 +1,4 @@
-"""The columns of a read, and record batches with these columns.
+"""Define the columns of a read, and make record batches with these columns.
 
 Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
 with the types of the schema, and no type is guessed from the messages.
@@ -33,7 +33,7 @@ from spark_connector.decode import Stored, queue_columns
 from spark_connector.pushdown import Condition, rows_that_fit
 from spark_connector.versions import arrow_schema
 
-# name, type, whether it may be null
+# Name, type, and whether the column may be null.
 Field = tuple[str, DataType, bool]
 _MESSAGE: tuple[Field, ...] = (
     ("message_id", StringType(), False),
@@ -114,7 +114,7 @@ def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> Struc
     """Return the columns of a streaming read.
 
     Args:
-        headers: True to add the column `headers`. Or names of headers, each of which becomes a
+        headers: True to add the column `headers`, or the names of headers that each become a
             column.
         query: True to add the column `query`, for `reject` and `nack`.
 
@@ -152,7 +152,7 @@ def snapshot_schema(
 
 
 def refuse_other_schema(given: StructType, ours: StructType) -> None:
-    """Refuse a schema from the caller that differs from ours.
+    """Refuse a schema that differs from the schema of this data source.
 
     Raises:
         InvalidValue: The schemas differ.
@@ -165,7 +165,7 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 
 
 class Batches:
-    """Makes record batches of one schema. The task that uses it creates it.
+    """Makes record batches of one schema. Create it in the task that uses it.
 
     `query` is the name of a streaming query's run, or None. `conditions` are conditions that rows
     of a queue must meet.
@@ -185,8 +185,8 @@ class Batches:
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch. A single value fills every row. A missing column is null.
 
-        A value may be a function that makes the column. It is called only if the schema has the
-        column.
+        A column may be given as a function that makes it. The function is called only if the schema
+        has the column.
         """
         arrays = []
         for field in self.schema:
@@ -204,7 +204,7 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def of_blocks(self, blocks: Sequence[Block]) -> pa.RecordBatch:
-        """Return blocks of any slots and topics as one batch, because small batches are expensive.
+        """Join blocks of messages from any slots and topics, because small batches are slow.
 
         An unreadable record becomes a row, so that it does not block other messages.
         """
@@ -250,7 +250,7 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Repeat each value for the rows of its block. If all values are equal, return that value."""
+    """Repeat each value for the rows of its block. If all values are equal, return one."""
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

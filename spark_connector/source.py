@@ -9,8 +9,8 @@ Options:
     url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
 Guarantee:
     A streaming read settles a batch after Spark has committed it, and replays it exactly until
-    then. With a sink that recognizes repeated batches, each message is processed exactly once.
-    A batch read receives nothing.
+    then. With a sink that recognizes repeated batches, each message is processed exactly once. A
+    batch read receives nothing.
 
     from spark_connector import RmqDataSource
 
@@ -49,14 +49,14 @@ class RmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return "rmq", the name for `format()`."""
+        """Return "rmq", the name to pass to `format()`."""
         return "rmq"
 
     def schema(self) -> StructType:
         """Return the columns. A batch read has more columns than a streaming read.
 
-        Spark does not say which kind of read is meant. It is a batch read if it has an option that
-        exists only for batch reads.
+        Spark does not say which of the two it wants. An option that exists only for batch reads
+        means a batch read.
         """
         from spark_connector import options, schema
 
@@ -90,13 +90,13 @@ class RmqDataSource(DataSource):
         return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch read, which receives nothing and changes nothing."""
+        """Return the batch read, which changes nothing in the queues."""
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
         from spark_connector.schema import refuse_other_schema, snapshot_schema
 
-        if not self.options:  # spark.read without options fails before
+        if not self.options:  # `spark.read` without options has failed before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
         parsed = options.snapshot(self.options)
         refuse_other_schema(
@@ -105,7 +105,11 @@ class RmqDataSource(DataSource):
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch write. Raises ConfigurationError for a wrong option or schema."""
+        """Return the batch write.
+
+        Raises:
+            ConfigurationError: An option or the schema is wrong.
+        """
         from spark_connector.writer import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)

@@ -1,4 +1,4 @@
-"""The streaming read: it takes micro-batches, replays them exactly, and settles them at the end.
+"""Read a stream in micro-batches, which are replayed exactly after a crash, and settle them.
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
 the batch to its commit log. After a crash it starts again at partitions, with the same offsets.
@@ -7,10 +7,10 @@ nothing. A call of latestOffset settles the messages up to its argument `start`,
 latestOffset only when the batch that ends at `start` is in the commit log. Spark does not call
 `commit` for the last batch of a run.
 
-While the tasks of a batch run, the previous batch is settled, and the next batch is taken if more
+While the tasks of a batch run, RMQ settles the previous batch, and takes the next batch if more
 messages wait. Messages are "ahead" if they are taken, but latestOffset has not returned them yet.
-After a crash these messages are the next batch. RMQ recognises them because no task has read them,
-unlike the messages of a batch whose offset Spark may have.
+After a crash these messages are the next batch. RMQ recognises them because no task has read them.
+Tasks may have read other held messages, which belong to a batch whose offset Spark may have.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Part(InputPartition):
     run: str
     held: int
     parts: tuple[HeldPart, ...]
-    stamps: dict[str, bytes]  # by topic
+    stamps: dict[str, bytes]  # creation time of each topic, by name
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics for one run of a query.
+    """Read topics for one run of a query.
 
     Spark creates an object in the source runner, which lives as long as the query, and pickles
     another object to the tasks. An object therefore connects only at its first call.
@@ -79,7 +79,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._new_run = uuid.uuid4().hex  # the run, if the checkpoint has none
+        self._new_run = uuid.uuid4().hex  # name of the run, if the checkpoint has none
         self._query_lease: QueryLease | None = None
         self._settling: Future[None] | None = None
         self._settling_end: Offset | None = None
@@ -90,19 +90,19 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left: int | None = None
         self._start: Offset | None = None  # argument of the last call of latestOffset
         self._returned: tuple[Offset, Offset, dict[str, Any]] | None = (
-            None  # start, end, and end as it was returned
+            None  # start of the batch, its end, and its end as text
         )
-        self._ahead: dict[str, Numbers] | None = None  # the newest numbers taken, by topic
-        self._first_ahead = 0.0  # time when the first message ahead was taken
-        self._topics: tuple[float, list[str]] | None = None  # time of the search, topics
-        # End of the batch that an earlier run left, until it is returned.
+        self._ahead: dict[str, Numbers] | None = None  # newest numbers taken, by topic and slot
+        self._first_ahead = 0.0  # time when the first message ahead was taken (see above)
+        self._topics: tuple[float, list[str]] | None = None  # time of the search, its topics
+        # End of the batch that an earlier run left unfinished, until latestOffset has returned it.
         self._found: dict[str, Numbers] | None = None
-        self._inherited: dict[str, Numbers] = {}  # the newest numbers that an earlier run took
+        self._inherited: dict[str, Numbers] = {}  # newest numbers that an earlier run took
         self._lapses = 0  # `QueryLease.lapses` when a batch was last counted
         self._checked: Offset | None = None  # last batch that tasks have certainly read
         self._progress = Progress()
-        self._planned: Offset | None = None  # the end of the last batch with messages of this run
-        self._committed: Offset | None = None  # the last commit of Spark
+        self._planned: Offset | None = None  # end of this run's last batch with messages
+        self._committed: Offset | None = None  # end of the last batch that Spark has committed
 
     # --- on the driver -------------------------------------------------------------------------
 
@@ -131,26 +131,28 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return future
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before any message. Spark may call it again after a crash."""
+        """Return the offset before the first message. Spark may call this again after a crash."""
         lease = self._open(self._new_run)
         start = {topic: _zeros(lease.slots(topic)) for topic in self._subscribed(lease, None)}
         return Offset(self._new_run, start).spell()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit for each batch.
+        """Return the default limit of a batch.
 
         With this limit, Spark passes `ReadAllAvailable` only with Trigger.Once.
         """
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Limit this run to the messages that wait now."""
+        """Limit this run to the messages that are waiting now."""
         lease = self._open(self._new_run)
         waiting = lease.waiting(self._subscribed(lease, None))
         self._left = sum(sum(counts) for counts in waiting.values())
 
     def _subscribed(self, lease: QueryLease, known: Offset | None) -> list[str]:
-        """Return the topics to read: existing topics of the options, and the topics of `known`.
+        """Return the topics to read.
+
+        If an offset is given in `known`, its topics must be among them.
 
         Raises:
             TopicNotFound: A topic of the checkpoint is gone, and onTopicLoss is `fail`.
@@ -221,9 +223,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read which messages after the offset `known` the query holds.
+        """Read from Redis which messages the query holds that come after the offset in `known`.
 
-        The first call reads all topics, later calls read new topics.
+        The first call reads all topics. Later calls read only new topics.
         """
         ahead = self._ahead = _without(lease.lost, self._ahead or {})
         first = not self._begun
@@ -246,7 +248,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first:
             self._begun = True
             self._inherited = {topic: dict(numbers) for topic, numbers in ahead.items()}
-            # If tasks have read messages, these belong to a batch whose offset Spark may have lost.
+            # Messages that tasks have read belong to a batch. Spark may have lost the offset of
+            # this batch.
             left = handed if _beyond(known, handed) else ahead
             self._found = left if _beyond(known, ahead) else None
 
@@ -300,8 +303,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset | None:
         """Return the offset of a batch, with its number of messages.
 
-        The difference of two numbers is the number of messages, unless the lease may have expired
-        since they were taken.
+        The number of messages is the difference of two sequence numbers. If the lease may have
+        expired since the messages were taken, RMQ counts the messages instead.
         """
         end, newest = _without(lease.lost, known.topics), _without(lease.lost, newest)
         exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
@@ -332,7 +335,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics[1] if self._topics else []
 
     def _finish_taking(self) -> dict[str, Numbers]:
-        """Wait for a take in the background, and return the newest numbers taken."""
+        """Wait until the background thread has taken messages. Return the newest numbers."""
         if self._taking is not None:
             taking, self._taking = self._taking, None
             found = taking.result()
@@ -342,13 +345,13 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ahead
 
     def _finish_settling(self) -> None:
-        """Wait for background settling and raise its error."""
+        """Wait for the background thread that settles a batch, and raise its error."""
         if self._settling is not None:
             settling, self._settling = self._settling, None
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether no task has read a message of an ended batch. It then stays unsettled.
+        """Return whether no task has read a message of an ended batch. Such a batch is not settled.
 
         A file sink drops a batch if it has seen the batch's number. Spark then runs no task for
         that batch. Without this check, a new query with the output path of an earlier query would
@@ -365,7 +368,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         if not batch or end == self._checked:
             return False
-        # Most batches were read in their first slot, so a single call usually decides.
+        # Tasks usually have read the first slot of a batch, so one call usually decides.
         if any(lease.was_read(*where) for where in batch):
             self._checked = end
             return False
@@ -394,18 +397,18 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _raise_or_log(self, error: Exception) -> None:
         """Raise an error about messages that other consumers may have received, or log it.
 
-        It is logged if onClaimLoss is `continue`.
+        The error is logged if onClaimLoss is `continue`.
         """
         if self._options.on_loss == "fail":
             raise error
         _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
-        """Log that some numbers of this batch have no message any more.
+        """Log that a batch lacks messages for some of its sequence numbers.
 
-        Such gaps come from a driver that died before Spark wrote their offset, or from a checkpoint
-        that was rolled back. After such a rollback, sinks drop the batch, because they have seen
-        its number. So no other message may get these numbers.
+        Such gaps arise if a driver died before Spark wrote their offset, or if a checkpoint was
+        replaced by an older copy. With an older copy, sinks drop the batch, because they have seen
+        its number. So no other message may get these sequence numbers.
         """
         if gone:
             _log.warning(
@@ -429,16 +432,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _most(self, limit: ReadLimit) -> int | None:
-        """Return the largest number of messages that may be taken, or None."""
+        """Return the largest number of messages that may be taken, or None for no limit."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._left is None:
             return most
         return self._left if most is None else min(most, self._left)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the latest offset that Spark shows in the progress of the query.
+        """Return the figures that Spark shows as the latest offset in the progress of the query.
 
-        It has the number of waiting messages, by topic and slot, and the figures of this run.
+        They are the number of waiting messages, by topic and slot, and the counts of this run.
         """
         if self._query_lease is None or not self._begun:
             return None
@@ -447,8 +450,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan the tasks of a batch, which an earlier run may have begun.
 
-        The name of the run is in `end`. When Spark replays the first batch, it calls initialOffset
-        again, so `start` has a new name that was never used.
+        The name of the run is taken from `end`. When Spark replays the first batch, it calls
+        initialOffset again, so `start` has a new name that was never used.
         """
         known, since = offsets.read(end), offsets.read(start)
         if since.run != known.run:
@@ -519,7 +522,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """Make a batch that was replayed too often dead letters. Return whether this was done."""
+        """If a batch was replayed too often, make its messages dead letters and return True."""
         most = self._options.max_replays
         if most is None:
             return False
@@ -551,11 +554,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
-        """End the ownership, so that another driver can continue at once.
+        """End the ownership of the query, so that another driver can continue at once.
 
-        Messages of batches stay held, because a restart replays them. Messages taken ahead are
-        released, because Spark has no offset for them. Spark calls this method when the driver has
-        crashed or a call has raised. At a clean stop Spark sends SIGTERM, see `_stop_on_sigterm`.
+        The query keeps the messages of its batches, because a restart replays these batches.
+        Messages taken ahead are released, because Spark has no offset for them. Spark calls this
+        method when the driver has crashed or a call has raised. At a clean stop Spark sends
+        SIGTERM, see `_stop_on_sigterm`.
         """
         if self._query_lease is None:
             return
@@ -594,11 +598,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise LeaseLost(lost(options, partition.held, count))
 
 
-SHARE_OF_PAGE = 4  # a page is in memory this often: replies, records, columns, and Spark's own copy
+SHARE_OF_PAGE = 4  # copies of a page in memory: replies, records, columns, and Spark's copy
 
 
 def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
-    """Return whether one of these topics was deleted, which its creation time shows."""
+    """Return whether a topic was deleted since the batch was planned.
+
+    A topic that was created again has another creation time than in `stamps`.
+    """
     for name, stamp in stamps.items():
         topic = client.topic(name)
         try:
@@ -611,7 +618,7 @@ def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
 
 
 def _without(lost: Collection[str], topics: Mapping[str, T]) -> dict[str, T]:
-    """Return the topics that are not lost."""
+    """Return the entries of the topics that are not lost."""
     return {topic: value for topic, value in topics.items() if topic not in lost}
 
 
@@ -620,7 +627,7 @@ def _zeros(slots: int) -> Position:
 
 
 def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
-    """Return how many numbers come after an offset."""
+    """Return how many sequence numbers come after an offset."""
     return sum(
         max(0, number - known.slots(topic).get(slot, 0))
         for topic, numbers in newest.items()
@@ -629,7 +636,7 @@ def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
 
 
 def _wait(future: Future[Any]) -> None:
-    """Wait briefly for a background call, and ignore its result."""
+    """Wait briefly for a call in a background thread, and ignore its result."""
     try:
         future.result(STOP_S)
     except BaseException as error:
@@ -643,7 +650,7 @@ def _named(options: StreamOptions) -> str:
 
 
 def _stop_on_sigterm() -> bool:
-    """Make SIGTERM end the process by an exception, so that `stop` is called.
+    """Let SIGTERM end the process by an exception, so that `stop` is called.
 
     This is done only in Spark's source runner, which has no other signal handlers. Return whether
     this process is a source runner.
@@ -679,7 +686,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the error text for an ended batch with messages that other consumers have received."""
+    """Return the error text for an ended batch that lost messages to other consumers."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "

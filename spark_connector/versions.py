@@ -1,9 +1,9 @@
-"""Replacements for parts that PySpark 4.0 and 4.1 lack.
+"""Replace parts of PySpark that the versions 4.0 and 4.1 lack.
 
-Other modules need not check versions. Since 4.2 Spark passes the start of a batch to a streaming
-read. Without the start, a restarted query cannot find its messages after the last batch. So
-streaming reads are refused before 4.2. PySpark 4.0 also has no filters for batch reads, and no
-Arrow batches for streaming writes.
+Because of this module, other modules need not check versions. Since 4.2 Spark passes the start of a
+batch to a streaming read. Without the start, a restarted query cannot find its messages after the
+last batch. So streaming reads are refused before 4.2. PySpark 4.0 also has no filters for batch
+reads, and no Arrow batches for streaming writes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 else:
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
-    except ImportError:  # Spark 4.0 uses the other class for streams as well
+    except ImportError:  # Spark 4.0 uses this class for streams as well
         from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
-            """A streaming write that gets Arrow batches."""
+            """A writer of streams that receives Arrow batches."""
 
 
 def has_starts() -> bool:
@@ -34,7 +34,7 @@ def has_starts() -> bool:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the schema of Arrow batches, with times in UTC."""
+    """Return the schema of Arrow batches, with time zone UTC for all times."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)  # always in UTC

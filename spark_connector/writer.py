@@ -1,8 +1,8 @@
-"""The sink: tasks stage their rows, and the commit publishes the rows of successful tasks.
+"""Write batches and streams: tasks stage their rows, and the commit publishes them.
 
-The stage of a failed task is never published, nor the stage of a repeated task whose result Spark
-does not use. A batch of a query is published once. RMQ records published batches, and finishes an
-interrupted batch with the same rows.
+Only the stages of successful tasks are published. The stage of a failed task is not published, and
+neither is the stage of a repeated task whose result Spark does not use. A batch of a query is
+published once. RMQ records published batches, and finishes an interrupted batch with the same rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STAGE_TTL_S = 86_400.0  # lifetime of a stage that is never committed
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The rows that a task has staged, and the query that they belong to."""
+    """The rows that a task has staged, and the query to which they belong."""
 
     staged: list[rmq.StageContent]
     query: str | None = None
@@ -62,20 +62,20 @@ class _Sink:
         self.fields = fields
 
     def topic(self, client: rmq.Client, name: str) -> rmq.Topic:
-        """Return a topic to write to."""
+        """Return an object for a topic to write to."""
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
         """Return the topic that records the stages of a batch, or None if the batch has no stage.
 
-        The result is the topic of the option, or without one the first topic by name. So a repeated
-        batch has the same topic.
+        This is the topic in the option `topic`. Without the option, it is the first topic of the
+        stages by name. So a repeated batch has the same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
-        """Stage the rows of a task by topic. If the task fails, drop the stages."""
+        """Stage the rows of a task, one stage per topic. If the task fails, drop its stages."""
         rows = columns.Rows(self.fields, self.options.merge)
         default, stages = self.options.at.topic, dict[str, rmq.Stage]()
 
@@ -85,7 +85,7 @@ class _Sink:
                 if topic is None and not default:
                     raise InvalidValue("topic: null; name it, or give the option topic")
                 to = self.topic(client, chosen)
-                if chosen != default:  # a topic that rows name must exist
+                if chosen != default:  # a topic that only a row names must exist
                     to.open(create=False)
                 stages[chosen] = to.stage(name, keep=STAGE_TTL_S, late=self.options.late)
             return stages[chosen]
@@ -146,8 +146,8 @@ class RmqWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows.
 
-        After a crash, only a part may be published. For a batch of a query, a repeated write
-        publishes the rest.
+        A crash may leave only a part published. If the write has a query and a batch number,
+        repeating it publishes the rest.
         """
         options = self._sink.options
         self._sink.publish(_written(messages), options.query, options.batch)
@@ -158,7 +158,7 @@ class RmqWriter(DataSourceArrowWriter):
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of `df.writeStream`. It publishes each batch once."""
+    """Publish the rows of `df.writeStream`, each batch once."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -166,8 +166,8 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task.
 
-        Spark passes the batch id to writers only at the commit, and never passes the query. So a
-        task reads both from its local properties (Spark's task context).
+        Spark passes the batch number to writers only at the commit, and never passes the query. So
+        a task reads both from its local properties (Spark's task context).
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
@@ -176,7 +176,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigurationError(
                 "writeStream: this task does not belong to a streaming query; write with df.write"
             )
-        # The random part is needed because every driver counts attempts from 0 again.
+        # The random part is needed because every driver counts task attempts from 0 again.
         name = f"{query}:{batch}:{uuid.uuid4().hex}"
         return Written(self._sink.stage(iterator, name), query)
 
@@ -187,7 +187,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             self._sink.publish(written, written[0].query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the rows, unless their publication has begun."""
+        """Drop the staged rows of a batch, unless their publication has begun."""
         written = _written(messages)
         self._sink.discard(written, written[0].query if written else None)
 

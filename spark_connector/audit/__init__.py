@@ -1,6 +1,7 @@
 """Find lost messages: compare a ledger of sent messages, a delivery log, and the queues.
 
-`python -m spark_connector.audit` reads files, `audit` takes DataFrames. docs/spark.md shows both.
+The command `python -m spark_connector.audit` reads files. The function `audit` takes DataFrames.
+docs/spark.md shows both.
 """
 
 from spark_connector.audit.errors import UsageError

@@ -1,4 +1,4 @@
-"""`python -m spark_connector.audit`."""
+"""Run the audit as `python -m spark_connector.audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m spark_connector.audit`: read the inputs, run the audit, write the findings."""
+"""Run the audit from the command line: read the inputs, compare them, and write the findings."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _session(options: Options) -> SparkSession:
 def _run(spark: SparkSession, options: Options) -> int:
     as_of_ms = options.as_of_ms
     now_ms = time.time_ns() // 1_000_000
-    # Read the queues first, and the log later. So the log has the messages that leave the queues in
-    # between.
+    # Read the queues first and the log later, so that the log has the messages that leave the
+    # queues in between.
     snapshot = _snapshot(spark, options)
     is_live = any(place.format == reading.LIVE for place in options.snapshot)
     if as_of_ms is None and (is_live or snapshot is None):
@@ -142,7 +142,7 @@ def _snapshot(spark: SparkSession, options: Options) -> DataFrame | None:
 
 
 def _reason(error: PySparkException) -> str:
-    """Return the last line of the Python traceback inside Spark's text."""
+    """Return the last line of the Python traceback that is inside Spark's error text."""
     lines = [line.strip() for line in str(error).splitlines()]
     errors = [line for line in lines if re.match(r"rmq\.[\w.]+: ", line)]
     return (errors or lines or [""])[0].split(": ", 1)[-1][:300]
@@ -162,7 +162,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 class _Store:
-    """Writes the rows to a directory or to tables, and then the report and lists of messages."""
+    """Write the audit's rows to a directory or to tables, and then its report and lists."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
@@ -193,9 +193,10 @@ class _Store:
         return self._spark.read.parquet(path)
 
     def finish(self, findings: Findings) -> int:
-        """Write report, totals and resend.txt.
+        """Write the report, the totals, and resend.txt with the ids of the lost messages.
 
-        Return how many lost ids are missing in resend.txt.
+        Return how many lost messages are left out of resend.txt, because their ids are not ids of
+        RMQ.
         """
         if self._out is None or self._messages is None:
             return 0

@@ -1,4 +1,4 @@
-"""Count messages by state: totals, lists and the timeline. The size of each is limited."""
+"""Count messages by state: in total, by topic, and over time. Each result has a maximum size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pyspark.sql import Column, DataFrame, Row, functions as F
 from spark_connector.audit import words
 from spark_connector.audit.findings import Gap, Message, Minute
 
-TOPICS_MAX: Final = 200  # topics in the report; the totals count all topics
-POINTS_MAX: Final = 240  # steps of the timeline
+TOPICS_MAX: Final = 200  # maximum number of topics in the report; the totals count all topics
+POINTS_MAX: Final = 240  # maximum number of steps of the timeline
 _STEPS_MS: Final = tuple(
     minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200)
 )
@@ -27,7 +27,7 @@ class Counted(NamedTuple):
 def count(states: DataFrame) -> Counted:
     """Count the messages of each status, in total and by topic.
 
-    Topics are in the order of their names, at most 200 of them.
+    The result has at most 200 topics, in the order of their names.
     """
     acked_once = F.count_if(F.col("redelivered") & (F.col("status") == words.DELIVERED))
     cube = states.groupBy("topic", "status").agg(
@@ -45,7 +45,7 @@ def count(states: DataFrame) -> Counted:
 
 
 def lists(states: DataFrame, counted: Counted, limit: int) -> dict[str, list[Message]]:
-    """Return the first messages of each status in `words.LISTED`, oldest first."""
+    """Return the first messages of each status that the report lists, oldest first."""
     listed: dict[str, list[Message]] = {}
     for status in words.LISTED:
         if counted.totals.get(status):
@@ -66,7 +66,7 @@ def _message(row: Row) -> Message:
 
 
 def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
-    """Return the number of gaps, the number of missing numbers, and the widest of the gaps."""
+    """Return the number of gaps, the number of missing sequence numbers, and the widest gaps."""
     total = rows.agg(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0))).collect()[0]
     if not total[0]:
         return 0, 0, []
@@ -78,8 +78,9 @@ def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     """Count sent, delivered and lost messages over time. Return the step in ms, and the steps.
 
-    A step is a minute, or longer if the time span `span_ms` would have more than 240 steps. A lost
-    message is counted when it was sent, a delivered message when it was first acked.
+    A step is a minute. It is longer if the time span in `span_ms` would have more than 240 steps. A
+    lost message is counted at the time when it was sent. A delivered message is counted at its
+    first ack.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
     lost = F.count_if(F.col("status") == words.LOST)
@@ -92,7 +93,7 @@ def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     if not counts:
         return step, []
     begin, end = min(counts), max(counts)
-    if (end - begin) // step > 2 * POINTS_MAX:  # some times must be wrong, so leave out empty steps
+    if (end - begin) // step > 2 * POINTS_MAX:  # a time must be wrong, so leave out empty steps
         return step, [counts[at] for at in sorted(counts)][: 2 * POINTS_MAX]
     return step, [counts.get(at, Minute(at, 0, 0, 0)) for at in range(begin, end + 1, step)]
 

@@ -1,4 +1,4 @@
-"""The findings of an audit: totals, limited lists, a timeline, and the verdict."""
+"""Hold the findings of an audit: totals, limited lists, a timeline, and the verdict."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Message(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A range of numbers that the ledger lacks.
+    """A range of a producer's sequence numbers that are missing in the ledger.
 
-    `at_ms` is the time of the message after the range. Topic or slot is None if a producer counts
-    over all topics or slots.
+    `at_ms` is the time of the message after the range, in epoch ms. `topic` is None if the producer
+    numbers its messages across topics. `slot` is None if it numbers them across slots.
     """
 
     topic: str | None
@@ -47,7 +47,7 @@ class Gap(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """A step of the timeline that begins at `at_ms`."""
+    """A step of the timeline, a minute or longer, that begins at the time in `at_ms`."""
 
     at_ms: int
     sent: int
@@ -62,19 +62,18 @@ class Findings:
     Attributes:
         horizon_ms: Messages that were sent after this time are too young to be judged as lost.
         ledger: Number of readable rows of the ledger (or of the outbox).
-        settled: Number of the ledger's readable rows that are not younger than the horizon.
+        settled: Number of readable rows of the ledger whose messages are old enough to be judged.
         deliveries: Number of readable rows of the delivery log.
-        snapshot: Number of readable rows of the snapshot. None if there is no snapshot, because the
-            queues were empty.
-        unreadable: Number of rows without an id, a topic or a time, by input.
+        snapshot: Number of readable rows of the snapshot, or None if the audit had no snapshot.
+        unreadable: Number of rows without an id, a topic or a time, for each input.
         totals: Number of messages by status.
         redelivered: Number of messages that were delivered more than once and acked once.
         topics: Number of messages by status, for each topic.
-        gaps: Number of gaps, or None if the ledger has no numbers.
-        gap_numbers: Total of the numbers that are missing in gaps.
+        gaps: Number of gaps, or None if the ledger has no sequence numbers.
+        gap_numbers: Number of sequence numbers that are missing in all gaps.
         listed: First messages of each status.
         gap_list: Widest gaps.
-        limit: Largest number of entries in a list.
+        limit: Maximum number of entries in a list.
         step_ms: Length of a step of the timeline.
         timeline: Steps of the timeline.
         faults: Classes of messages that count as faults.
@@ -99,7 +98,7 @@ class Findings:
     faults: Sequence[str] = words.FAULTS_DEFAULT
 
     def found(self) -> dict[str, int]:
-        """Return the number of messages in each class that counts as a fault, without zeros."""
+        """Return the number of messages in each class of faults that has messages."""
         counts = {
             **self.totals,
             words.GAPS: self.gaps or 0,
@@ -108,7 +107,7 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Return the reasons why there is no verdict, or nothing if there is a verdict."""
+        """Return the reasons why the audit has no verdict, or an empty list if it has one."""
         reasons = []
         if not self.ledger:
             reasons.append("the ledger is empty")
@@ -127,10 +126,11 @@ class Findings:
 
     @property
     def code(self) -> int:
-        """The exit code.
+        """Exit code of the command.
 
-        An empty input allows no verdict, because either all messages or none look lost. Unreadable
-        rows only prevent a verdict without faults. Faults in the other rows are still faults.
+        The audit has no verdict if the ledger or the delivery log is empty, because then no message
+        or every message looks lost. If some rows are unreadable, the audit can still find faults in
+        the other rows, but cannot say that there are none.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED
@@ -168,10 +168,10 @@ class Findings:
 
 
 def spoken(word: str, count: int = 0) -> str:
-    """Return a status in words for people."""
+    """Return the name of a status as the report shows it."""
     return "gap" if word == words.GAPS and count == 1 else word.replace("_", " ")
 
 
 def utc(ms: int) -> str:
-    """Return epoch ms as text in UTC, to the second."""
+    """Format a time in epoch ms as text in UTC, to the second."""
     return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,12 +1,11 @@
-"""Find gaps: numbers of a producer that are missing in the ledger.
+"""Find gaps: sequence numbers of a producer that are missing in the ledger.
 
 A producer numbers its messages in each slot. Sorting the numbers would bring all rows of a producer
 into one task. Instead the numbers are first combined into runs of 64, and the runs into blocks. A
 block has no gap if it has every number between its first and its last number, and if it begins
 where the previous block ended. Only the rows of other blocks, which may have gaps, are sorted.
 
-Numbers before the first and after the last number of a ledger are unknown, so gaps there are not
-found.
+The audit cannot find gaps before the first number or after the last number of a ledger.
 """
 
 from __future__ import annotations
@@ -23,26 +22,27 @@ SCOPES: Final[tuple[Scope, ...]] = ("slot", "topic", "producer")
 
 _BLOCK_BITS: Final = 12
 _RUN_BITS: Final = 6
-BLOCK: Final = 1 << _BLOCK_BITS  # numbers
-RUN: Final = 1 << _RUN_BITS  # numbers; one bigint has a bit for each number that is present
-# Number and time are compared as one bigint, number * _PLACE + ms. Spark's timestamps end before
-# 2^54 ms, and states.py has refused later times.
+BLOCK: Final = 1 << _BLOCK_BITS  # sequence numbers in a block
+RUN: Final = 1 << _RUN_BITS  # sequence numbers in a run; one bigint has a bit for each of them
+# A sequence number and a time are compared as one bigint, number * _PLACE + ms. Spark's timestamps
+# end before 2^54 ms, and states.py refuses later times.
 _PLACE: Final = 1 << 55
-OVERTAKEN_MS: Final = 1000  # a producer's first message may be recorded this much late
+OVERTAKEN_MS: Final = 1000  # a producer's first message may be recorded this late, ms
 _COUNT: Final = [
     "topic",
     "producer",
     "slot",
     "epoch",
-]  # these columns identify a count, which has its own numbers
+]  # columns that identify a count: a sequence of numbers that begins at 1
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a number, with the columns that identify their count.
+    """Return the numbered rows of a ledger, with the columns that identify the producer's count.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
-        scope: Whether a producer counts each slot, each topic, or all its messages.
+        scope: What a producer counts: the messages of each slot, of each topic, or all its
+            messages.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -61,12 +61,13 @@ def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
 def gaps(
     rows: DataFrame, horizon_ms: int, hold: Callable[[DataFrame], DataFrame] = DataFrame.persist
 ) -> DataFrame | None:
-    """Return ranges of missing numbers: topic, producer, slot, epoch, first, last, missing, at.
+    """Return the ranges of missing sequence numbers, one row for each gap.
 
-    `at` is the time of the message after the gap. A gap after the horizon does not count. An epoch
-    is the time between two restarts of a producer. In a ledger without epochs, a producer has
-    restarted if its lowest number occurs again, or occurs after its highest number. The epochs are
-    then "1", "2", ..., and "0" for rows before the first restart.
+    The columns are topic, producer, slot, epoch, first, last, missing and at. The column `at` is
+    the time of the message after the gap. Gaps after the horizon are left out. An epoch is the time
+    between two restarts of a producer. In a ledger without epochs, a producer has restarted if its
+    lowest number occurs again, or occurs after its highest number. The epochs are then "1", "2" and
+    so on. Rows before the first restart have the epoch "0".
 
     Args:
         rows: Rows as `numbered` returns them.
@@ -74,7 +75,7 @@ def gaps(
         hold: Function that keeps a small table while the result is read.
 
     Returns:
-        None if no row has a number.
+        None if no row has a sequence number.
     """
     blocks = hold(_blocks(rows))
     if blocks.isEmpty():
@@ -103,7 +104,7 @@ def gaps(
 
 
 def _blocks(rows: DataFrame) -> DataFrame:
-    """Count the numbers in blocks, with the times of the lowest and the highest number.
+    """Count the sequence numbers in blocks, with the times of each block's first and last number.
 
     The rows of a run become one row before they are shuffled, which saves memory and disk.
     """
@@ -139,7 +140,7 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Return the counts that restarted, with their lowest number.
+    """Return the counts that began again at their lowest number, with this number.
 
     Only counts without epochs are examined.
     """
@@ -162,7 +163,8 @@ def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
         .agg(F.sort_array(F.collect_set("at")).alias("starts"))
     )
     starts_before = F.size(F.filter("starts", lambda at: at <= F.col("at")))
-    # Several threads write the ledger, so the second message may be recorded before the first one.
+    # Several threads write the ledger, so a producer's second message may be recorded before its
+    # first.
     has_begun = F.when(F.col("at") >= F.col("starts")[0] - OVERTAKEN_MS, 1).otherwise(0)
     return (
         restarted_rows.join(F.broadcast(starts), _COUNT)

@@ -1,4 +1,4 @@
-"""Read the inputs of an audit into known columns and types, with times as epoch ms.
+"""Read the inputs of an audit into columns with fixed names and types, with times as epoch ms.
 
 A row without an id, a topic or a time is unreadable, and is left out. Such rows are counted,
 because an unreadable row may be the ack of a message that looks lost.
@@ -15,14 +15,14 @@ from spark_connector.audit.errors import UsageError
 
 
 class Summary(NamedTuple):
-    """The numbers of rows of an input, and their times.
+    """Row counts of one input, and the times of its rows.
 
     Attributes:
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
-        settled: Number of readable rows that are not younger than the horizon, or 0 without one.
+        settled: Number of readable rows up to the horizon, or 0 if the caller gave no horizon.
         first_ms: Oldest time, epoch ms, or None if no row has a time.
-        last_ms: Newest time, epoch ms, or None.
+        last_ms: Newest time, epoch ms, or None if no row has a time.
         producers: Approximate number of producers, within a few percent.
     """
 
@@ -35,7 +35,7 @@ class Summary(NamedTuple):
 
 
 def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
-    """Return a ledger: message_id, topic, produced_at, and producer, seq, slot, epoch."""
+    """Return a ledger: message_id, topic, produced_at, producer, seq, slot, epoch."""
     _need(frame, words.LEDGER, option)
     return frame.select(
         *_message(frame, option),
@@ -51,7 +51,7 @@ def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
 
 
 def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
-    """Return a delivery log: message_id, topic, delivered_at, and slot, attempt, outcome.
+    """Return a delivery log: message_id, topic, delivered_at, slot, attempt, outcome.
 
     If there is no column `outcome`, every row counts as an ack.
     """
@@ -70,7 +70,7 @@ def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
 
 
 def snapshot(frame: DataFrame, option: str = "snapshot") -> DataFrame:
-    """Return a snapshot of the queues: message_id, topic, queue, and slot, taken_at."""
+    """Return a snapshot of the queues: message_id, topic, queue, slot, taken_at."""
     _need(frame, words.SNAPSHOT, option)
     taken = "taken_at" in frame.columns
     return frame.select(
@@ -100,7 +100,7 @@ def summarise(
         horizon_ms: End of the judged time, epoch ms.
 
     Raises:
-        UsageError: The column has another word.
+        UsageError: The checked column has a word that is not allowed.
     """
     is_readable = readable(frame, time)
     at = F.when(is_readable, F.col(time)) if time else F.lit(None).cast("bigint")
@@ -160,7 +160,10 @@ def _text(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def _given(frame: DataFrame, name: str, kind: str, option: str) -> Column:
-    """Return an optional column as `kind`. It is null if absent or not convertible."""
+    """Return an optional column, converted to the type in `kind`.
+
+    A missing column is null. A value that cannot be converted is null.
+    """
     if name not in frame.columns:
         return F.lit(None).cast(kind).alias(name)
     actual = frame.schema[name].dataType
@@ -174,9 +177,10 @@ def _time(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def time_ms(frame: DataFrame, name: str, option: str) -> Column:
-    """Return a time as epoch ms, from a timestamp, a whole number of ms, or a text of one.
+    """Return a time as epoch ms.
 
-    A text or a timestamp without a zone is in the session's time zone.
+    The column is a timestamp, a whole number of ms, or a text with one of the two. A text or a
+    timestamp without a time zone is read in the session's time zone.
     """
     kind = frame.schema[name].dataType
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):

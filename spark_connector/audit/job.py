@@ -1,7 +1,9 @@
-"""The audit of three inputs, given as DataFrames. `spark_connector.audit.cli` runs it.
+"""Run the audit of three inputs that are DataFrames. `spark_connector.audit.cli` calls it.
 
-findings = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
-findings.code, findings.totals, findings.listed["lost"]
+Give the inputs as DataFrames, and read the result:
+
+    findings = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
+    findings.code, findings.totals, findings.listed["lost"]
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ def audit(
         snapshot: Contents of the queues, read before the ledger and the log are closed. None if the
             queues were empty.
         as_of_ms: Time of the snapshot, epoch ms. Default: the oldest time in its column `taken_at`.
-        settle_ms: Messages sent less than this time before the snapshot are not judged, ms.
+        settle_ms: Time before the snapshot, in ms. Messages sent in this time are not judged.
         is_outbox: True if the ledger is the table `rmq_stub`.
         scope: What a producer counts: messages of each "slot", of each "topic", or all its messages
             ("producer").
         topics: Topics to audit. Empty for all topics.
         limit: Maximum number of messages in a list of the findings.
         faults: Classes that count as faults, of `words.FAULTS`.
-        keep: Function that stores rows, called with "messages" and later with "gaps". It returns
-            the stored rows, which are read instead.
+        keep: Function that stores rows and returns a DataFrame of the stored rows. It is called
+            with the name "messages" or "gaps" and the rows. The audit then reads the stored rows.
 
     Raises:
         UsageError: A column is missing or has a value that is not allowed.
@@ -61,8 +63,8 @@ def audit(
     horizon_ms = _as_of_ms(checked.queued, as_of_ms) - settle_ms
     summaries = _summarise(checked, horizon_ms)
 
-    # Spark would reuse a persisted DataFrame for the same inputs in a later audit of this session,
-    # even if their files have changed.
+    # Release persisted DataFrames at the end. Spark would reuse them for the same inputs in a later
+    # audit of this session, even if their files have changed.
     with contextlib.ExitStack() as stack:
 
         def hold(frame: DataFrame) -> DataFrame:
@@ -111,7 +113,7 @@ def audit(
 
 
 class _Checked(NamedTuple):
-    """The wanted topics of the inputs, in the columns of `spark_connector.audit.inputs`."""
+    """The three inputs in the columns of `inputs`, limited to the topics to audit."""
 
     ledger_name: str
     sent: DataFrame
@@ -120,7 +122,7 @@ class _Checked(NamedTuple):
 
 
 class _Summaries(NamedTuple):
-    """The row counts and times of the inputs."""
+    """Row counts and times of the three inputs."""
 
     sent: inputs.Summary
     handed: inputs.Summary
@@ -134,13 +136,13 @@ class _Summaries(NamedTuple):
 
     @property
     def span_ms(self) -> int:
-        """The time from the oldest row of ledger and log to the newest."""
+        """The time from the oldest to the newest row of the ledger and the delivery log."""
         ends = (self.sent.first_ms, self.sent.last_ms, self.handed.first_ms, self.handed.last_ms)
         times = [at for at in ends if at]
         return max(times) - min(times) if times else 0
 
     def unreadable(self, ledger_name: str) -> dict[str, int]:
-        """Return the number of unreadable rows by the name of the input."""
+        """Return the number of unreadable rows of each input, by the input's name."""
         counts = {ledger_name: self.sent.unreadable, "delivery log": self.handed.unreadable}
         return counts if self.queued is None else counts | {"snapshot": self.queued.unreadable}
 
@@ -152,11 +154,11 @@ def _checked(
     is_outbox: bool,
     topics: Sequence[str],
 ) -> _Checked:
-    """Check the columns of the inputs, and select the rows of the wanted topics."""
+    """Check the columns of the inputs, and select the rows of the topics to audit."""
     sent = outbox.ledger(ledger) if is_outbox else inputs.ledger(ledger)
     handed = inputs.deliveries(deliveries)
     queued = None if snapshot is None else inputs.snapshot(snapshot)
-    if is_outbox:  # a message that is sent again has another id, but the same stub
+    if is_outbox:  # a message that is sent again has a new id, but the same stub
         handed = _with_stub_ids(handed)
         queued = None if queued is None else _with_stub_ids(queued)
     if topics:
@@ -191,10 +193,9 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Count gaps.
+    """Return the number of gaps, how many sequence numbers are missing in them, and a list of gaps.
 
-    Return the number of gaps (None if no row has a number), the number of missing numbers, and a
-    list of gaps.
+    The number of gaps is None if no row has a sequence number.
     """
     if jumps is None:
         return None, 0, []

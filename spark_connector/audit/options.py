@@ -1,4 +1,4 @@
-"""The options of the audit's command line, each checked once. Needs no Spark session."""
+"""Parse the options of the audit's command line. This module does not use Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of an audit."""
+    """The parsed options of an audit."""
 
     ledger: tuple[Place, ...]
     is_outbox: bool

@@ -1,8 +1,9 @@
-"""Read the outbox's table as a ledger, and turn message ids into ids of stubs, in plain SQL.
+"""Read the outbox's table as a ledger, and convert message ids to ids of stubs, in plain SQL.
 
-A stub's id is its message's id with slot and check (bits 64 to 87) set to zero, as
-`rmq.sql.outbox.tables` describes. In the text form with 5 bits per character, these bits are the
-last bit of character 12, all bits of characters 13 to 16, and the first three bits of character 17.
+A stub is a row of the outbox. Its id is the id of its message with the slot and the topic's check
+bits (bits 64 to 87) set to zero, see `rmq.sql.outbox.tables`. In the text form with 5 bits per
+character, these bits are the last bit of character 12, all bits of characters 13 to 16, and the
+first three bits of character 17.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ _TEXT_SIZE: Final = 26
 
 
 def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
-    """Return rows of `rmq_stub` as a ledger, with the stub's id.
+    """Return rows of the outbox's table `rmq_stub` as a ledger, with the stub's id.
 
     A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, and a
     withdrawn stub is `void`. Without a column `confirm` every stub needs a consumer's confirmation.
-    A row whose `sends` is not a number is unreadable.
+    A row is unreadable if its column `sends` is not a number.
     """
     inputs._need(frame, words.OUTBOX, option)
     kind = frame.schema["id"].dataType
     if not isinstance(kind, T.StringType):
         raise UsageError(f"{option}: column 'id' is {kind.simpleString()}; give text")
     sends = F.col("sends").try_cast("bigint")
-    is_broken = F.col("sends").isNotNull() & sends.isNull()  # the columns of a CSV may be shifted
+    is_broken = F.col("sends").isNotNull() & sends.isNull()  # columns of a CSV may be shifted
     confirm = F.col("confirm").try_cast("boolean") if "confirm" in frame.columns else F.lit(True)
     produced = inputs.time_ms(frame, "created", option)
-    # Use this time, because a stub may be sent long after it was written.
+    # Prefer the time of the send, because a stub may be sent long after it was written.
     if "sent_at" in frame.columns:
         produced = F.coalesce(inputs.time_ms(frame, "sent_at", option), produced)
     status = F.coalesce(F.col("status"), F.lit(""))
@@ -54,7 +55,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """Return the id of a message's stub. A text that is not a message id is unchanged."""
+    """Return the id of a message's stub. A text that is not a message id is returned unchanged."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

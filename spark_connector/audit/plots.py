@@ -1,4 +1,4 @@
-"""The two drawings of the report, as SVG text, coloured by classes of the page."""
+"""Draw the two charts of the report as SVG text. CSS classes of the report set their colours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spark_connector.audit.findings import Minute, spoken
 
 WIDTH: Final = 760
 _LEFT, _RIGHT = 56, 12
-_TOP, _HEIGHT = 14, 170  # sent and delivered messages
-_LOST_TOP, _LOST_HEIGHT = 218, 54  # lost messages, with their own scale because they are few
+_TOP, _HEIGHT = 14, 170  # position of the chart of sent and delivered messages
+_LOST_TOP, _LOST_HEIGHT = 218, 54  # position of the chart of lost messages, which has its own scale
 _DAY_MS: Final = 86_400_000
 
 
@@ -32,7 +32,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
     parts += _times(begin, end, x(begin), x(end))
     for name in ("sent", "delivered"):
         line = []
-        for step in steps:  # each step is a horizontal line, because it has one count
+        for step in steps:  # a horizontal line for each step, because a step has one count
             y = _y(getattr(step, name), most, _TOP, _HEIGHT)
             line += [f"{x(step.at_ms):.1f},{y:.1f}", f"{x(step.at_ms + step_ms):.1f},{y:.1f}"]
         if name == "sent":
@@ -56,7 +56,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
 
 
 def shares(totals: Mapping[str, int]) -> str:
-    """Draw a bar with a part for each status. Even a small part is visible."""
+    """Draw a bar that is divided by status. Even a small part is visible."""
     present = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
     whole = sum(count for _, count in present)
     if not whole:
@@ -103,7 +103,7 @@ def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
 
 
 def _round(value: float) -> int:
-    """Round down to 1, 2, 5, 10, 20 and so on. The result is at least 1."""
+    """Round down to 1, 2 or 5 times a power of ten. The result is at least 1."""
     size = int("1" + "0" * (len(str(int(value))) - 1))
     return next((first * size for first in (5, 2) if first * size <= value), size)
 

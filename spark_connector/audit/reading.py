@@ -1,6 +1,6 @@
 """Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
 
-For a path without a format, the extension decides the format. Without an extension, the format is
+If a path is given without a format, its extension decides. A path without an extension is read as
 parquet.
 """
 
@@ -19,7 +19,7 @@ FORMATS: Final = ("parquet", "json", "csv", "table", LIVE)
 _ENDINGS: Final = {
     ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_SAMPLE_LINES: Final = 100  # number of lines of JSON from which the columns are read
+_SAMPLE_LINES: Final = 100  # lines of JSON that are searched for column names
 
 Columns = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -57,7 +57,9 @@ def _example(word: str) -> str:
 
 
 def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataFrame:
-    """Read a stored input. `columns` are the required and the optional columns.
+    """Read a stored input.
+
+    `columns` has the names of the required columns and of the optional columns.
 
     Raises:
         UsageError: The input does not exist, or Spark cannot read it.
@@ -66,7 +68,8 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
         if at.format == "json":
             return _json(spark, option, at.where, columns)
         if at.format == "csv":
-            # Databases double a quote, as RFC 4180 says; Spark's default is \".
+            # Databases escape a quote in CSV by doubling it (RFC 4180). Spark by default expects a
+            # backslash.
             return spark.read.csv(at.where, header=True, escape='"')
         if at.format == "table":
             return spark.read.table(at.where)
@@ -82,9 +85,10 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 
 
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
-    """Read lines of JSON as text columns. Spark then need not read the file to infer types.
+    """Read JSON lines as text columns, so that Spark need not read the file twice to infer types.
 
-    A column that is missing in all of the first lines is left out.
+    Column names come from the first 100 lines. A column that is missing in all of these lines is
+    left out.
     """
     lines = [row[0] for row in spark.read.text(path).limit(_SAMPLE_LINES).collect()]
     present: dict[str, None] = {}

@@ -1,6 +1,6 @@
-"""The report: the findings as one page of HTML, without scripts or other files.
+"""Write the report: the findings on one HTML page, without scripts and without other files.
 
-Ids, topics and names are untrusted, so every text is escaped, and invisible characters (control
+Ids, topics and names are untrusted, so every text is escaped. Invisible characters (control
 characters, changes of the writing direction) are shown as their code points.
 """
 
@@ -23,18 +23,18 @@ TITLES: Final = {
 }
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 T = TypeVar("T")
-Columns = Sequence[tuple[str, str]]  # title, and class: n (a number), id, text (may wrap), or empty
+Columns = Sequence[tuple[str, str]]  # title and CSS class: n (number), id, text (wraps), or empty
 
 
 def shown(value: object) -> str:
-    """Return any value as escaped HTML, with invisible characters as code points."""
+    """Return a value as escaped HTML, with invisible characters as code points."""
     text = "" if value is None else str(value)
     visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text[:300])
     return escape(visible + ("..." if len(text) > 300 else ""))
 
 
 def page(findings: Findings) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     parts = [
         "<h1>Message audit</h1>"
         f'<p class="verdict v{findings.code}">{shown(findings.verdict())}</p>',

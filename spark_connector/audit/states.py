@@ -3,8 +3,8 @@
 The three inputs become one table, which is grouped once, so every row is shuffled once. Rows are
 shuffled before they are grouped. An input has each message only once or twice, so grouping the rows
 first would fill the memory, and then the disk, without reducing the rows. Only numbers are
-aggregated, because Spark can then group by hash and need not sort. A message is identified by topic
-and id. Times are epoch ms until the last step.
+aggregated, because Spark can then group by hash and need not sort. A topic and an id identify a
+message. Times are epoch ms until the last step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, functions as F
 from spark_connector.audit import inputs, words
 
 # Facts about a message, as bits.
-_LISTED: Final = 1  # the ledger has it
+_LISTED: Final = 1  # the ledger has the message
 _UNSENT: Final = 2
 _CONFIRMED: Final = 4
 _REMOVED: Final = 8
@@ -24,15 +24,16 @@ _REJECTED: Final = 16
 _STORE: Final = 32
 _PREPARE: Final = 64
 _DEAD: Final = 128
-_OWN: Final = 256  # its handler settled it
+_OWN: Final = 256  # the handler settled the message itself
 
-# The time and the attempt of an ack are encoded as one number, so that two acks differ.
+# The time and the attempt of an ack are encoded as one number, so that two acks of a message
+# differ.
 _ATTEMPTS: Final = 1000
 
 # With 125 000 messages, the hash tables of a task have about 50 MB, so several tasks fit into 1 GB,
 # Spark's default. A task for fewer rows costs more than it saves.
 ROWS_PER_TASK: Final = 250_000
-BROADCAST_PRODUCERS: Final = 200_000  # with names of 100 bytes, about 40 MB in each executor
+BROADCAST_PRODUCERS: Final = 200_000  # names of 100 bytes need about 40 MB per executor
 
 _SHAPE: Final = {
     "bits": "int", "slot": "int", "maker": "bigint", "seq": "bigint", "produced_at": "bigint",
@@ -57,7 +58,8 @@ def states(
         horizon_ms: End of the judged time, epoch ms. A later message that is in no log and no queue
             is pending.
         rows: Number of rows of the three inputs, from which the number of tasks is computed.
-        producers: Approximate number of producers, which decides how their names are joined.
+        producers: Approximate number of producers. The names of many producers are joined in
+            another way than the names of few.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
@@ -156,8 +158,9 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 
 def _producers(ledger: DataFrame) -> DataFrame:
-    """Return the names of producers by hash. Hashes replace names while rows are grouped."""
-    # Aggregate the hash; otherwise Spark would skip this step and sort the whole ledger.
+    """Return each producer's name with its hash, which replaces the name while rows are grouped."""
+    # Aggregate the hash. Without an aggregate, Spark would skip this step and sort the whole
+    # ledger.
     names = ledger.groupBy("producer").agg(F.max(F.xxhash64("producer")).alias("maker"))
     return names.groupBy("maker").agg(F.max("producer").alias("producer"))
 

@@ -1,4 +1,4 @@
-"""The words of an audit: classes of messages, outcomes in a log, names of columns.
+"""Define the words of an audit: classes of messages, outcomes in a log, and names of columns.
 
 This module does not use Spark.
 """
@@ -23,7 +23,7 @@ UNKNOWN: Final = "unknown"  # delivered, but not in the ledger
 STATUSES: Final = (
     DELIVERED, DUPLICATED, REMOVED, DEAD, IN_FLIGHT, WAITING, PENDING, UNSENT, LOST, UNKNOWN,
 )  # fmt: skip
-# Classes whose message ids are in the report, the worst first.
+# Classes whose message ids are listed in the report, the worst class first.
 LISTED: Final = (LOST, DUPLICATED, UNSENT, UNKNOWN, DEAD)
 
 # --- faults: classes that may give exit code 1 -------------------------------------------------
@@ -37,7 +37,7 @@ FAULTS_DEFAULT: Final = (LOST, DUPLICATED, GAPS)
 # --- outcomes in a delivery log ----------------------------------------------------------------
 
 ACK: Final = "ack"
-OWN: Final = "own"  # the handler settled the message, with any verb
+OWN: Final = "own"  # the handler settled the message itself, with any verb
 REJECT: Final = "reject"
 TAKEN_OUT: Final = ("cancel", "purge", "expire", "merge")
 OPEN: Final = ("nack", "release", "lost", "")  # outcomes after which the message is delivered again
