@@ -204,7 +204,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = ("client", "errors", "features", "kernel", "worker")
 
-if not TYPE_CHECKING:  # or every name would be right to a type checker
+if not TYPE_CHECKING:  # without this condition, type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULE_OF:

@@ -119,7 +119,7 @@ class TopicNotEmpty(ConfigurationError):
 class SettingsMismatch(ConfigurationError):
     """The topic exists with other settings.
 
-    The error message names each such setting, with its value in Redis and in your program.
+    The error message names each different setting, with its value in Redis and in your program.
     """
 
 
@@ -161,11 +161,11 @@ class SendError(RMQError):
 
 
 class PayloadTooLarge(SendError, ValueError):
-    """The encoded body is over the topic's `max_body`. No message was sent."""
+    """The encoded body is larger than the topic's `max_body`. No message was sent."""
 
 
 class StoreUnavailable(SendError):
-    """The store of `rmq.Offloaded` did not take the bodies. Try again later.
+    """The store of `rmq.Offloaded` did not accept the bodies. Try again later.
 
     No message was sent.
     """
@@ -254,8 +254,8 @@ class ResultNotFound(RMQError):
     """There is no result to wait for.
 
     Attributes:
-        reason: "not_kept" (no result is kept for the message, or its time is over), or "unknown"
-            (no message and no result has this id).
+        reason: "not_kept" (no result is kept for the message, or the kept result expired), or
+            "unknown" (no message and no result has this id).
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -340,8 +340,8 @@ class DecodeError(RMQError, ValueError):
 class StorageError(RMQError):
     """Redis did not carry out a call."""
 
-    # How long the caller may repeat a call that failed at once, in seconds. None if the client has
-    # already repeated the call.
+    # If a call failed at once: how long the caller may repeat the call, in seconds. None if the
+    # client has already repeated the call.
     _repeat_for: float | None = None
 
 

@@ -47,14 +47,14 @@ def cancel(
 ) -> int | None:
     """Cancel messages of TOPIC, by their ids or by a filter.
 
-    Waiting messages are deleted permanently. With --running, a message in flight gets the status
-    requested: its handler is interrupted, and the message ends as cancelled unless its consumer
-    acks it. Other messages are not changed. The ID - reads ids from stdin.
+    Waiting messages are deleted permanently. With --running, RMQ also interrupts the handlers of
+    messages in flight; their status is then requested. Such a message ends as cancelled unless its
+    consumer acks it. Other messages are not changed. If ID is -, the command reads ids from stdin.
 
     With --filter, RMQ cancels all messages that match FILTER and were sent before the command
-    began. The command asks for the name of the topic first, and is a job (see rmq job ls). After
-    Ctrl-C or a crash, rmq server or rmq job resume continues the job. To delete all waiting
-    messages, use rmq purge.
+    began. You must first type the name of the topic to confirm. The cancel runs as a job (see rmq
+    job ls). After Ctrl-C or a crash, rmq server or rmq job resume continues the job. To delete all
+    waiting messages, use rmq purge.
 
     Exit code 4 means that only some messages were cancelled. Exit code 3 means that no message was
     cancelled.

@@ -1,10 +1,10 @@
-"""The commands of `rmq` by name: their modules, and their sentences in `rmq --help`."""
+"""The table of the commands of `rmq`: the module of each, and its description in `rmq --help`."""
 
 from __future__ import annotations
 
 from rmq.cli_framework.app import CommandEntry, cli
 
-# A new command has a line here; the tests compare the sentence with the command's own help.
+# Add a line for a new command. Tests compare the description with the help of the command.
 COMMANDS = {
     "ping": CommandEntry(
         "rmq.cli.root:ping", "Ping Redis; print its version and how long it took."

@@ -1,4 +1,4 @@
-"""The database of `rmq ledger` and `rmq outbox`: its URL, its tables."""
+"""The database of `rmq ledger` and `rmq outbox`: its URL and its tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def address(given: str | None) -> sa.URL:
 
     Raises:
         UsageError: No URL was given, or --database has a password.
-        ConfigurationError: The text is not a URL, or SQLAlchemy is not installed.
+        ConfigurationError: The URL is not valid, or SQLAlchemy is not installed.
     """
     from rmq.sql.database import (
         parse,
@@ -57,7 +57,7 @@ def address(given: str | None) -> sa.URL:
 
 @contextmanager
 def opened(given: str | None) -> Iterator[sa.Engine]:
-    """Yield an engine for the database of --database or the environment, for one command."""
+    """Yield an engine for the database that --database or the environment names."""
     url = address(given)
     from rmq.sql.database import opened as opened_engine
 

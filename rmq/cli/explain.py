@@ -1,4 +1,4 @@
-"""`rmq explain`: the page about errors, one class at a time."""
+"""`rmq explain`: print what an error means, from the page about errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
 def sections() -> dict[str, str]:
-    """Return the text about each exception, by the name of its class.
+    """Return the explanation of each exception, by the name of its class.
 
     Raises:
-        Failed: The installation lacks the page.
+        Failed: The installation lacks the page about errors.
     """
     package = files("rmq")
     page = package / PAGE
     if not page.is_file() and isinstance(package, Path):
-        page = package.parent / PAGE  # of a checkout
+        page = package.parent / PAGE  # if this is a checkout
     if not page.is_file():
         raise Failed(f"{PAGE} is missing; the installation is incomplete, install rmq again")
     parts = re.split(r"^### ", page.read_text(encoding="utf-8"), flags=re.M)[1:]

@@ -37,11 +37,11 @@ def create(database: str | None, sql: bool) -> None:
 @DATABASE
 @click.option("--older-than", type=DURATION, required=True, help="Remove rows older than this.")
 def purge(database: str | None, older_than: float) -> int:
-    """Remove old rows: expired rows, and rows of exactly_once without ttl.
+    """Remove old rows: expired rows, and rows of exactly_once that have no ttl.
 
-    If a message is delivered again after its row was removed, its work is done again. So choose a
-    time longer than a message may wait or stay a dead letter. Exit code 3 means that there was
-    nothing to remove.
+    If a message is delivered again after its row was removed, its work is done again. So choose an
+    age that is longer than a message may wait or stay a dead letter. Exit code 3 means that there
+    was nothing to remove.
     """
     from rmq import ledger as library
 
@@ -61,10 +61,11 @@ def purge(database: str | None, older_than: float) -> int:
 def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
     """Show the row of the business key KEY of TOPIC.
 
-    The state "consumed" means that the work is done. Other deliveries with this key are acked
-    without a run. The state "consuming" means that a handler runs, or that its process died and the
-    row expires. If a row in this state does not expire, a handler of exactly_once committed a part
-    of its work and failed; a person must decide. Exit code 3 means that there is no row.
+    The state "consumed" means that the work is done. Other deliveries with this key are acked, and
+    the handler does not run. The state "consuming" means that a handler runs, or that its process
+    died and the row expires. If a row in this state does not expire, a handler of exactly_once
+    committed a part of its work and failed. A person must then decide whether to do the work again.
+    Exit code 3 means that there is no row.
     """
     from rmq import ledger as library
 

@@ -100,8 +100,8 @@ def run(
     command sends it again. After --max-sends sends, the stub is exhausted. The command then logs an
     error, or sends a POST with JSON (id, topic, sends, created, error) to --webhook.
 
-    Any number of these processes may run. While Redis or the database is unavailable, the command
-    waits and tries again. If the database is unavailable at the start, the exit code is 5.
+    You can run several of these processes at once. While Redis or the database is unavailable, the
+    command waits and tries again. If the database is unavailable at the start, the exit code is 5.
 
     If a topic is missing in Redis, for example after a flush, the command creates it with the
     settings that your program declares. Name the module of your program with --app. Without --app,
@@ -162,7 +162,7 @@ def _run_together(
         raise errors[0]
 
 
-OVERDUE_MS = 60_000  # a resender looks more often than this
+OVERDUE_MS = 60_000  # a running relay looks for due stubs more often than this
 
 
 # --- status and ls -------------------------------------------------------------------------------

@@ -52,9 +52,9 @@ def resend(
 ) -> int | None:
     """Make the relay send stubs again immediately; the number of their sends starts again at 0.
 
-    ID is the id of the stub or of its message; - reads ids from stdin. Confirmed and void stubs are
-    not changed. With --exhausted, the command asks for confirmation. Exit code 4 means that only
-    some stubs were resent. Exit code 3 means that no stub was resent.
+    ID is the id of the stub or of its message. If ID is -, the command reads ids from stdin.
+    Confirmed and void stubs are not changed. With --exhausted, the command asks for confirmation.
+    Exit code 4 means that only some stubs were resent. Exit code 3 means that no stub was resent.
     """
     if exhausted == bool(ids):
         raise click.UsageError("give ids, or --exhausted")
@@ -89,7 +89,7 @@ def resend(
 
 
 def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]:
-    """Return the name that the user must type, and what this name belongs to."""
+    """Return the name that the user must type to confirm, and its kind: topic or database."""
     if topic is not None:
         return topic, "topic"
     return address(database).database or "", "database"
@@ -167,12 +167,13 @@ _MESSAGE_STATES = {
 @IDS
 @DATABASE
 def void(ids: tuple[str, ...], database: str | None) -> int:
-    """Withdraw stubs: RMQ never sends them again; - reads ids from stdin.
+    """Withdraw stubs, so that RMQ never sends them again.
 
-    ID is the id of the stub or of its message. If the message waits in Redis, it is cancelled. If
-    the message is in flight or dead, it is not changed, and the table shows its state. A confirmed
-    stub is not changed. Exit code 4 means that only some stubs were withdrawn, or that Redis did
-    not answer. Exit code 3 means that no stub was withdrawn.
+    ID is the id of the stub or of its message. If ID is -, the command reads ids from stdin. If the
+    message waits in Redis, it is cancelled. If the message is in flight or dead, it is not changed,
+    and the table shows its state. A confirmed stub is not changed. Exit code 4 means that only some
+    stubs were withdrawn, or that Redis did not answer. Exit code 3 means that no stub was
+    withdrawn.
     """
     from rmq.outbox import Outbox
 
@@ -224,11 +225,11 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
 @DRY_RUN
 @YES
 def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> int | None:
-    """Delete stubs that are confirmed or void, and old notes in rmq_log of consumers that died.
+    """Delete confirmed and void stubs, and old rows of rmq_log that belong to dead consumers.
 
     Keep stubs for as long as their messages may be delivered again. If the stub of a message is
-    missing, a consumer handles the message as if it had been sent without an outbox. The command
-    asks for the name of the database first.
+    missing, a consumer handles the message as if it had been sent without an outbox. You must first
+    type the name of the database to confirm.
     """
     from rmq.outbox import Outbox
 

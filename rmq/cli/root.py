@@ -38,7 +38,7 @@ def completion(shell: str) -> None:
     and messages. It needs bash 4.4 or later.
     """
     complete = SHELLS[shell](click.Group("rmq"), {}, "rmq", "_RMQ_COMPLETE")
-    # Not source(): for bash that starts bash, to look at its version.
+    # Do not call source(): for bash, it starts a bash process to read the version.
     click.echo(complete.source_template % complete.source_vars())
 
 
@@ -46,11 +46,11 @@ HIDDEN = "***"
 
 
 class _Variable(NamedTuple):
-    """An environment variable that no configuration file can replace, and who reads it."""
+    """An environment variable that no configuration file can set, and the program that reads it."""
 
     name: str
     reader: str
-    is_hidden: bool = False  # no part of it is shown
+    is_hidden: bool = False  # its value is never shown, not even in part
 
 
 VARIABLES = (

@@ -1,4 +1,4 @@
-"""`rmq top`: all topics on the whole screen, read again each second, with their problems."""
+"""`rmq top`: show all topics and their problems on the whole screen, updated each second."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIGURES = {
     "LATE": "late_ms", "IN/S": "accepted_per_s", "OUT/S": "settled_per_s",
 }  # fmt: skip
 SORTS = ("PROBLEM", "TOPIC", *FIGURES)
-AROUND = 3  # lines of the screen that are no topics: the title, the heads and the foot
+AROUND = 3  # lines of the screen other than topics: the title, the column titles and the footer
 
 Row = dict[str, Any]
 
@@ -123,7 +123,7 @@ def _show(client: rmq.Client, pattern: str, state: Top, interval: float, console
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Read each key as it is pressed. Yield the file to read keys from."""
+    """Yield a file from which each key can be read as soon as it is pressed."""
     import termios  # not on Windows
     import tty
 
@@ -182,7 +182,7 @@ class Top:
         return rows
 
     def screen(self, height: int) -> Group:
-        """Return what a screen of this many lines shows."""
+        """Return the content of a screen with this number of lines."""
         rows = self.sorted_rows()
         shown = rows[: max(0, height - AROUND)]
         below = len(rows) - len(shown)

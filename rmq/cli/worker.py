@@ -168,7 +168,7 @@ def run(
     check: bool,
     control_fd: int | None,
 ) -> int:
-    """Run handlers in this process or in several, or only check them."""
+    """Run handlers in this process or in several processes, or only check the handlers."""
     common = common_options()
     _refuse_redis_options(common, module)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
@@ -277,8 +277,9 @@ def _serve(
 def _exit_process(code: int) -> int:
     """Exit this process, even if threads still run in it.
 
-    After exit code 0 no thread should run, and Python exits as usual. Otherwise threads may be
-    running handlers. Python would wait forever for some of these threads, and crash on others.
+    After exit code 0 no thread should run, and Python exits as usual. After any other exit code,
+    threads may still run handlers. Python would wait forever for some of these threads, and crash
+    on others.
     """
     exiting = threading.Event()
     exiting.set()

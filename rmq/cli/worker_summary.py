@@ -1,6 +1,6 @@
 """A worker's report on stderr: its handlers at the start, its counts and exit reason at the end.
 
-stdout is left to the handlers.
+The handlers may use stdout, so the report does not.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def facts(info: bytes) -> dict[str, str]:
 
 
 class ClientBase:
-    """The parts that both clients have: address, prefix, handlers, hooks."""
+    """The parts that both clients have: address, prefix, handlers and interceptors."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class ClientBase:
 
 
 class ClientParts(NamedTuple):
-    """The parts of a client that other packages use.
+    """Parts of a client that other packages of RMQ use.
 
     Attributes:
         transport: Transport to Redis.
         prefix: First part of every key.
         sessions: Replay sessions, by which Redis recognises repeated calls.
-        hooks: Hooks of the client's interceptors.
+        hooks: Methods of the client's interceptors, which run around sends and handlers.
         handlers: Handlers that are registered on the client.
         declared: Settings that the program has declared, by topic.
         retry_s: Time for which a command is retried while Redis cannot be reached, in seconds.
@@ -175,7 +175,7 @@ class ClientParts(NamedTuple):
 
 
 def parts_of(client: ClientBase) -> ClientParts:
-    """Return the parts of a client that other packages use."""
+    """Return the parts of a client that other packages of RMQ use."""
     return ClientParts(
         client._transport,  # type: ignore[attr-defined]
         client._prefix, client._sessions, client._hooks, client._handlers, client._declared,
@@ -199,7 +199,7 @@ class AsyncClient(ClientBase):
             `max_connections` of the URL, else 64. If all connections are in use, a call waits for
             up to `timeout` plus `retry_for`. Each waiting consumer has an additional connection for
             its subscription.
-        interceptors: Hooks around sends, and around the handlers of workers.
+        interceptors: Objects whose methods run around sends, and around the handlers of workers.
 
     Raises:
         ConfigurationError: The URL is not valid.
@@ -230,15 +230,14 @@ class AsyncClient(ClientBase):
     ) -> AsyncTopic:
         """Return a topic by name.
 
-        This sends nothing to Redis. The first call on the topic opens it.
+        This sends nothing to Redis. The first call on the topic opens the topic in Redis.
 
         Args:
             name: Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
                 codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
-                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
-                need no `codec`. Only your own codec object must also be passed in programs that
-                read bodies.
+                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so a
+                program that reads bodies needs no `codec`, unless the codec is your own object.
             results: How long to keep the results of the messages that this object sends. Default:
                 results are not kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
@@ -261,8 +260,8 @@ class AsyncClient(ClientBase):
     async def can_wake(self) -> bool:
         """Return whether this Redis user may publish to channels of the prefix, to wake consumers.
 
-        A Redis 7 user has no channels unless its ACL names them. Without channels nothing is lost,
-        but waiting consumers notice new messages up to a second late.
+        A Redis 7 user may not use a channel unless its ACL names the channel. Without this right no
+        message is lost, but waiting consumers notice new messages up to a second late.
         """
         try:
             await self._transport.raw_command(

@@ -37,7 +37,7 @@ class Client(ClientBase):
             `max_connections` of the URL, else 64. If all connections are in use, a call waits for
             up to `timeout` plus `retry_for`. Each waiting consumer has an additional connection for
             its subscription.
-        interceptors: Hooks around sends, and around the handlers of workers.
+        interceptors: Objects whose methods run around sends, and around the handlers of workers.
 
     Raises:
         ConfigurationError: The URL is not valid.
@@ -68,15 +68,14 @@ class Client(ClientBase):
     ) -> Topic:
         """Return a topic by name.
 
-        This sends nothing to Redis. The first call on the topic opens it.
+        This sends nothing to Redis. The first call on the topic opens the topic in Redis.
 
         Args:
             name: Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
                 codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
-                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so readers
-                need no `codec`. Only your own codec object must also be passed in programs that
-                read bodies.
+                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so a
+                program that reads bodies needs no `codec`, unless the codec is your own object.
             results: How long to keep the results of the messages that this object sends. Default:
                 results are not kept.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
@@ -97,8 +96,8 @@ class Client(ClientBase):
     def can_wake(self) -> bool:
         """Return whether this Redis user may publish to channels of the prefix, to wake consumers.
 
-        A Redis 7 user has no channels unless its ACL names them. Without channels nothing is lost,
-        but waiting consumers notice new messages up to a second late.
+        A Redis 7 user may not use a channel unless its ACL names the channel. Without this right no
+        message is lost, but waiting consumers notice new messages up to a second late.
         """
         try:
             self._transport.raw_command("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")

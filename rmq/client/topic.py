@@ -159,7 +159,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         self._run = transport.run
 
     async def open(self, create: bool = True) -> bool:
-        """Create the topic, or compare the settings of an existing topic, as the first call does.
+        """Create the topic. If the topic exists, compare its settings with those of this program.
+
+        The first call on a topic does the same.
 
         Args:
             create: Whether to create a missing topic. If False, a missing topic is an error.
@@ -247,19 +249,19 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Send messages, and return one result for each, in order.
 
         All messages are checked and encoded before the first is sent. The messages of one slot are
-        stored in groups of up to 1000 (with a merge key, 400). Each such group is stored completely
-        or not at all.
+        stored in batches of up to 1000 (with a merge key, 400). Each batch is stored completely or
+        not at all.
 
         Raises:
-            RMQError: An error of `send`. The `results` of QueueFull and TopicPaused show which
-                messages were stored.
+            RMQError: Any error that `send` raises. The `results` of QueueFull and TopicPaused show
+                which messages were stored.
         """
         return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
     async def new_id(
         self, slot_basis: str | bytes | None = None, *, group: str | None = None
     ) -> MessageId:
-        """Return a message id. Pass it to every attempt of a send that you may have to repeat.
+        """Return a new message id. Pass it to every attempt of a send that you may have to repeat.
 
         If the send has a slot_basis or a group, pass the same value here.
         """
@@ -284,8 +286,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def results(self, ids: Iterable[Id]) -> list[ResultState]:
         """Return the state, the progress and the outcome of each message, in the order of the ids.
 
-        The call does not wait. All messages of a slot are read in one call, or several calls of 1
-        MiB.
+        The call does not wait for messages to end. It sends one command for each slot, or several
+        if the replies exceed 1 MiB.
         """
         return await self._run(results_flow.read(self._context, ids))
 
@@ -293,7 +295,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Cancel a waiting message, or with `running` also a message in flight.
 
         Args:
-            id: Id of the message, or the receipt of the only delivery that may be cancelled.
+            id: Id of the message, or a receipt, so that only the delivery of this receipt can be
+                cancelled.
             running: Whether to request the cancellation of the current delivery.
 
         Returns:
@@ -317,10 +320,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority, behind the other messages of the priority.
+        """Give a waiting message another priority, behind all other messages with this priority.
 
         Returns:
-            "changed", "unchanged" (the message had that priority already), or, for a message that
+            "changed", "unchanged" (the message already had this priority), or, for a message that
             does not wait, "in_flight", "dead" or "gone".
         """
         return await self._run(change.set_priority(self._context, id, priority))
@@ -339,8 +342,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
                 topic's setting.
             mode: With "at_least_once", you settle each delivery, for example by ack. With
                 "at_most_once", a message is settled before it is delivered. The message is lost if
-                the process dies in between, or if the reply of Redis is missing for more than a
-                minute.
+                the process dies before you have handled it, or if the reply of Redis is missing for
+                more than a minute.
             ordered: Whether a slot delivers its next messages only after the previous messages are
                 settled, across all consumers. A failed message is delivered again before later
                 messages. Either all consumers of a topic should be ordered, or none.
@@ -390,7 +393,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
                 random name.
             keep: How long unpublished messages are kept after the last push, 1 s to 30 days.
-            late: Whether to accept messages whose time passed more than a year ago.
+            late: Whether to accept messages whose due time passed more than a year ago.
         """
         return AsyncStage(self._transport, flows_of(self._context, name, keep, late))
 
@@ -407,9 +410,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             staged: `AsyncStage.staged` of each stage. Stages of other topics in this Redis are
                 allowed, if those topics exist.
-            query: Name of a query that publishes one batch after the other; requires `batch`. Call
-                `publish` on the same topic for all batches of the query. That topic records the
-                stages of each batch.
+            query: Name of a streaming query that publishes its batches one after the other;
+                requires `batch`. Call `publish` on the same topic for all batches of the query.
+                That topic records the stages of each batch.
             batch: Number of the batch. A batch is published once. After an interrupted call, the
                 next call publishes the stages of the interrupted call and deletes the stages that
                 are passed to it. If this batch or a later batch was already published, the passed
@@ -420,8 +423,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             If a call is interrupted, repeat it: it continues, and each staged message is accepted
             once. Without `query`, pass the same stages again. Within the topic's `dedup_window`,
             RMQ also recognises a message by its id. Readers do not see all messages at once: about
-            1000 messages of a slot become visible at a time. Delays, and time ranges of merges,
-            start when a message is published.
+            1000 messages of a slot become visible at a time. The delay of a message and the time
+            range of its merge start when the message is published.
 
         Raises:
             StageLost: A stage has lost messages. No further messages were published.
