@@ -5,8 +5,8 @@ A file name means the same in each folder:
 scripts   builders, one for each Lua script
 flows     several steps, as generators
 admin     the verbs of `Admin`
-http      routes, with their requests and answers
+http      routes, with their requests and responses
 pages     pages of the console
 cli       commands
-service   what `rmq server` does by itself
+service   work that `rmq server` does in the background
 """

@@ -17,7 +17,7 @@ from rmq.kernel.core.validation import Duration, duration_ms
 
 log = logging.getLogger("rmq")
 
-RANGES_MAX = 1000  # ranges of missing numbers in a result
+RANGES_MAX = 1000  # maximum number of ranges of missing numbers in a result
 
 
 class Missing(NamedTuple):

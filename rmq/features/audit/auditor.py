@@ -80,7 +80,7 @@ class _Stopped(Exception):
 def start(
     chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
 ) -> Auditor | None:
-    """Start an auditor if an interceptor of the chain requires audits."""
+    """Start an auditor if an interceptor of the client requires audits."""
     for interceptor in chain:
         if isinstance(interceptor, Audit) and interceptor.every_ms is not None:
             return Auditor(interceptor, transport, contexts)

@@ -25,14 +25,14 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """The open numbers of one producer in one slot: numbers whose messages were not removed yet."""
+    """Numbers of one producer in one slot whose messages were not removed yet (open numbers)."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return the accepted numbers that have been open since before the time `before_ms`."""
+        """Return the accepted numbers that became open before the time in `before_ms`."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -41,7 +41,7 @@ class _OpenNumbers:
 
 
 class _Account:
-    """The counts of a slot, and its open numbers by producer."""
+    """The counts of a slot, and the numbers whose messages were not removed yet, by producer."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
@@ -59,7 +59,10 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read all open numbers of a slot. `page` is the first page if the caller has read it."""
+    """Read the numbers of a slot whose messages were not removed yet.
+
+    `page` is the first page, if the caller has already read it.
+    """
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)
@@ -100,7 +103,7 @@ def audit(
     Args:
         context: Context of the topic.
         older_ms: Minimum time since a number was reported as accepted, in ms.
-        forget: Whether to close missing numbers, so that they are not reported again.
+        forget: Whether to forget missing numbers, so that later audits do not report them.
         every_ms: Minimum time between two audits by callers that pass this argument, in ms. If less
             time has passed, the function returns None.
         progress: Function that is called with (records read, records in all) during the work.

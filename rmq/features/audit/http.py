@@ -19,8 +19,8 @@ class Audited(Answer):
     """The audit of a topic, with the same fields as in `rmq audit`.
 
     Attributes:
-        missing: Number of accepted messages that are in no queue and that no script has accounted
-            for.
+        missing: Number of accepted messages that are in no queue, and that RMQ has neither settled
+            nor removed.
         lost: Missing numbers, in at most 1000 ranges.
     """
 

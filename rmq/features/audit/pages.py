@@ -1,4 +1,4 @@
-"""The page of a topic's audit: missing messages that a server or a person has found."""
+"""The page of a topic's audit, which shows missing messages and can start an audit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmq.kernel.core.access import Role
 
 PAGES = Pages()
 
-RANGES = 100  # missing ranges on the page
+RANGES = 100  # maximum number of missing ranges on the page
 OLDER_S = 60.0  # minimum age of the audited messages, in seconds
 AGAIN_S = 10.0  # minimum time between two audits, in seconds
 COLUMNS = {
@@ -36,7 +36,7 @@ async def audit(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/audit", Role.OPERATOR)
 async def start_audit(request: PageRequest) -> Redirect:
-    """Start an audit that continues after the answer."""
+    """Start an audit that continues in the background."""
     topic = request.topic
     await request.context.admin.settings(topic)
 

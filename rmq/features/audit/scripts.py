@@ -1,4 +1,4 @@
-"""Commands of the audit: close numbers, read open numbers, scan messages."""
+"""Commands of the audit: read numbers whose messages were not removed yet, and scan messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply to the script `audit`: the slot's counts, and a page of the open numbers."""
+    """The reply to the script `audit_open`: counts of the slot, and a page of open numbers."""
 
     now_ms: int
     numbered: int
@@ -25,7 +25,7 @@ class AuditScanPage(NamedTuple):
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     looked: int  # number of records read
-    # Whether this is the first page of a pass. If another server answers, the pass starts again.
+    # Whether this is the first page of a scan. If another server answers, the scan starts again.
     is_first: bool
     living: list[bytes]
 
@@ -33,11 +33,14 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the open numbers. Return None if another audit began within `every_ms`."""
+    """Read a page of the numbers whose messages were not removed yet.
+
+    Return None if another audit began within the time in `every_ms`.
+    """
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
         if not reply[0]:
-            return None  # then the reply has no other element
+            return None  # this reply has only one element
         return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
     return Command(

@@ -1,6 +1,6 @@
 """Audit topics whose producers number their messages, but whose workers do not audit.
 
-One audit of a topic in an interval is enough, by any server or worker.
+Each topic is audited once per interval, by any server or worker.
 """
 
 from __future__ import annotations

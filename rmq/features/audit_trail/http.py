@@ -17,7 +17,7 @@ TABLE = Table("audits")
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A position in the list, as cursors encode it.
 
-    It has a time, and how many of the records of that time were shown already.
+    A position is a time, and the number of records of that time that were already shown.
     """
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]

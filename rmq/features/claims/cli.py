@@ -28,7 +28,7 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
 
     The state "consuming" means that a handler runs, or that its process died and the claim ends
     with the lease. The state "consumed" means that the work is done; other deliveries with this key
-    are acked without a run. Exit code 3 means that there is no claim.
+    are acked, and the handler does not run. Exit code 3 means that there is no claim.
     """
     common = common_options()
     with common.client() as client:

@@ -34,7 +34,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> RedriveResult:
-        """Send dead letters back to be consumed again, with all their retries.
+        """Send dead letters back to their topic. Each letter gets its full number of retries again.
 
         Args:
             topic: Name of the topic.
@@ -47,7 +47,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             filter: Filter, for example `error contains "timeout" and body.order>100`.
                 docs/dead-letters.md describes filters.
             to: Another topic, to which the messages are sent immediately. The topic must exist. A
-                message that it refuses stays dead, and `RedriveResult.refused` counts the reasons.
+                message that the other topic refuses stays dead, and `RedriveResult.refused` counts
+                the reasons.
             dry_run: Whether to only count the dead letters.
             rate: Maximum number of messages per second.
             progress: Function that is called with (done, all) during the work.
@@ -55,8 +56,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         Guarantee:
             A message is dead or waiting, never both or neither. If the call is interrupted, run it
             again: it continues with the remaining dead letters. With `to`, a letter is stored in
-            the other topic once, even after an interruption. An interrupted call may leave letters
-            marked as held in this topic. Repeating the call completes these letters.
+            the other topic once, even after an interruption. After an interruption, some letters
+            may be marked as being moved. Repeat the call to complete the move of these letters.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -79,7 +80,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> int:
         """Delete waiting messages or dead letters. Return the number of deleted messages.
 
-        Messages in flight are not touched. Waiting messages are deleted permanently. Dead letters
+        Messages in flight are not deleted. Waiting messages are deleted permanently. Dead letters
         go to the trash, from which `restore` brings them back. A dead letter is counted as purged
         when it is deleted from the trash.
 
@@ -119,8 +120,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         `redrive` describes the conditions. If `job` is the id of a purge, only letters of that
         purge are restored. A restored letter keeps its time of death. In a topic with the setting
         `dead_retention`, each restored letter stays for at least another 24 hours, or for the
-        retention if the retention is shorter. For this, a letter with less time left gets a later
-        time of death.
+        retention if the retention is shorter. If a letter has less time left, it gets a later time
+        of death.
 
         Guarantee:
             A letter is either in the trash or among the dead letters. If the call is interrupted,

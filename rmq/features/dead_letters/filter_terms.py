@@ -28,7 +28,7 @@ _MISSING = object()  # the message has no such field
 class Letter:
     """A dead letter as filters see it. Only the parts that conditions read are decoded.
 
-    It has the same attributes as a `Message` from `reading.messages_of`.
+    This class has the same attributes as a `Message` from `reading.messages_of`.
     """
 
     def __init__(self, member: QueueMember) -> None:

@@ -28,8 +28,8 @@ from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import Command, Flow, Progress, Sleep
 
-# Maximum number of messages of one call. Other clients wait during the call, in which Redis frees
-# bodies, and a redrive copies failures.
+# Maximum number of messages per call. A call blocks other clients while Redis frees bodies and, in
+# a redrive, copies failures.
 CALL_MAX, REDRIVE_MAX = 200, 100
 
 
@@ -172,7 +172,7 @@ def redrive(
     progress: Progress | None,
     to: str | None = None,
 ) -> Flow[RedriveResult]:
-    """Send dead letters back, or to another topic.
+    """Send dead letters back to their topic, or to another topic.
 
     If the call is interrupted, the remaining letters stay dead.
     """

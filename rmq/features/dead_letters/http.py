@@ -70,7 +70,7 @@ class GroupsQuery(Request):
 
 
 class Redrive(DeadLetterConditions):
-    """Dead letters to send back, or to another topic.
+    """Selects dead letters to send back to their topic, or to another topic.
 
     Attributes:
         to: Name of the other topic.
@@ -273,7 +273,7 @@ class Imported(Answer):
 
 @TABLE.post("/topics/{topic}/dead-letters/import", "queue-full", role=Role.OPERATOR)
 async def import_dead_letters(context: RequestContext, path: TopicPath, body: Import) -> Imported:
-    """Send exported dead letters to a topic as messages to be consumed, with all their retries.
+    """Send exported dead letters to a topic, with the full number of retries.
 
     The messages keep ids, types, groups, headers and priorities. If the topic still has a message
     with the same id in any queue, the line is a duplicate and adds nothing. So you can repeat a
@@ -316,7 +316,7 @@ class Redriven(Answer):
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", role=Role.OPERATOR)
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
-    """Send dead letters back to be consumed again, or to another topic, with all their retries.
+    """Send dead letters back to their topic or to another topic, with the full number of retries.
 
     If a request ends before all dead letters are sent, repeat it. It continues with the rest.
     """
@@ -340,10 +340,10 @@ class Purged(Answer):
 
 @TABLE.post("/topics/{topic}/purge", role=Role.ADMIN)
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
-    """Delete waiting messages or dead letters. Messages in flight are not touched.
+    """Delete waiting messages or dead letters. Messages in flight are not deleted.
 
-    Dead letters can be restored for `keep` seconds, by default 24 hours. With 0 they are deleted
-    permanently. Waiting messages cannot be restored.
+    Dead letters can be restored for `keep` seconds, by default 24 hours. If `keep` is 0, they are
+    deleted permanently. Waiting messages cannot be restored.
     """
     check_confirm(body.confirm, path.topic)
     count = await context.admin.purge(
@@ -377,7 +377,7 @@ async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Re
     """Restore dead letters from the trash, with the time at which they died.
 
     If the `dead_retention` of a letter ends within 24 hours, the letter gets a later time of death.
-    It then stays for another 24 hours, or for the retention if that is shorter.
+    It then stays for another 24 hours, or for the retention if the retention is shorter.
     """
     count = await context.admin.restore(
         path.topic, **body.given(), job=body.job, dry_run=body.dry_run
@@ -422,7 +422,7 @@ def _body_of(letter: ImportedLetter, name: str) -> bytes:
         pieces = [base64.b64decode(each, validate=True) for each in given or ()]
         sealed = [codecs.is_encrypted(letter.codec, piece) for piece in pieces]
         if letter.body_base64 is not None and sealed[0]:
-            return pieces[0]  # the key may be missing here
+            return pieces[0]  # this program may lack the key
         if any(sealed):
             raise DecodeError(codecs.NO_ENCRYPTED_LIST)
         bodies_read = codecs.decode_all(letter.codec, pieces)
@@ -439,7 +439,7 @@ async def sample(
     wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
 ) -> list[StoredMessage]:
-    """Return some matching letters, the oldest that a limited search finds."""
+    """Return a sample of matching letters: the oldest letters that a limited search finds."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await context.admin.dead_letters(

@@ -34,10 +34,10 @@ ROWS = 50
 SCAN = 5_000  # dead letters that a filtered page examines in one read
 SEARCH_S = 2.0  # longest search for the first match of a page
 GROUPS_S = 30.0  # after this time, groups are counted again
-GROUPS_SHOWN_S = 1.0  # longest wait of a page for its groups; then the page shows the progress
+GROUPS_SHOWN_S = 1.0  # longest wait for the groups; then the page shows the progress
 COUNTED_S = 3.0  # longest count of the letters of an action; then the page says "at least"
 SAMPLE = 5
-WORD_CHARS = 60  # length of a suggested value
+WORD_CHARS = 60  # maximum length of a suggested value
 TOPICS_MAX = 500  # limit of the list of topics; with more topics, the user types the name
 VERBS = ("redrive", "purge", "restore")
 KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
@@ -173,7 +173,7 @@ async def ask_act(request: PageRequest) -> View | Redirect:
 
 @PAGES.post("/topics/{topic}/dead-letters/{verb}")
 async def act(request: PageRequest) -> Redirect:
-    """Start the job that redrives or purges, or restore letters from the trash."""
+    """Start a job that redrives or purges selected letters, or restore letters from the trash."""
     verb = _verb(request)
     conditions = _conditions(request)
     if verb == "restore":
@@ -216,7 +216,7 @@ def _bounded(text: str, moment: datetime) -> str:
 
 
 def _conditions(request: PageRequest) -> dict[str, Any]:
-    """Return the letters that the form selects, by their ids or by its filter."""
+    """Return the letters that the form selects: by their ids, or by a filter."""
     ids = request.form.get("ids", "").split()
     text = request.form.get("filter", "").strip()
     if (

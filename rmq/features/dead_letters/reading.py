@@ -132,7 +132,7 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a topic's dead letters: after one of them, or at the beginning."""
+    """A position in a topic's dead letters: after one of the letters, or at the beginning."""
 
     slot: int = 0
     place: MemberPosition | None = None
@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return about `most` of the next dead letters, or an empty list at the end."""
+        """Return the next dead letters, about as many as `most`, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:

@@ -75,9 +75,9 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     """Open the topic to which dead letters are moved, and return its context.
 
     Raises:
-        InvalidValue, InvalidType: The name is not valid, or names the topic of the letters. Or the
-            other topic has groups, and its number of slots would put messages of one group into two
-            slots.
+        InvalidValue, InvalidType: The name is not valid, or names the topic of the letters. Also
+            raised if the other topic has groups, and its number of slots would put messages of one
+            group into two slots.
         TopicNotFound: The topic does not exist.
     """
     target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
@@ -179,8 +179,8 @@ class Redrive:
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
-        # The hold named the other topic's slot, but it is gone as well, and that topic may have
-        # been resized since then.
+        # The hold named the slot in the other topic, but the hold is gone with the letter. If the
+        # other topic was resized, search all its slots.
         entries = [member_of(ids[place]) + self.token for place in gone]
         asked = {slots[place] for place in gone}
         for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
@@ -206,9 +206,9 @@ def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
     """Return the slot of the other topic for a letter, so that ordered messages stay in order.
 
     All messages that must stay in order get the same slot. If both topics have the same number of
-    slots, or if the other topic's number divides this topic's number, the result is also the slot
-    that the group or the slot basis of the message chooses. For ids that come from a dedup key, the
-    number of slots is the number at the topic's creation.
+    slots, or if the number of the other topic divides the number of this topic, the result is also
+    the slot that the group or the slot basis of the message chooses. For ids that come from a dedup
+    key, the number of slots is the number at the topic's creation.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)

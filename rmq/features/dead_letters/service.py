@@ -43,11 +43,11 @@ def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpire
 
 @dataclass
 class _SlotPass:
-    """Progress of reading all messages of a slot, and the slot's counters at the beginning."""
+    """Progress of reading a slot page by page, and the slot's counters at the beginning."""
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
-    rank: int = -1  # rank of the next page's first message, or -1 if the pass has ended
+    rank: int = -1  # rank of the next page's first message, or -1 if no page is left
     # Earliest expiry among the remaining messages, or 0 if none of them expires.
     soonest_ms: int = 0
 
@@ -58,7 +58,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Expire messages in slots from which no consumer received a message between two surveys."""
+    """Expire messages in slots whose counters show no received message since the last read."""
 
     name = "expiry"
     every_s = EVERY_S
@@ -77,7 +77,8 @@ class Expiry(SurveyedService):
             for name, counts in topics.items()
             for index, slot in enumerate(counts.slots)
         ]
-        # Started passes continue first, so that large slots do not block others forever.
+        # Continue with slots that are half read, so that large slots do not delay other slots
+        # forever.
         slots.sort(key=lambda each: self._passes.get(each[:2], _SlotPass()).rank < 0)
         for name, index, slot in slots:
             with self._problems.apart(name, self.name):

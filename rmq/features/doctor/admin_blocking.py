@@ -11,10 +11,10 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class DoctorAdmin(AdminPart):
-    """Operations on all of RMQ in a Redis."""
+    """The operation that checks a Redis and all its topics."""
 
     def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics without changes. Return the findings, most serious first.
+        """Check Redis and all topics, and change nothing. Return the findings, most serious first.
 
         If this Redis user lacks a right that a check needs, the finding is "skipped", with the
         reason.

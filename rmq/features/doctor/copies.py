@@ -1,4 +1,4 @@
-"""Checks of persistence, replication and clusters, against the durability settings of topics."""
+"""Checks of persistence, replication and clusters, compared with the durability of topics."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _copies(topic: TopicOverview) -> int:
 
 
 def replication(look: Look) -> Flow[list[Sight]]:
-    """Check replicas, and whether there are enough for the sends that wait for replicas."""
+    """Check replicas, and whether enough of them work for the sends that wait for replicas."""
     topics, found = (yield from look.topics()), []
     needed = max(map(_copies, topics), default=0)
     names = [topic.name for topic in topics if needed and _copies(topic) == needed]
@@ -146,7 +146,7 @@ def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, goo
 
 
 def cluster(look: Look) -> Flow[list[Sight]]:
-    """Check for hash slots that no master serves, and for nodes that cannot reach others."""
+    """Check for hash slots that no master serves, and for nodes that cannot reach other nodes."""
     infos = yield from look.infos()
     if infos[0].get("cluster_enabled") != "1":
         return [Sight("ok", "it is no Redis Cluster")]

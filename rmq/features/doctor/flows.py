@@ -5,7 +5,7 @@ memory          maxmemory, its policy, fragmentation, encoding of hashes and sor
 copies          persistence and replication, against the durability settings of topics
 programs        clocks, slow scripts, versions, rights
 restrictions    commands that a server, a service or a user lacks, and the effect on RMQ
-topics          slots, heads, waiting messages, dead letters, pauses, resizes, schedules
+topics          slots, waiting messages, dead letters, pauses, resizes, schedules
 """
 
 from __future__ import annotations

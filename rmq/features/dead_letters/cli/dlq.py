@@ -176,11 +176,11 @@ def redrive(
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Send dead letters of TOPIC back to be consumed again, with all their retries.
+    """Send dead letters of TOPIC back to be consumed again, with a full number of retries.
 
-    Sends all dead letters, or the dead letters that match FILTER and every option. Asks for the
-    name of the topic first, unless you select by --id only. The redrive is a job (see rmq job ls).
-    After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
+    Sends all dead letters, or the dead letters that match FILTER and every option. You must first
+    type the name of the topic to confirm, unless you select by --id only. The redrive runs as a job
+    (see rmq job ls). After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
 
     With --to, the other topic may refuse a message: it has the id already, it is full, its sends
     are paused, or the message is too large. Such a message stays a dead letter.
@@ -269,7 +269,8 @@ def purge_dead(
     """Move dead letters of TOPIC to the trash, from which rmq dlq restore can restore them.
 
     The command moves all dead letters, or the dead letters that match FILTER and every option.
-    After the time --keep, they are deleted permanently. Asks for the name of the topic first.
+    After the time in --keep, they are deleted permanently. You must first type the name of the
+    topic to confirm.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -317,7 +318,7 @@ def restore(
 
     Restores all dead letters of the trash, or the dead letters that match FILTER and every option.
     A filter cannot use `age` or `died`. In a topic with --dead-retention, RMQ keeps each restored
-    dead letter for at least 24 hours, or for the retention if that is shorter.
+    dead letter for at least 24 hours, or for the retention if the retention is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -367,12 +368,13 @@ def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
 )
 @click.argument("topic")
 def import_dead(topic: str) -> int | None:
-    """Send exported dead letters from stdin to TOPIC as messages to be consumed.
+    """Send exported dead letters from stdin to TOPIC, where consumers can receive them.
 
-    The messages keep ids, types, headers and priorities, and have all their retries. If the topic
-    still has a message with the id (waiting, in flight or dead), the line changes nothing. So you
-    can repeat an import. If a line is not valid, the command does not send it and prints its
-    number. Exit code 4 means that some lines were not valid. Exit code 1 means that no line was.
+    The messages keep ids, types, headers and priorities, and have the full number of retries. If
+    the topic still has a message with the id (waiting, in flight or dead), the line changes
+    nothing. So you can repeat an import. If a line is not valid, the command skips the line and
+    prints its number. Exit code 4 means that some lines were not valid. Exit code 1 means that no
+    line was valid.
     """
     common = common_options()
     with common.client() as client:
@@ -395,8 +397,8 @@ def import_dead(topic: str) -> int | None:
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of TOPIC permanently, including delayed messages.
 
-    Messages in flight and dead letters stay (for dead letters: rmq dlq purge). Asks for the name of
-    the topic first.
+    Messages in flight and dead letters are not deleted. To delete dead letters, use rmq dlq purge.
+    You must first type the name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -15,7 +15,7 @@ from rmq.kernel.core import codec as codecs, record
 from rmq.kernel.core.codec import Codec, RawCodec
 from rmq.kernel.core.record import Record
 
-# Maximum bytes of a line, which has a body of up to 16 MiB twice: as base64 and as text.
+# Maximum size of a line in bytes. A line has a body of up to 16 MiB twice: as base64 and as text.
 LINE_MAX = 64 * 1024 * 1024
 BATCH = 500
 _FIELDS = {  # fields that import reads, with the types they may have
@@ -112,7 +112,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
         data = _bytes_of(fields["body_base64"])
         if codecs.reference_of(number, data) is not None:
             raise BadLine(codecs.NO_COPY)
-        is_sealed = codecs.is_encrypted(number, data)  # the key may be missing here
+        is_sealed = codecs.is_encrypted(number, data)  # this program may lack the key
         if codecs.by_number(number) and not is_sealed and not fields.get("unreadable"):
             try:
                 codecs.decode(number, data)

@@ -58,7 +58,7 @@ def filter_argument(command: F) -> F:
 def conditions_given(
     filters: dict[str, Any], wanted: DeadLetterFilter | None = None
 ) -> dict[str, Any]:
-    """Return the conditions that the user set."""
+    """Return the conditions that the user gave as options."""
     given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
     return given if wanted is None else {**given, "filter": wanted}
 
@@ -76,7 +76,7 @@ def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadL
 
 
 def describe(count: int, filters: dict[str, Any]) -> str:
-    """Describe the number of dead letters and their conditions."""
+    """Return text for the user: the number of dead letters, and their conditions."""
     conditions = [
         f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
     ]

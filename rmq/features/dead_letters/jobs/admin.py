@@ -61,7 +61,7 @@ class AsyncJobAdmin(AsyncAdminPart):
 
         Guarantee:
             Each matching dead letter that died before the job started is sent back once, even if
-            runners of the job die. A cancel ends messages that were accepted before the job
+            processes that run the job die. A cancel ends messages that were accepted before the job
             started, and counts each message once. If the job is paused or stopped, the remaining
             messages stay as they are.
 
@@ -121,15 +121,17 @@ class AsyncJobAdmin(AsyncAdminPart):
         return await self._run(flows.outcomes(self._prefix, id, context, limit))
 
     async def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
-        """Run a job until it ends or is paused, or watch its current runner. Return the job.
+        """Run a job until it ends or is paused. Return the job.
+
+        If another process runs the job, this method waits and reports the progress.
 
         Args:
             id: Id of the job.
             progress: Function that is called with (done, expected) during the work.
 
         Guarantee:
-            Nothing is lost if this call ends early. Another runner can continue immediately after
-            an interruption, and 10 s after a crash.
+            Nothing is lost if this call ends early. Another process can continue the job
+            immediately after an interruption, and 10 s after a crash.
         """
         context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
@@ -157,7 +159,9 @@ class AsyncJobAdmin(AsyncAdminPart):
     async def audit_trail(
         self, limit: int = 100, *, until: Moment | None = None
     ) -> list[AuditLine]:
-        """Return the records of the audit trail, newest first. The newest 10 000 are kept.
+        """Return the records of the audit trail, newest first.
+
+        Redis keeps the newest 10 000 records.
 
         Args:
             limit: Maximum number of records.

@@ -28,7 +28,7 @@ def started(job: rmq.Job) -> None:
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
-    """Run a job with a progress bar, or watch its current runner. Return the job at its end."""
+    """Run a job with a progress bar, or watch the process that runs it. Return the ended job."""
     again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
         return client.admin.job_run(job.id, progress=on_progress)
@@ -109,7 +109,7 @@ def show(id: str, outcomes: int) -> None:
     conditions = ", ".join(
         f"{len(value)} ids" if name == "ids" else f"{name} {value}"
         for name, value in found.conditions.items()
-        if name != "died"  # belongs to the ids
+        if name != "died"  # not shown: a time of death for each of the ids
     )
     output.details([
         ("job", found.id),
@@ -147,7 +147,7 @@ def pause(id: str) -> None:
 def resume(id: str, detach: bool) -> None:
     """Resume the job ID if it is paused, and work on it until it ends.
 
-    If no process runs the job, for example after Ctrl-C, the command continues it as well.
+    The command also continues a job that no process runs, for example after Ctrl-C.
     """
     common = common_options()
     with common.client() as client:

@@ -113,7 +113,7 @@ def job_start(
     dedup_key: str | None = None,
     running: bool = False,
 ) -> Flow[Job]:
-    """Store a job, which a runner must then run.
+    """Store a job, so that `rmq server` or `job_run` can run it.
 
     Raises:
         TopicNotFound: The topic, or the target topic, does not exist.
@@ -167,7 +167,7 @@ def _conditions_text(given: Mapping[str, Any]) -> str:
     parts = [
         f"{len(value)} ids" if name == "ids" else f"{name}={value}"
         for name, value in given.items()
-        if name != "died"  # belongs to the ids
+        if name != "died"  # not shown: a time of death for each of the ids
     ]
     return ", ".join(parts) or "all"
 
@@ -200,7 +200,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that need a runner. Mark ended jobs in the list of jobs."""
+    """Return the jobs that a process must run. In the list of jobs, mark jobs that have ended."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []
@@ -221,7 +221,7 @@ def active(prefix: str) -> Flow[list[Job]]:
 
 
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
-    """Remove a job that does not exist from the list, unless it is just starting."""
+    """Remove a job that is not stored from the list of jobs, unless the job is just starting."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
     now_s = (yield from server_ms("jobs")) // 1000
     if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:

@@ -1,4 +1,4 @@
-"""Jobs: redrives, purges and cancels that the services of a server run in the background."""
+"""Jobs: redrives, purges and cancels that `rmq server` runs in the background."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Job(Answer):
 
 @TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
-    """Start a redrive, purge or cancel of messages of a topic, which continues after this answer.
+    """Start a redrive, purge or cancel of messages of a topic, which continues after this response.
 
     To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
     repeated request with the same header Idempotency-Key starts no second job. A repeated request
@@ -185,9 +185,11 @@ async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> D
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    "gone" means that the message was no longer a dead letter, or was settled before a cancel. The
-    outcomes from "conflict" to "not durable" mean that the other topic refused the message, which
-    stayed dead. The outcomes after "not durable" mean that a message could not be cancelled.
+    "gone" means that the message was no longer a dead letter, or was settled before a cancel.
+    "conflict", "too large", "full", "paused", "moving" and "not durable" mean that the other topic
+    of a redrive refused the message, which stayed dead. "requested" means that a cancel requested
+    the cancellation of a message in flight. "already requested", "in flight", "in query" and "dead"
+    mean that a cancel did not change the message.
     """
 
     id: str
@@ -198,5 +200,5 @@ class JobOutcome(Answer):
 
 
 def job_of(found: StoredJob) -> Job:
-    """Convert a job to the answer of the API."""
+    """Convert a job to the response of the API."""
     return show(found, Job, keep=found.keep_ms / 1000)

@@ -26,7 +26,7 @@ ENDED = ("stopped", "done")
 # dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
 REFUSED["n"] = "not durable"  # stored in the other topic, but in fewer copies than it requires
-# Outcomes of messages that a cancel left alone.
+# Outcomes of messages that a cancel did not change.
 NOT_CANCELLED = {"a": "already requested", "i": "in flight", "q": "in query", "d": "dead"}
 LEFT = REFUSED | NOT_CANCELLED
 LETTERS = {"1": "done", "r": "requested", "0": "gone", "x": "unreadable"} | LEFT
@@ -74,15 +74,15 @@ class Job(NamedTuple):
         keep_ms: For a purge, how long the letters stay in the trash, in ms.
         by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
-        began_ms: Start of the job, in epoch ms. Messages that died later are not touched. A cancel
-            does not touch messages that were accepted later.
+        began_ms: Start of the job, in epoch ms. Messages that died later are not changed. A cancel
+            does not change messages that were accepted later.
         ended_ms: End of the job, in epoch ms, or None.
         expected: Number of matching messages at the start, or None if they were not counted.
         examined: Number of messages examined. A cancel may examine a message several times.
         done: Number of matching messages sent back, put into the trash, or cancelled.
         gone: Number of matching messages that had been removed before the job reached them.
         unreadable: Number of matching dead letters that stayed because their record is unreadable.
-        runner: Name of the current runner, or empty.
+        runner: Name of the process that runs the job now, or empty.
         to: For a redrive, another topic that gets the messages, or None.
         refused: Number of matching messages that were left as they are, by outcome: dead letters
             that the other topic refused, or messages that could not be cancelled.
@@ -139,7 +139,7 @@ class Job(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether the job needs a runner."""
+        """Whether a process must run the job, because it is neither paused nor ended."""
         return self.state in ("running", "stopping")
 
 

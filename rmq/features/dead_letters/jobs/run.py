@@ -1,12 +1,12 @@
-"""Run a job in batches, with one runner at a time, which may be killed at any moment.
+"""Run a job in batches. Only one process at a time runs a job; it may be killed at any moment.
 
-A batch is recorded in the job before its messages are touched, and its outcomes are recorded
-afterwards. A runner that takes over a job repeats the recorded batch, with the same replay session
-and number: finished messages return their earlier outcome, and the other messages are handled now.
-So each message is handled once, and the counters are exact. A slot remembers outcomes for a few
-minutes. If a batch is repeated later, a letter that is no longer in the slot counts as done. A
-redrive to another topic needs no session: the other topic records the stored messages under a token
-of the batch.
+The process that runs a job is called its runner. A batch is recorded in the job before its messages
+are changed, and its outcomes are recorded afterwards. A runner that takes over a job repeats the
+recorded batch, with the same replay session and number: finished messages return their earlier
+outcome, and the other messages are handled now. So each message is handled once, and the counters
+are exact. A slot remembers outcomes for a few minutes. If a batch is repeated later, a letter that
+is no longer in the slot counts as done. A redrive to another topic needs no session: the other
+topic records the stored messages under a token of the batch.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ log = logging.getLogger("rmq")
 
 HOLD_MS = 10_000  # lease of a runner; after its death, another runner continues after this time
 RENEW_S = 2.0  # longest time between two reads of the job
-PAGE = 400  # messages of one read, which takes Redis 2 ms
+PAGE = 400  # messages per read; a read takes Redis 2 ms
 BATCH_MAX = 1000
-# A batch of this size ends at the end of a page. The next read would begin again with the last
-# millisecond of that page.
+# If a batch has this size at the end of a page, no further page is read for it. Each read of a page
+# begins again with the last millisecond of the page before.
 BATCH_MIN = 200
 EXAMINED_MAX = 5000  # messages that are examined between two reads of the job
 # How long slots remember the outcomes of the recorded batch; less than KEPT_S.
@@ -67,8 +67,8 @@ BATCHES_PER_S = 8  # batches per second of a job with a rate
 class _Cursor(NamedTuple):
     """The last examined message, by its score and its name in the sorted set.
 
-    A job reads several queues of a slot one after the other. `turn` is the index of the current
-    queue.
+    A job reads several queues of a slot one after the other. `turn` is the index of the queue that
+    is being read.
     """
 
     slot: int = 0
@@ -83,7 +83,7 @@ class _Cursor(NamedTuple):
     def unpack(cls, text: str) -> _Cursor:
         if not text:
             return cls()
-        slot, score, member, *turn = text.split(" ")  # an older version wrote no turn
+        slot, score, member, *turn = text.split(" ")  # cursors of older versions have no `turn`
         return cls(int(slot), float(score), bytes.fromhex(member), int(turn[0]) if turn else 0)
 
 
@@ -127,7 +127,8 @@ class _Search:
         self._context, self._wanted, self._queues = context, wanted, queues
         self._began_ms, self._accepted = began_ms, accepted
         self.examined, self._cursor = examined, cursor
-        # Messages that were read, each with itself if the job may change it.
+        # Messages that were read. The second value is the message with its whole body if the job
+        # may change it, else None.
         self._page: deque[tuple[QueueMember, QueueMember | None]] = deque()
         self._size = reading.CallSize(PAGE)
         self._ids: dict[int, list[MessageId]] = {}
@@ -194,7 +195,7 @@ class _Search:
         return {each.id: each for each in whole}
 
     def _not_requested(self, keys: SlotKeys, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Return the messages in flight that the job can still cancel, and has not counted."""
+        """Return the messages in flight that the job can still cancel, and has not counted yet."""
         names = [b"~" + member_of(each.id) for each in members]
         requests = yield RawCommand("job", "HMGET", keys.slot, *names)
         return [
@@ -236,7 +237,7 @@ class _Search:
 
 
 class _Lost(Exception):
-    """Raised if the runner no longer has the job, or if the job has ended."""
+    """Raised if another process has taken over the job, or if the job has ended."""
 
 
 @dataclass
@@ -321,7 +322,7 @@ class _Runner:
                 letters = yield from self._act(job, keys, number, batch.ids)
 
     def _wait(self, ms: float) -> Flow[None]:
-        """Wait for `ms`, and keep the lease of the job."""
+        """Wait for a number of ms, and renew the lease of the job during this time."""
         left_s = ms / 1000
         while left_s > 0 and not self.is_stopping():
             yield Sleep(min(left_s, RENEW_S))
@@ -411,21 +412,22 @@ def matches(
 
 
 def runner_name() -> str:
-    """Return a name for a runner of jobs, which jobs show."""
+    """Return the name under which this process appears in the jobs that it runs."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def try_run(
     context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
 ) -> Flow[bool]:
-    """Run a job until it ends or pauses. Return False if another runner has it."""
+    """Run a job until it ends or pauses. Return False if another process runs it."""
     return (yield from _Runner(context, id, name, is_stopping, None).run())
 
 
 def run(context: TopicContext, id: str, name: str, progress: Progress | None) -> Flow[Job]:
-    """Run a job until it ends or is paused, or watch its current runner. Return the job.
+    """Run a job until it ends or is paused. Return the job.
 
-    While Redis is unreachable, the function waits.
+    If another process runs the job, this function waits and reports the progress. It also waits
+    while Redis is unreachable.
     """
     runner = _Runner(context, id, name, lambda: False, progress)
     while True:
@@ -443,5 +445,5 @@ def run(context: TopicContext, id: str, name: str, progress: Progress | None) ->
 
 
 def release(context: TopicContext, id: str, name: str) -> Flow[None]:
-    """Release the job, so that another runner can take it immediately."""
+    """Release the job, so that another process can run it immediately."""
     yield from _Runner(context, id, name, lambda: True, None).take(0)

@@ -1,4 +1,4 @@
-"""Run jobs that have no runner, each in a thread of its own."""
+"""Run jobs that no other process runs, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rmq.kernel.transport.single.blocking import Transport
 log = logging.getLogger("rmq")
 
 EVERY_S = 2.0
-AT_ONCE = 8  # maximum number of jobs of a server
+AT_ONCE = 8  # maximum number of jobs that a server runs at a time
 
 
 class Jobs:
-    """Run jobs that have no runner: new jobs, and jobs whose runner died.
+    """Run jobs that no process runs: new jobs, and jobs whose process died.
 
     Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
     another server continues its jobs 10 s later.
@@ -39,7 +39,7 @@ class Jobs:
         self._server = run.runner_name()
 
     def run_once(self) -> int:
-        """Take jobs that have no runner. Return the number of taken jobs."""
+        """Start jobs that no process runs. Return the number of started jobs."""
         self._threads = {id: each for id, each in self._threads.items() if each.is_alive()}
         taken = 0
         for job in self._transport.run(flows.active(self._prefix)):
@@ -57,7 +57,7 @@ class Jobs:
         return taken
 
     def stop(self, wait_s: float) -> None:
-        """Leave all jobs after their current batches. Another runner can take them immediately."""
+        """Stop all jobs after their current batches. Other processes can continue them at once."""
         self._is_stopping = True
         for thread in list(self._threads.values()):
             thread.join(wait_s)
