@@ -73,8 +73,9 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
 
     The call deletes rows that have expired, and old rows that never expire. `exactly_once` without
     `ttl` writes rows that never expire. If a copy of a message arrives after its row was deleted,
-    the work is repeated. So choose `older_than` longer than any message may wait, be retried, or be
-    a dead letter. Claims of running handlers, and rows whose `ttl` has not passed, are not deleted.
+    the work is repeated. So choose an `older_than` that is longer than any message may wait, be
+    retried, or stay a dead letter. Claims of running handlers, and rows whose `ttl` has not passed,
+    are not deleted.
 
     Args:
         engine: Engine of the ledger's database.

@@ -29,7 +29,8 @@ from rmq.sql.ledger.store import check_kind, check_ttl
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED_TRANSACTION = "25P02"  # PostgreSQL: refuses statements after one has failed
-# Disturbances of a message that cost no retry; the next disturbance counts as a failure.
+# Database errors in a row that cost a message no retry. The error that reaches the limit is a
+# failure of the message.
 MAX_LOSSES = 3  # lost connections
 MAX_CONFLICTS = 20  # conflicts with other transactions
 COUNTS_KEPT = 1000
@@ -57,11 +58,11 @@ def exactly_once(
         source: An Engine or a sessionmaker. The handler receives a connection of the Engine, or a
             session of the sessionmaker. Async handlers need an AsyncEngine or async_sessionmaker.
             The database needs the table `rmq_ledger` (`rmq ledger create`).
-        key: Business key, as in `rmq.idempotent`. None uses the message's id, "header:NAME" a
-            header, and a function is called with the body. Messages with the same key count as
-            copies of one message.
+        key: Business key, as in `rmq.idempotent`. None means the message's id. "header:NAME" means
+            the value of a header. A function gets the body and returns the key. Messages with the
+            same key count as copies of one message.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
-            each of them does the work.
+            each consumer does the work.
         ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease.
             Default: until `rmq.ledger.purge`.
         parameter: Name of the handler's parameter for the connection or session. Default:
@@ -71,13 +72,14 @@ def exactly_once(
         The handler's writes through its connection or session take effect exactly once: while the
         row exists, the writes of exactly one delivery commit. After a crash, a lost lease or a lost
         Redis, the database has all of these writes or none. A copy of the message waits at the
-        unique index for the end of the transaction, and is then run or acked. Other effects of the
-        handler, such as a mail or a write to another database, are not covered.
+        unique index until the transaction has ended. Then the copy is handled, or acked without
+        work. Other effects of the handler, such as a mail or a write to another database, are not
+        covered.
 
         The row is "consuming" until just before the commit, and then "consumed". If a handler
         catches a database error that rolled its transaction back, it fails with
         `rmq.WorkRolledBack`. If a handler ends the transaction itself, it may have committed only a
-        part of its writes. The message is then neither run again nor acked: it becomes a dead
+        part of its writes. The message is then neither handled again nor acked. It becomes a dead
         letter with this reason. If the database is away, does not answer the commit, or ends the
         transaction because of a conflict, the delivery is postponed without losing a retry. Any
         other error of the database is a failure.
@@ -239,12 +241,15 @@ class ExactlyOnce(Middleware):
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
         """Postpone the delivery if the database, not the message, is at fault in this block.
 
-        In this case no write was committed. A message may cause such an error in every run, for
-        example by a statement that crashes the server. It would come back forever. So after several
-        such runs in a row, the error counts as a failure of the message.
+        If the delivery is postponed, no write was committed.
+
+        A message may cause such an error in every run, for example by a statement that crashes the
+        server. Such a message would be postponed forever. So after several errors in a row, the
+        error counts as a failure of the message.
 
         Raises:
-            StoreAway: The database is away, or the transaction was in conflict with another.
+            StoreAway: The database is away, or the transaction was in conflict with another
+                transaction.
         """
         attempt = _Attempt()
         try:

@@ -41,8 +41,8 @@ class RunningClaim:
         ttl_ms: How long the row is kept after it is marked as done, in ms. None until the work is
             done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
-        mark_until: Time after which the row is no longer marked, because a marked row would have
-            expired.
+        mark_until: Time at which the row would expire if it were marked. After it, there are no
+            more attempts.
     """
 
     __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
@@ -59,7 +59,10 @@ class RunningClaim:
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep the claim after its run, until its row is marked as done or would have expired."""
+        """Keep a claim after its run, until its row is marked as done.
+
+        The claim is given up when a marked row would have expired.
+        """
         now = time.monotonic()
         self.mark_at = now + MARK_S
         self.mark_until = now + ttl_ms / 1000
@@ -202,7 +205,7 @@ class ThreadRenewal(Renewal):
     ) -> None:
         super().__init__(transact, engine, dispose)
         self._thread: threading.Thread | None = None
-        self._ending = False  # the thread is to end as soon as no handler has a claim
+        self._ending = False  # whether the thread must end as soon as no handler has a claim
         self._wake = threading.Event()
 
     def _start(self) -> None:
@@ -215,7 +218,7 @@ class ThreadRenewal(Renewal):
     def end(self) -> None:
         """Try once more to mark finished work as done, and end the thread.
 
-        `Ledger.close` calls it.
+        `Ledger.close` calls this method.
         """
         with self._lock:
             self._ending, thread = True, self._thread
@@ -272,5 +275,5 @@ class TaskRenewal(Renewal):
                     busy = time.monotonic()
                 await run_async(self._round())
         finally:
-            self._task = None  # it keeps its loop alive
+            self._task = None  # a task keeps its loop alive
             await run_async(self._close())

@@ -1,8 +1,8 @@
 """Statements on rows of the ledger. Each function takes a plain Connection.
 
 Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So a run
-that has lost the row can neither mark the row as done nor delete the row. The database's clock
-decides which rows have expired.
+that has lost a row can neither mark nor delete it. The database's clock decides which rows have
+expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """
@@ -49,7 +49,7 @@ _C = ledger.c
 
 
 class Row(NamedTuple):
-    """The primary key of a row, and the run that claims the row.
+    """The primary key of a ledger row, and the run of a handler that claims the row.
 
     Attributes:
         owner: Message id, delivery number and a random part. The random part is needed because
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 class StoredRow(NamedTuple):
-    """The content of a row in the database.
+    """The content of a ledger row in the database.
 
     Attributes:
         created_ms: Time at which the row was claimed, epoch ms.
@@ -88,10 +88,10 @@ class StoredRow(NamedTuple):
         return self.left_ms is not None and self.left_ms <= 0
 
     def check_done(self) -> None:
-        """Check that the work of a row was done. The row must not have expired.
+        """Raise an error unless the work of a row was done. The row must not have expired.
 
         Raises:
-            Snooze: Another delivery has the claim. The snooze is as long as the claim is old, and
+            Snooze: Another delivery has the claim. The wait is as long as the claim is old, and
                 ends at the latest when the claim expires.
             Reject: A part of the work was committed, so the work can be neither repeated nor
                 skipped.
@@ -220,8 +220,8 @@ def begin(connection: sa.Connection, row: Row) -> bool:
     """Claim a row in the caller's transaction. Return False if the work was done before.
 
     The row is inserted first. If another open transaction has inserted the same row, the insert
-    waits for the end of that transaction. Other transactions see the claim only if a part of this
-    transaction is committed. So the claim has no expiry.
+    waits for the end of that transaction. Other transactions see the claim only after a commit. If
+    a handler commits before its end, the claim must stay, so it never expires.
 
     Raises:
         Snooze: A `Ledger` has the claim, or another run took over the expired row first.
@@ -269,7 +269,7 @@ def forget(connection: sa.Connection, row: Row) -> None:
 
 
 def renew(connection: sa.Connection, rows: Sequence[Row], hold_ms: int) -> None:
-    """Extend the claims of one consumer in one topic.
+    """Extend the lifetime of one consumer's claims in one topic.
 
     A claim that another run has taken over is not extended.
     """

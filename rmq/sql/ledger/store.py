@@ -39,10 +39,11 @@ class Ledger:
     """Claims on business keys in a database. Use it in place of `rmq.Claims`.
 
     Write `@rmq.idempotent(Ledger(engine), key=...)` above a handler. Before the handler runs, the
-    key of its message is claimed in a transaction of its own. The row of the claim is "consuming"
-    and lives for `hold`, renewed while the handler runs. When the handler has returned, the row is
-    "consumed" and lives for the `ttl` of `idempotent`. If the handler fails, the row is deleted. A
-    delivery that finds the row "consuming" is not acked. It comes back later without using a retry.
+    key of its message is claimed in a transaction of its own. The claim's row is "consuming" and
+    expires after the time in `hold`, unless it is renewed. RMQ renews it while the handler runs.
+    When the handler has returned, the row is "consumed" and expires after the `ttl` of
+    `idempotent`. If the handler fails, the row is deleted. A delivery that finds the row
+    "consuming" is not acked. The delivery is postponed without losing a retry.
 
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
@@ -50,7 +51,7 @@ class Ledger:
             connection for each handler that starts or ends at the same time, in addition to the
             handlers' own connections and one connection for renewal.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
-            each of them does the work.
+            each consumer does the work.
         hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s.
             Usually the lease of the topic. After a crash, the message waits until its claim has
             expired.
@@ -64,7 +65,7 @@ class Ledger:
         database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
         delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
         is postponed without losing a retry. If finished work cannot be marked as done, this process
-        keeps the claim and tries again. It stops when the `ttl` has passed since the work was done.
+        keeps the claim and tries again until the `ttl` has passed since the work was done.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
@@ -97,7 +98,7 @@ class Ledger:
 
     @property
     def is_async(self) -> bool:
-        """Whether the engine is async. Then the ledger works for `async def` handlers only."""
+        """Whether the engine is async. If it is, the ledger works for `async def` handlers only."""
         return isinstance(self._engine, AsyncEngine)
 
     def close(self) -> None:
@@ -107,8 +108,8 @@ class Ledger:
         thread ends 10 s after the last claim, or with the process. If finished work could not be
         marked as done, `close` tries once more. If this fails, `close` logs it and leaves the claim
         to expire. While a handler runs, its claim is still renewed, and the thread ends after the
-        handler. A later claim starts the thread again. An async engine has no thread: a task renews
-        its claims, and ends with its event loop.
+        handler. A later claim starts the thread again. For an async engine, a task renews the
+        claims, and ends with its event loop.
         """
         self._thread_renewal.end()
 
@@ -128,7 +129,7 @@ class Ledger:
         """Call a function with a connection. Repeat the call after a conflict of transactions.
 
         Args:
-            verb: Function to call, which commits its transactions itself.
+            verb: Function to call. It commits its transactions itself.
             arguments: Arguments of the function after the connection.
             engine: Engine to use instead of the engine of the ledger.
 
