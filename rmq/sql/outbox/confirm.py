@@ -1,11 +1,11 @@
-"""Confirmation by consumers: a log row while a handler runs, and then the confirmed stub.
+"""Confirm the stub of a message (its row in the outbox) when a consumer has handled the message.
 
     on receipt      the log row is written, in a transaction of its own
     success         the stub is confirmed and the log row deleted, in one transaction
     failure         the log row is deleted, because the message is back in its queue
 
-If a consumer dies in between, its log row stays. For the time `Outbox.log_for`, the log row keeps
-the message from being sent again.
+If a consumer dies before the second or third step, its log row stays. For the time
+`Outbox.log_for`, the log row keeps the message from being sent again.
 
 Other outboxes often keep the log row until the message is confirmed. In these outboxes, the log row
 of a consumer that died can hide a lost message forever. In RMQ, a log row counts for a limited
@@ -43,7 +43,10 @@ FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
-    """Records the receipt, runs the handler, confirms the stub. `Outbox.confirms` creates it."""
+    """Records a message's receipt, runs its handler, and confirms its stub.
+
+    `Outbox.confirms` creates this middleware.
+    """
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
         is_async = _is_async(engine)
@@ -98,11 +101,11 @@ class Confirms(Middleware):
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """Implement `Middleware.on_duplicate`: confirm work that was done before."""
+        """Implement `Middleware.on_duplicate`: confirm work that was done earlier."""
         generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Implement `Middleware.on_duplicate_async`: confirm work that was done before."""
+        """Implement `Middleware.on_duplicate_async`: confirm work that was done earlier."""
         await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(
@@ -153,7 +156,7 @@ class Confirms(Middleware):
 def _mark_worked(delivery: DeliveryData) -> None:
     """Record that the work is done.
 
-    The claim is then marked as done even if the stub is not confirmed.
+    The claim on the work is then marked as done even if the stub cannot be confirmed.
     """
     claim = inner_of(delivery).claim
     if claim is not None:
@@ -202,8 +205,8 @@ class Confirming:
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
-                With `via`, the engine of the consumer's own database, which has the table rmq_log.
-                Then every message is confirmed, even a message without a stub.
+                With `via`, this is the engine of the consumer's own database, which has the table
+                rmq_log. With `via`, every message is confirmed, even a message without a stub.
             via: Topic on which confirmations are sent to the producer's `confirm_handler`.
 
         Guarantee:
@@ -228,7 +231,9 @@ class Confirming:
         return decorate
 
     def confirm_handler(self, engine: Engine | AsyncEngine) -> ConfirmHandler:
-        """Return the handler of the topic on which consumers with another database confirm.
+        """Return a handler for confirmations from consumers that use another database.
+
+        Register the handler for the topic on which these consumers send confirmations:
 
             confirmations.handler(outbox.confirm_handler(engine))
 
@@ -254,7 +259,7 @@ class Confirming:
         return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """Return a function for `@rmq.idempotent(..., check=...)` that says whether work is left.
+        """Return a function for `check` in `@rmq.idempotent`, which says whether work is left.
 
         The function returns True while the stub of a delivery is unconfirmed or exhausted. If the
         stub is confirmed or void, the function returns False: the delivery is acked, and the

@@ -22,8 +22,8 @@ def note_receipt(connection: Connection, id: str, delivery: DeliveryData, has_st
         has_stubs: Whether the consumer's database also has the stubs.
 
     Returns:
-        False if `has_stubs` is set and the message has no stub. No log row is then written. True in
-        all other cases.
+        False if `has_stubs` is set and the message has no stub. In this case, no log row is
+        written. True in all other cases.
     """
     with require_table(logs, CREATE):
         write_first(connection, logs.c.id)
@@ -49,7 +49,7 @@ def delete_log_row(connection: Connection, id: str) -> None:
 
 
 def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
-    """Confirm a stub, and delete its log row if this database has one. A second call is safe."""
+    """Confirm a stub, and delete its log row if this database has it. A second call is safe."""
     open_stub = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
     with require_table(stubs, CREATE):
         connection.execute(open_stub.values(status=CONFIRMED))

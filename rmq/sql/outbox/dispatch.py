@@ -1,9 +1,9 @@
 """Send stubs to Redis: many stubs in one call, with an outcome for each stub.
 
-A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault: its body
-is too large for the topic, or its row was edited. Permanent refusals must not hold up other stubs.
-Temporary reasons belong to the topic or the server: a full topic, a refused login. A temporary
-refusal must not count as a send of the message.
+A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault, for
+example a body that is too large for the topic. A permanent refusal must not hold up other stubs.
+Temporary reasons belong to the topic or the server, for example a full topic or a refused login. A
+temporary refusal must not count as a send of the message.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Dispatcher:
         this client.
 
         Raises:
-            InvalidValue: The name is not valid. Other errors of opening a topic.
+            InvalidValue: The name is not valid. Opening the topic may raise other errors.
         """
         context = self._contexts.get((topic, codec))
         if context is None:
@@ -220,7 +220,7 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send stubs. If one of them is at fault, find it by halving, and send all others."""
+        """Send stubs. If a stub is at fault, find it by halving the list, and send the others."""
         if not pairs:
             return []
         try:
@@ -245,7 +245,7 @@ class Dispatcher:
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send stubs. If a slot has no room for all of its stubs, send the first stubs that fit.
+        """Send stubs. If a slot has no room for all its stubs, send as many of the first as fit.
 
         Redis stores all messages of a call for a slot, or none of them. So a slot with room for 100
         messages would refuse a call with 500 stubs forever.
@@ -327,7 +327,7 @@ def _outcomes(
     counts: Sequence[bool],
     is_slot_full: bool,
 ) -> list[Outcome]:
-    """Return an outcome for each stub: its result, or a refusal with this error.
+    """Return an outcome for each stub: its result, or a refusal with the given error.
 
     A stub is refused if it has no result, or if its entry in `counts` is False. With
     `is_slot_full`, a stub without a result is refused because its slot is full.

@@ -1,10 +1,14 @@
 """Lost messages: decide which stubs have to be sent again.
 
-A stub is lost if it is unconfirmed, its resend time has come, no consumer works on its message,
-Redis has the message in no queue, and consumers have received later messages of the slot
-(docs/decisions/0011). Messages are located by id. A message that is in none of its slot's queues is
-settled, removed, or lost. Only a program that recorded the end of the message can tell these cases
-apart.
+A stub (the row of a message in the outbox) is lost if all of this is true (docs/decisions/0011):
+
+- It is unconfirmed, and its resend time has come.
+- No consumer works on its message.
+- Redis has the message in no queue.
+- Consumers have received later messages of the slot.
+
+Messages are located by id. A message that is in none of its slot's queues is settled, removed, or
+lost. Redis cannot tell these cases apart. Only a program that recorded the end of the message can.
 """
 
 from __future__ import annotations
@@ -46,8 +50,8 @@ class Located(NamedTuple):
 
     Attributes:
         queue: "store", "prepare", "dead", or None.
-        newest: Acceptance number of the slot's newest message, or 0 if the slot never had a
-            message.
+        newest: Number of the slot's newest message, or 0 if the slot never had a message. A slot
+            numbers the messages that it accepts.
         idle: Whether the slot has no waiting message and no message in flight.
         is_moved: Whether the message was redriven to another topic in the last 30 days.
     """
@@ -110,7 +114,7 @@ log = logging.getLogger("rmq.outbox")
 
 
 class Sorted(NamedTuple):
-    """Due stubs, sorted by the state of their messages.
+    """Stubs whose resend time has come, sorted by the state of their messages.
 
     Attributes:
         lost: Stubs whose messages are lost.
@@ -124,7 +128,7 @@ class Sorted(NamedTuple):
 
 
 class LossDetector:
-    """Finds out which due stubs are lost.
+    """Finds out which stubs are lost, among stubs whose resend time has come.
 
     Args:
         dispatcher: Dispatcher that opens topics and calls Redis.
@@ -136,7 +140,7 @@ class LossDetector:
         self._engine = engine
 
     def sort(self, due: Sequence[DueStub]) -> Sorted:
-        """Sort due stubs by the state of their messages.
+        """Sort stubs whose resend time has come by the state of their messages.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away.

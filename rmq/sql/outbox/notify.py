@@ -1,7 +1,7 @@
 """Reports of exhausted stubs: stubs that were sent `max_sends` times and never confirmed.
 
-A hook is any function of an `Exhausted`. If a hook raises an exception, it is called again later.
-So every stub is reported at least once.
+A hook is a function that the caller provides; its argument is an `Exhausted`. If a hook raises an
+exception, it is called again later. So every stub is reported at least once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The argument of a hook. It has no body, which may be confidential.
+    """A stub whose sends are used up, as a hook gets it.
+
+    The body of the message is left out, because it may be confidential.
 
     Attributes:
         id: Stub id, as `Outbox.send` returned it.
@@ -72,12 +74,12 @@ def log_error(stub: Exhausted) -> None:
 
 
 class Notifier:
-    """Reports exhausted stubs to a hook. Each stub is reported by one process at a time.
+    """Reports exhausted stubs to a hook. Only one process at a time reports a stub.
 
     Args:
         engine: Engine of the database with the stubs.
         notify: The hook.
-        batch: Maximum number of stubs in a round.
+        batch: Maximum number of stubs in one call of `report`.
     """
 
     def __init__(self, engine: sa.Engine, notify: Notify, batch: int) -> None:
@@ -124,11 +126,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: HTTPMessage, newurl: str,
     ) -> None:  # fmt: skip
-        """Do not follow a redirect. Its status is reported as an error."""
+        """Refuse to follow a redirect, so that its status is reported as an error."""
 
 
 class Webhook:
-    """Posts JSON to a URL: id, topic, sends, created, error. For `Resender(notify=...)`.
+    """Posts each exhausted stub to a URL. Pass a `Webhook` as `Resender(notify=...)`.
+
+    The request is JSON with the fields id, topic, sends, created and error.
 
     Args:
         url: http:// or https://. The URL may contain a secret, so only its host is logged.
@@ -156,7 +160,7 @@ class Webhook:
         return f"Webhook({self._host!r})"
 
     def __call__(self, stub: Exhausted) -> None:
-        """Post a stub.
+        """Post an exhausted stub to the URL.
 
         Raises:
             OSError: The URL did not accept the stub. The text names the host, and the status or the

@@ -100,7 +100,7 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """Return how long after its last send a message may be sent again, in ms.
+        """Return the shortest time in ms from a message's last send to its next send.
 
         The time depends on the number of sends so far.
         """
@@ -154,9 +154,9 @@ class Outbox(Confirming, Repair):
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid. No
                 message was written.
-            ConfigurationError: The table is missing, or the connection commits every
-                statement by itself (AUTOCOMMIT), so that a rollback would keep the message.
-                Errors of the database.
+            ConfigurationError: The table is missing, or the connection commits every statement by
+                itself (AUTOCOMMIT), so that a rollback would keep the message. Errors of the
+                database are raised as they are.
         """
         check_here(here, "outbox.send")
         message = Outgoing(
@@ -243,7 +243,7 @@ def _basis_bytes(value: str | bytes | None) -> bytes | None:
 
 
 def _options_json(message: Outgoing) -> str:
-    """Return checked options as JSON, in the units of the table.
+    """Check the options of a message, and return them as JSON in the units of the table.
 
     The JSON is ASCII, so that every database can store it.
     """
@@ -272,7 +272,7 @@ def _write(here: Here, stub: _NewStub) -> None:
 
 
 def _insert(is_delayed: bool) -> sa.Insert:
-    """Make the INSERT of a stub. A delay counts from the time of the database's clock."""
+    """Return the INSERT statement of a stub. A delay counts from the database's time."""
     wait = sa.bindparam("wait_ms", type_=sa.BigInteger)
     first = sa.bindparam("first_ms", type_=sa.BigInteger)
     due = now_ms() + wait if is_delayed else wait

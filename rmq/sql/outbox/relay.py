@@ -43,7 +43,7 @@ SKIP_MIN_S, SKIP_MAX_S = 0.25, 30.0  # how long a topic that refuses messages is
 
 class _Relayed(NamedTuple):
     locked: int  # stubs
-    done: int  # number of these that were sent or given up
+    done: int  # number of these stubs that were sent or given up
 
 
 class _Skip(NamedTuple):
@@ -78,7 +78,7 @@ class Relay:
         self._engine = with_idle_limit(read_committed(engine), self._dispatcher.idle_limit_s)
 
     def run_once(self) -> int:
-        """Send one batch.
+        """Send one batch of stubs.
 
         Returns:
             The number of stubs that no longer wait. They were sent, or can never be sent and are
@@ -91,13 +91,13 @@ class Relay:
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was marked as sent.
-            ConfigurationError: The table is missing. Errors of the database.
+            ConfigurationError: The table is missing. Errors of the database are raised as they are.
         """
         with self._engine.connect() as connection:
             return self._relay_batch(connection).done
 
     def run(self, stop: threading.Event) -> None:
-        """Send until `stop` is set. A batch that has begun is finished first.
+        """Send stubs until `stop` is set. A batch that has begun is finished first.
 
         While Redis or the database is away, the relay tries again at growing intervals of up to 30
         s.
@@ -157,7 +157,7 @@ class Relay:
         outcomes: Sequence[Outcome],
         now: int,
     ) -> int:
-        """Write the outcomes to the stubs. Return how many of them no longer wait."""
+        """Write the outcomes to the stubs. Return how many stubs no longer wait."""
         pairs = list(zip(taken, outcomes, strict=True))
         marks = [
             self._mark(stub, outcome, now)

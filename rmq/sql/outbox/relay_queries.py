@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from rmq.sql.database import MYSQL, now_ms
 from rmq.sql.outbox.tables import COLUMNS, EXHAUSTED, UNCONFIRMED, Stub, stubs, unsent
 
-# Limit for bodies in one turn, so that each slot needs one call of Redis.
+# Limit for the bodies of one round, so that each slot needs one call to Redis.
 TAKE_BYTES = 8 * 1024 * 1024
 SMALL_BYTES = 4096  # a larger body is not read with its row
 ERROR_CHARS = 1000
@@ -27,10 +27,10 @@ _INDEX = "FORCE INDEX (rmq_stub_unsent)"  # else MySQL scans the primary key for
 
 
 class Mark(NamedTuple):
-    """The new columns of a stub that was sent.
+    """The new values of columns in the row of a stub that was sent.
 
     Attributes:
-        seq, slot, offset, resend_at, status: Columns.
+        seq, slot, offset, resend_at, status: Values of the columns with these names.
         sends: Number of earlier sends.
     """
 
@@ -122,7 +122,7 @@ def _sendable(
 
 
 def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
-    """Record a send of each stub. Return how many stubs were marked.
+    """Mark stubs as sent. Return how many stubs were marked.
 
     A stub that another relay has already marked is not marked again.
     """
@@ -203,7 +203,7 @@ _MARK_ALL = {
     ),
 }
 # Without locks, another relay may have counted the send meanwhile, and a person or a consumer may
-# have settled the stub; both are kept.
+# have settled the stub. Both changes are kept.
 _MARK = (
     sa.update(stubs)
     .where(stubs.c.seq == sa.bindparam("this"), stubs.c.sends == sa.bindparam("before"))

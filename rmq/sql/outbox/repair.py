@@ -1,7 +1,8 @@
 """Repair of stubs by hand: resend, void, withdraw, purge.
 
-`resend` and `void` are part of the caller's transaction and do not need Redis, because the relay
-sends stubs again. `withdraw` also cancels the message of a void stub that still waits in Redis.
+A stub is the row of a message in the outbox. `resend` and `void` are part of the caller's
+transaction. They do not need Redis, because the relay sends the stub again. `withdraw` also cancels
+the message of a void stub that still waits in Redis.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Repair:
     def resend(self, here: Here, id: Id) -> None:
         """Send a stub again now, regardless of its resend time and number of sends.
 
-        The count of sends starts again at 0, so an exhausted stub is watched again like a new stub.
+        The count of sends starts again at 0, so an exhausted stub becomes "unsent" like a new stub.
         The relay sends the stub. A message that is still in Redis is not stored twice.
 
         Args:
@@ -134,7 +135,8 @@ class Repair:
         """Delete stubs that are confirmed or void, and log rows of consumers that died.
 
         Each transaction deletes up to 1000 rows. Keep stubs as long as their messages may come
-        back: a consumer treats a message without a stub as sent without an outbox.
+        back. If the stub is gone, a consumer treats the message as if it was sent without an
+        outbox.
 
         Args:
             engine: Engine of the database with the tables.
