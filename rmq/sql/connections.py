@@ -1,4 +1,4 @@
-"""Database connections: run functions on them, check engines, and make special engines.
+"""Run functions on database connections, check engines, and make engines with limits.
 
 An action (see `rmq.kernel.core.generators`) takes an `Engine` in plain code, and an `AsyncEngine`
 in async code.
@@ -120,7 +120,7 @@ def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None
 
 
 def refuse_autocommit(connection: sa.Connection) -> None:
-    """Refuse a connection whose rollback would not undo the next write.
+    """Refuse a connection on which a rollback would not undo the next write.
 
     Raises:
         ConfigurationError: The connection commits every statement by itself, or is in a savepoint
@@ -156,7 +156,10 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 
 @sa.event.listens_for(sa.Engine, "savepoint")
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
-    """Record that a savepoint on SQLite has begun without a transaction, which the driver hides."""
+    """Record that a savepoint on SQLite has begun without a transaction.
+
+    The driver hides the missing BEGIN, so the check of a connection must know of the savepoint.
+    """
     if connection.dialect.name != "sqlite":
         return
     raw: Any = connection.connection.driver_connection
@@ -167,7 +170,7 @@ def _note_missing_begin(connection: sa.Connection, name: str) -> None:
 
 
 def check_here(here: object, verb: str) -> None:
-    """Refuse an object that has no transaction, or that a method does not accept.
+    """Refuse a database object without a transaction, or of a type that a method does not accept.
 
     Args:
         here: Object that the caller passed.
@@ -190,7 +193,7 @@ def check_here(here: object, verb: str) -> None:
 
 
 def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
-    """Refuse a database that lacks a table. A database that does not answer is accepted.
+    """Raise an error if a database lacks a table. A database that does not answer is accepted.
 
     Args:
         source: Engine or sessionmaker. A sessionmaker that chooses its engines itself is not
@@ -222,9 +225,11 @@ def check_table(source: object, table: sa.Table, command: str) -> Procedure[None
 def read_committed(engine: sa.Engine) -> sa.Engine:
     """Return the engine at the isolation level READ COMMITTED.
 
-    At this level, each statement sees all committed rows. A snapshot (REPEATABLE READ) would hide
-    rows that another process has just marked. On MySQL, it would also lock the gaps into which
-    other processes insert rows. SQLite does not have this level, and has a single writer.
+    At this level, each statement sees all committed rows. The level REPEATABLE READ would hide rows
+    that another process has just marked. On MySQL, it would also lock the gaps between rows, so
+    that other processes could not insert rows there.
+
+    SQLite has a single writer, so its engine keeps its own isolation level.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -305,7 +310,7 @@ def _restore_idle_limit(connection: sa.Connection) -> None:
 def _idle_variable(dialect: sa.Dialect) -> str:
     version = dialect.server_version_info or (0,)
     is_mariadb = getattr(dialect, "is_mariadb", False) and version >= (10, 3)
-    # MySQL has none for transactions; wait_timeout counts in them too.
+    # MySQL has no such limit for transactions; wait_timeout also counts within a transaction.
     return "idle_transaction_timeout" if is_mariadb else "wait_timeout"
 
 

@@ -29,12 +29,12 @@ SUPPORTED = ("postgresql", *MYSQL, "sqlite")
 
 
 class now_ms(sa.sql.functions.FunctionElement[int]):
-    """The time of the database's clock, in ms since the epoch, whatever its time zone.
+    """Return an SQL expression for the time of the database's clock, in ms since the epoch.
 
-    This clock decides which rows have expired, so the clocks of clients do not matter. PostgreSQL
-    and SQLite return the time at which the expression is evaluated. MySQL returns the time at which
-    the statement began. So on MySQL a statement that waited for a lock may find fewer expired rows,
-    but never more.
+    The result does not depend on the time zone of the database. This clock decides which rows have
+    expired, so the clocks of clients do not matter. PostgreSQL and SQLite return the time at which
+    the expression is evaluated. MySQL returns the time at which the statement began. So on MySQL a
+    statement that waited for a lock may find fewer expired rows, but never more.
     """
 
     type = sa.BigInteger()
@@ -59,7 +59,7 @@ def _now(element: now_ms, compiler: Any, **_: Any) -> str:
 
 
 class now_ms_once(now_ms):
-    """The time of the database's clock, evaluated once in a statement.
+    """Return an SQL expression for the database's time, which is evaluated once in a statement.
 
     The database can then use an index. PostgreSQL evaluates `now_ms` again for each row, and
     therefore reads all rows.
@@ -84,7 +84,7 @@ def _unsupported(dialect: str) -> ConfigurationError:
 
 
 class _bytes(sa.sql.functions.FunctionElement[bytes]):
-    """A parameter that is bytes. MySQL and MariaDB receive its hex digits.
+    """Return an SQL parameter for bytes. MySQL and MariaDB receive the hex digits of the bytes.
 
     Hex digits depend neither on the character set of a connection nor on how a driver passes bytes.
     For example, aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql,
@@ -124,8 +124,8 @@ class _Hexed(sa.types.TypeDecorator[Any]):
 class ExactText(_Hexed):
     """Text that is compared byte by byte.
 
-    With the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a', so a message
-    could count as the duplicate of a different message. So the column is VARBINARY in these
+    With the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a'. A message
+    could then count as the duplicate of a different message. So the column is VARBINARY in these
     databases.
 
     Args:
@@ -174,7 +174,7 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
     key, the insert waits for the end of that transaction.
 
     Raises:
-        DBAPIError: Any other error of the row or the database.
+        DBAPIError: The insert failed for any other reason.
     """
     dialect = connection.dialect.name
     if dialect in MYSQL:
@@ -199,8 +199,8 @@ def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
 
     SQLite has one writer at a time. A transaction that has already read can become the writer only
     if no other transaction has written since. Otherwise it fails at once with "database is locked",
-    whatever the timeout is. A transaction whose first statement is a write waits for the other
-    writer.
+    whatever the timeout is. But a transaction whose first statement is a write waits until the
+    other writer has ended.
 
     Args:
         connection: Connection with a transaction in which no statement has run.
@@ -266,7 +266,7 @@ def shown(url: sa.URL) -> str:
 
 @contextmanager
 def opened(url: sa.URL) -> Iterator[sa.Engine]:
-    """Open an engine for the duration of a command. Its errors are readable without passwords.
+    """Open an engine for the duration of a command. Texts of errors contain no passwords.
 
     Raises:
         ConfigurationError: The driver is not installed, or refuses an option.

@@ -1,8 +1,8 @@
-"""Errors of databases: what an error means on every driver, and whether it is an outage.
+"""Classify errors of database drivers: outage, conflict, or missing table.
 
-If the database of a handler is away, the handler is not run. The delivery is given back by a
-`Snooze`. This costs no retry, because the message is not at fault. The longer the outage lasts, the
-longer the delivery waits.
+If the database of a handler is away, the handler is not run. A `Snooze` postpones the delivery
+without losing a retry, because the message is not at fault. The longer the outage lasts, the longer
+the delivery waits.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def is_conflict(error: BaseException) -> bool:
 def is_contention(error: BaseException) -> bool:
     """Return whether another transaction interfered: a conflict, or a lock not released in time.
 
-    SQLite locks the whole database, so a locked database is not a sign of a conflict. Use this
-    function only for errors of RMQ's own statements.
+    On SQLite, a locked database does not count, because each writer locks the whole database. Use
+    this function only for errors of RMQ's own statements.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
@@ -162,10 +162,11 @@ class Outage:
         self._since = float("-inf")
 
     def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
-        """Return a snooze that is as long as the outage has lasted so far, within limits.
+        """Return an error that postpones a delivery for as long as the outage has lasted so far.
 
-        After a conflict, the snooze is short and random, so that the same messages do not conflict
-        again. The snooze is longer if the message has had more conflicts (`times`).
+        The wait has a minimum and a maximum. After a conflict, the wait is short and random, so
+        that the same messages do not conflict again. It grows with the number of the message's
+        conflicts (`times`).
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))
