@@ -86,7 +86,7 @@ class OutageLog:
             self._lock.release()
 
     def clear(self) -> None:
-        """Record that Redis has answered all calls, so that there is no outage any more."""
+        """Log the end of an outage if Redis answers again."""
         if self._away_since:
             self.report()
 
@@ -94,7 +94,9 @@ class OutageLog:
 def open_topics(
     transport: Transport, handlers: Iterable[Handler], is_asked_to_stop: Callable[[], bool]
 ) -> bool:
-    """Open the topics of handlers, or open them later if Redis cannot be reached now.
+    """Open the topics of handlers.
+
+    If Redis cannot be reached now, the topics are opened later.
 
     Returns:
         False if the worker must stop.
@@ -191,8 +193,8 @@ WATCH_S = 0.1
 PAUSED_S = 2.0  # time without a step of the watchdog after which the process was suspended
 QUIET_S = 5.0  # a longer step of the fetcher, or a longer call to settle, is not healthy
 SILENT_S = 2.0  # time without a step of the fetcher after which Redis is pinged
-HEARTBEAT_ROUND_S = 30.0  # longest renewal during an outage of Redis
-LIMIT_MARGIN_S = 1.0  # time in which this thread settles a delivery that exceeded its max_runtime
+HEARTBEAT_ROUND_S = 30.0  # longest round of renewals during an outage of Redis
+LIMIT_MARGIN_S = 1.0  # time for settling a delivery that has exceeded its max_runtime
 KILL_LEAST_S = 10.0  # twice the time in which a process ends after its watchdog has ended
 PING_S = 1.0  # time between two pings during a standstill
 ALIVE_S = 60.0  # after a longer standstill this process will not recover
@@ -221,7 +223,7 @@ class Health(NamedTuple):
 
 
 class Watchdog:
-    """A thread that watches a worker from its start to its end."""
+    """A thread that watches the parts of a worker from its start to its end."""
 
     def __init__(
         self,
@@ -298,10 +300,9 @@ class Watchdog:
     def _allow_renewals(self, now: float) -> None:
         """Allow the heartbeat to renew leases for some time.
 
-        The time does not exceed the limits of running handlers.
-
-        So leases are renewed even while a call holds the GIL, but not while the process hangs. If a
-        process no longer runs this method, the heartbeat kills the process.
+        The permission ends when a running handler reaches its time limit. So leases are renewed
+        even while a call holds the GIL, but not while the process hangs. If a process no longer
+        runs this method, the heartbeat kills the process.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
@@ -310,12 +311,15 @@ class Watchdog:
             self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """Allow the heartbeat to kill this process from now on, if the process runs no code."""
+        """Allow the heartbeat to kill this process from now on, if the process can run no code."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
-        """Return whether a part made no progress for `watchdog_s` although Redis answered."""
+        """Return whether a part of the engine made no progress although Redis answered.
+
+        `watchdog_s` is the time without progress that counts.
+        """
         moved_at, stuck_queue = self._last_move(now)
         if now - moved_at < watchdog_s / 2:
             return False
@@ -334,7 +338,7 @@ class Watchdog:
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return the time at which the slowest part made its last step, and that part's handler.
+        """Return when the slowest part of the engine made its last step, and the part's handler.
 
         The handler is None if the part serves all handlers.
         """
@@ -362,7 +366,7 @@ class Watchdog:
         }
 
     def _is_hung(self, now: float) -> bool:
-        """Return whether a handler hangs for `timeout_kill` beyond its max_runtime."""
+        """Return whether a handler still runs `timeout_kill` after its max_runtime."""
         hang = self._limits.find_hang(self._engine.queues, now)
         if hang:
             _log_stacks(hang)

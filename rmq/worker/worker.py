@@ -52,9 +52,9 @@ def leave_with(code: int) -> int:
     """Return an exit code, and end the process although handlers still run in threads.
 
     When Python exits, it waits for the threads of `asyncio.to_thread` and of other pools. These
-    threads may never return. Only functions of the private `threading._register_atexit` run before
-    that wait. Since Python 3.12 no thread can be started at that time. So this function starts a
-    thread now, which waits for the exit.
+    threads may never return. The private `threading._register_atexit` can register a function that
+    runs before this wait. But since Python 3.12, such a function cannot start a thread. So this
+    call starts a thread now, which waits for the exit.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
@@ -103,12 +103,12 @@ class Worker:
         heartbeat: "process" renews leases in a process that handlers cannot block. "thread" renews
             leases in a thread.
         schedules: Whether the worker sends the messages of its topics' schedules (`Topic.every`).
-        max_messages: Number of handled messages after which `run` stops, or None for no limit. Up
-            to 10 % is added at random, so that processes do not stop together.
+        max_messages: Number of handled messages after which `run` stops, or None for no limit. A
+            random part of up to 10 % is added, so that processes do not stop together.
         max_memory: Bytes of resident memory above which `run` stops, or None for no limit.
-        timeout_kill: Time for which a handler may hang after its max_runtime is over, or None for
-            no limit. After this time all other deliveries are released, and `run` ends with exit
-            code 70.
+        timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
+            for no limit. After this time all other deliveries are released, and `run` ends with
+            exit code 70.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -291,7 +291,7 @@ class Worker:
 
         Returns:
             0: All deliveries that had begun were finished and settled.
-            4: The grace time was over, or Redis could not be reached. The other messages are
+            4: The grace time was over, or Redis could not be reached. The unfinished messages are
             delivered again.
             70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
             SIGABRT instead.
@@ -380,8 +380,8 @@ class Worker:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return counts by topic: deliveries received, in flight, and settled by each verb.
 
-        After a stop these are the last counts. For a handler with middleware, "duplicate" is the
-        number of acked deliveries whose work was done before, and "claim_lost" is the number of
-        acked deliveries whose claims were lost.
+        After a stop, the result is the last counts. For a handler with middleware, "duplicate" is
+        the number of acked deliveries whose work an earlier delivery had done, and "claim_lost" is
+        the number of acked deliveries whose claims were lost.
         """
         return self._counts if self._running is None else self._running.engine.counts()
