@@ -188,7 +188,7 @@ class Destination(NamedTuple):
 
 
 def destination(here: Here, id: Id) -> Destination | None:
-    """Return where the message of a stub is sent, or None if there is no such stub."""
+    """Return the topic, slot basis and status of a stub, or None if there is no such stub."""
     query = sa.select(stubs.c.topic, stubs.c.slot_basis, stubs.c.status)
     with require_table(stubs, CREATE):
         row = here.execute(query.where(stubs.c.id == _stub(id))).first()

@@ -1,5 +1,6 @@
-"""The resender: send stubs again whose messages were lost, by Redis or by mistaken deletion.
+"""The resender: send the stubs of lost messages again.
 
+Redis may have lost such a message, or somebody may have deleted it by mistake.
 `rmq.sql.outbox.lost` decides which messages are lost. The relay sends stubs for the first time
 (`rmq.sql.outbox.relay`). `rmq outbox run` runs the relay and the resender.
 """
@@ -55,8 +56,8 @@ class Round(NamedTuple):
         held: Number of stubs that were postponed because consumers have not yet handled later
             messages of the slot, or because Redis temporarily refused them.
         exhausted: Number of stubs that became exhausted in this round.
-        reported: Number of exhausted stubs, of this round or earlier rounds, for which the hook was
-            called.
+        reported: Number of exhausted stubs, of this round or earlier rounds, for which the `notify`
+            function was called.
     """
 
     sent: int = 0
@@ -67,7 +68,7 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """Number of stubs that were due. If it is a full batch, more stubs may be due."""
+        """Number of stubs that were due. If it equals the batch size, more stubs may be due."""
         return self.sent + self.waiting + self.held + self.exhausted
 
 
@@ -85,15 +86,15 @@ class Resender:
         outbox: Outbox with the limits and intervals.
         engine: Plain engine of the database with the tables.
         client: Client with the prefix and the interceptors.
-        notify: Hook that is called at least once for every exhausted stub. Default: log an error on
-            the logger "rmq".
+        notify: Function that is called at least once for every exhausted stub. Default: log an
+            error on the logger "rmq".
         batch: Maximum number of stubs in a round, 1 to 1000.
 
     Guarantee:
         The stub of a lost message is sent again, under the same id, and each send is counted in the
         transaction that made it. If a process dies after the send and before its transaction
-        commits, this send is not counted. The message is then in its queue, so it is not sent
-        another time.
+        commits, this send is not counted. But the message is in its queue, so it is not lost and
+        not sent again.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid.
@@ -122,12 +123,12 @@ class Resender:
         self._has_opened_topics = False
 
     def run_once(self) -> Round:
-        """Handle at most one batch of due stubs.
+        """Handle at most one batch of stubs whose resend time has come.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was postponed. Stubs that were sent
                 may be sent again.
-            ConfigurationError: A table is missing. Errors of the database.
+            ConfigurationError: A table is missing. Errors of the database are raised as they are.
         """
         with require_table(stubs, CREATE), require_table(logs, CREATE):
             self._open_topics()
@@ -222,10 +223,11 @@ class Resender:
     # --- sending ---------------------------------------------------------------------------------
 
     def _send(self, lost: list[DueStub]) -> Round:
-        """Send together all stubs that were found lost.
+        """Send all stubs that were found lost, in as many calls as necessary.
 
-        The resender does not search for lost messages again between these sends. A second search
-        would miss them, because consumers have not yet handled the messages that were just sent.
+        Between these calls, the resender does not search for lost messages again. A second search
+        would miss the remaining ones, because consumers have not yet handled the messages that were
+        just sent.
         """
         total = Round()
         while lost:
@@ -239,7 +241,7 @@ class Resender:
     def _send_chunk(
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
-        """Send the first stubs, as many as fit one call.
+        """Send as many of the first stubs as fit one call.
 
         Returns:
             The stubs that are still lost, the stubs sent, their outcomes, and the result of the
@@ -251,8 +253,8 @@ class Resender:
             held: sa.Connection | None = connection
             taken = {stub.seq for stub in full}
             if connection.dialect.name == "sqlite":
-                # Its one lock would block all writers while Redis is called. Stubs are put off
-                # instead, so that another resender finds them changed and does not send them.
+                # SQLite's single lock would block all writers while Redis is called. Stubs are put
+                # off instead, so that another resender finds them changed and does not send them.
                 resend_queries.put_off(connection, [(seq, SENDING_MS) for seq in taken])
                 connection.commit()
                 held = None
@@ -311,8 +313,8 @@ class Resender:
         )
 
 
-# Redis forgets a settled message after the topic's dedup_window. Then it cannot tell one that was
-# lost from one that was handled and not confirmed.
+# Redis forgets a settled message after the topic's dedup_window. After that, Redis cannot tell
+# whether a message was lost, or was handled and not confirmed.
 _LOST = (
     "are in no queue: they were lost, or their handler has no @outbox.confirms(engine); they are "
     "sent again"
@@ -323,7 +325,7 @@ _SETTLED = (
 
 
 def _log_outcomes(sent: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-    """Log the stubs that were sent again, a line for each topic and reason."""
+    """Log the stubs that were sent again, in one line for each topic and reason."""
     pairs = list(zip(sent, outcomes, strict=True))
     by_reason: dict[tuple[str, bool], list[Stub]] = {}
     for stub, outcome in pairs:

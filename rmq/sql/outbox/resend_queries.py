@@ -1,4 +1,4 @@
-"""SQL of the resender: stubs that may be lost, and exhausted stubs.
+"""SQL of the resender: find and lock stubs that may be lost, and report exhausted stubs.
 
 docs/decisions/0011 gives the reason of each condition.
 """
@@ -30,8 +30,9 @@ class DueStub(NamedTuple):
     """A stub whose resend time has come.
 
     Attributes:
-        seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub.
-        slot, offset: Slot and acceptance number of the last send.
+        seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub with these names.
+        slot, offset: Slot of the message after the last send, and the number that it got in the
+            slot.
     """
 
     seq: int
@@ -80,7 +81,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 
 
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
-    """Return the newest offset of each slot that a consumer has received or confirmed."""
+    """Return, for each slot, the newest offset that a consumer has received or confirmed."""
     offsets: dict[SlotKey, int] = {}
     for topic, slot in set(slots):
         newest = sa.union_all(
@@ -104,7 +105,8 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
         return []
     seqs = [stub.seq for stub in due]
     if connection.dialect.name == "sqlite":
-        # It has no row locks: the first writer excludes others. A read first would be a snapshot.
+        # SQLite has no row locks, but its first writer excludes all others. So write before
+        # reading; a transaction that reads first sees old data.
         connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(sends=_SAME_SENDS))
     query = (
         sa.select(stubs.c.seq, stubs.c.sends, stubs.c.resend_at)
@@ -117,7 +119,7 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return the first stubs with bodies, as many as fit one call, and the database's time."""
+    """Return as many first stubs as fit one call, with bodies, and the database's time."""
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
         .where(stubs.c.seq.in_([stub.seq for stub in due]))
@@ -187,7 +189,7 @@ def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
 
 
 def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
-    """Reserve the report of a stub for `for_ms` ms. Return False if another process was faster."""
+    """Reserve the report of a stub for some ms. Return False if another process was faster."""
     result = connection.execute(
         _unreported_stub(row.seq)
         .where(stubs.c.resend_at == row.resend_at)

@@ -10,12 +10,12 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                codec       number of the body's codec
                options     JSON: priority, headers, expires_ms, retry, max_runtime_ms, keep_s, type
                due_ms      due time, or 0
-               confirm     whether a consumer confirms it (if not, sending confirms it)
+               confirm     whether a consumer confirms the message (otherwise, sending confirms it)
                status      unconfirmed | confirmed | void | exhausted
                sends       number of sends
-               slot, offset        of its last send
+               slot, offset        slot and number of the message after its last send
                created, resend_at, sent_at, notified
-               error       why it is exhausted
+               error       why the stub is exhausted
     rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
 
@@ -138,15 +138,15 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
-    A due time in the past is omitted. An expiry counts from the due time. Without a due time, an
-    expiry counts from the time at which the stub was written. If the expiry is in the past, the
-    message expires when a consumer is about to receive it.
+    A due time in the past is omitted. The time to live of a message counts from its due time.
+    Without a due time, it counts from the time at which the stub was written. If this time is over,
+    the message expires when a consumer is about to receive it.
 
     Args:
         stub: Stub to send.
         context: Context of its topic.
         now_ms: Time of the database's clock, to which due times and expiries refer.
-        ahead_ms: Lead of Redis' clock over the database's clock, in ms.
+        ahead_ms: How far the clock of Redis is ahead of the database's clock, in ms.
 
     Raises:
         InvalidValue, InvalidType: RMQ did not write the row.
