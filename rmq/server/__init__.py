@@ -1,8 +1,8 @@
 """The server: one process that maintains all topics and serves the HTTP API and the console.
 
-Consumers give back expired leases and drop old dead letters only of the topics that they use. The
-server does this for all topics. Several servers may run: one of them leads, and every service is
-safe if two servers run it at the same time.
+Consumers roll back expired leases and drop old dead letters, but only in the topics that they use.
+The server does this for all topics. Several servers may run, and one of them leads. Every service
+is safe if two servers run the service at the same time.
 
 server          Server: the parts of the process, from start to stop
 config          settings, from flags, the environment and a file; the origin of each setting
@@ -12,7 +12,7 @@ protocol        limits of time, size and number for connections
 application     ASGI applications: the server's, and ConsoleApp for other applications to mount
 guard           checks of each request: host, principal, rate, site of origin
 rates           token buckets
-authentication  finds principals by token, proxy or host application
+authentication  finds the principal (user or program) of a request
 sessions        signed-in browsers
 disclosure      removes from answers what a principal may not see
 api             operations of Admin over HTTP, and their lines in the audit trail

@@ -69,7 +69,7 @@ class Act:
 async def recorded(
     context: RequestContext, operation: str, topic: str, arguments: Mapping[str, Any]
 ) -> AsyncIterator[Act]:
-    """Record the operation of the block in the audit trail, whether it succeeds or fails.
+    """Record the operation in the `with` block in the audit trail, even if it fails.
 
     If Redis does not store the record, the record is logged and no error is raised. The operation
     has already been done, and the client must learn that it was done.
@@ -85,7 +85,7 @@ async def recorded(
         arguments = await _with_former(context, topic, arguments)
     try:
         yield act
-    # This also catches a timeout. The operation may have been done nevertheless.
+    # This also catches a timeout. The operation may still have been done.
     except BaseException as error:
         act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
         raise
@@ -166,7 +166,7 @@ TABLES = (
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408
-ANSWER_S = 12.0  # time limit for a request; then 504, or 503 if something may have been done
+ANSWER_S = 12.0  # time limit for a request; after it, 504, or 503 if something may have been done
 SIMULTANEOUS = 4  # requests of one principal from one address that are answered at the same time
 # Limit of a principal's refused requests in the audit trail, so that they do not push out all
 # other records.
@@ -180,7 +180,7 @@ class Api:
     Args:
         make_client: Function that creates the client of Redis, inside the event loop.
         state: State of this server.
-        disclosure: Filter that removes from answers what a principal may not see.
+        disclosure: Filter that removes from answers what the user or program may not see.
         operations: Operations to serve. Default: the operations in TABLES.
     """
 
@@ -229,13 +229,13 @@ class Api:
         return self._client
 
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
-        """Return the context of a request. `scope` must have passed the guard."""
+        """Return the context of a request. The guard must have accepted the request."""
         return RequestContext(
             self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
         )
 
     def admit(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that limits the concurrent requests of a principal."""
+        """Return a context manager that limits the concurrent requests of a user or program."""
         return self._simultaneous.of(f"{context.principal.name} {context.address}")
 
     async def require(

@@ -3,7 +3,7 @@
 A host application mounts `ConsoleApp` below a path and authenticates users. Only `rmq server` runs
 services.
 
-Starlette runs the lifespan of the outermost application only, so a mounted application gets no
+Starlette runs the lifespan of the outermost application only. So a mounted application gets no
 event when its host starts or stops. Therefore the first request in an event loop starts a task that
 opens a client of Redis. The task closes the client when the loop ends or `aclose` is called.
 """
@@ -57,15 +57,15 @@ class ConsoleApp:
             `headers`, `scope`. A coroutine function is awaited; another function runs in a thread.
             The function is called for every request, and every 1.5 s while a live page is shown.
         prefix: First part of every key. A client given as `redis` has its own prefix.
-        sign_in_url: Sign-in page of the host application. "{path}" in it is replaced by the quoted
-            path to return to. With None, pages without a user answer 403.
+        sign_in_url: Sign-in page of the host application. "{path}" in the URL is replaced by the
+            quoted path to return to. With None, pages answer 403 if there is no user.
         hosts: Host names by which browsers reach the host application, without ports, in addition
             to names of this machine. "*" allows any name, if the host application checks the header
             Host.
         redact: Headers and fields of bodies whose values only admins see.
         rate: Maximum number of requests per second of one principal from one address.
         streams: Whether live pages are streams of events. If False, browsers fetch live pages every
-            few seconds. WSGI requires this, because a stream would occupy a thread.
+            few seconds. Under WSGI this must be False, because a stream would occupy a thread.
 
     Guarantee:
         All checks of `rmq server` apply: roles, CSRF, Host, content security policy, limits of
@@ -199,7 +199,7 @@ class ConsoleApp:
 
 
 class _Running:
-    """The application in one event loop.
+    """The application that runs in one event loop.
 
     Args:
         app: Application that answers requests.

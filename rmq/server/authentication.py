@@ -1,4 +1,4 @@
-"""Authentication: finds the principal of a request.
+"""Find the principal of a request: the user or program that sent it.
 
 none    every client is "local", an admin (only allowed on a local address)
 token   the header Authorization contains a token, or a cookie contains a session of a token
@@ -111,7 +111,7 @@ class Authentication:
     async def opened(self, wait_s: float) -> None:
         """Wait until the CSRF secret was read from Redis, at most `wait_s` seconds.
 
-        Forms that were shown with the temporary secret are refused later.
+        Until the secret is read, forms use a temporary secret. Such a form is refused later.
         """
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=wait_s)
@@ -124,8 +124,8 @@ class Authentication:
     def locate(self, scope: Any, headers: Headers) -> str:
         """Return the address of the client, and set the scheme in the scope.
 
-        Only the last address in X-Forwarded-For is used: the proxy wrote it, and clients can write
-        anything before it.
+        Only the last address in X-Forwarded-For is used, because the proxy wrote this address.
+        Clients can write anything before it.
         """
         client = scope.get("client")
         peer = str(client[0]) if client else ""
@@ -167,7 +167,7 @@ class Authentication:
         return None
 
     def csrf_token(self, principal: Principal | None) -> str:
-        """Return the CSRF token for the forms of a principal (None: for the sign-in form)."""
+        """Return the CSRF token for the forms of a principal. None means the sign-in form."""
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
@@ -236,8 +236,8 @@ class Tokens:
         self._static_digest = b""
         if static is not None:
             self._static_digest = _digest(static)
-            # The id in sessions: if the token of the settings changes, sessions of the old token
-            # end.
+            # The id that sessions store: if the token of the settings changes, sessions of the old
+            # token end.
             self._static = replace(STATIC, token="static:" + self._static_digest.hex()[:16])
         self._client: AsyncClient | None = None
         self._by_id: dict[str, AccessToken] = {}

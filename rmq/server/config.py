@@ -1,4 +1,4 @@
-"""Settings of the server and their origin: a flag, the environment, a file or the default.
+"""Read the settings of the server from flags, the environment, a file, and defaults.
 
 A flag wins over the environment, the environment over the file, and the file over the default.
 """
@@ -181,7 +181,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, field: Field[Any]) -> Setting:
-        """Return the setting for a field of ServerConfig: its key, variable and flag."""
+        """Return the setting for a field of ServerConfig, with its key, variable and flag."""
         word = field.name.removesuffix("_s")
         key = word if field.name in OF_EVERY_COMMAND else f"server.{word}"
         variable = "RMQ_" + key.replace(".", "_").upper()
@@ -213,8 +213,8 @@ class ServerConfig:
             redis://localhost:6379/0.
         prefix: First part of every key.
         listen: Address of the HTTP server.
-        root_path: Path below which a reverse proxy serves this server. It is empty if the server is
-            at the root of its host.
+        root_path: Path below which a reverse proxy serves this server, or empty if there is no such
+            path.
         hosts: Host names of this server, in addition to `listen` and the names of this machine.
         auth: Mode of authentication: "none", "token" or "proxy". Default: "none" at a local address
             without a token, otherwise "token".

@@ -1,8 +1,9 @@
 """Routes of the console: the role for each page, and how pages are rendered and kept live.
 
-A page is HTML from the server. A browser that requests the address of a page as a stream of events
-(`Accept: text/event-stream`) receives the page again whenever the page has changed. So a live page
-uses the same route, the same rights and the same function as a plain request.
+A page is HTML from the server. A page is live if the browser requests its address as a stream of
+events (`Accept: text/event-stream`). The browser then receives the page again whenever the page has
+changed. So a live page uses the same route, the same rights and the same function as a plain
+request.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ FOREVER = "public, max-age=31536000, immutable"
 STREAM_SHARE = 4  # a stream pauses for this many times the duration of making its page
 STREAMS_EACH = 16  # streams of one principal; its other windows poll instead
 STREAMS_MAX = 256  # streams of all principals: half of the connections
-# Longest duration of a stream. Then the browser connects again, and its rights are checked again.
+# Longest duration of a stream. After it, the browser connects again, and its rights are checked.
 STREAM_S = 600.0
 ERROR = "error.html"
 NOTICE = "rmq_notice"  # cookie that carries the result of an action to the next page
@@ -58,11 +59,11 @@ class Console:
     """The web console.
 
     Args:
-        api: API whose client, rights and disclosure the pages share.
+        api: API whose client, rights and disclosure filter the pages share.
         pages: Pages to serve. Default: the pages in PAGES.
         live_s: Time between two checks of a live page, in seconds.
-        sign_in_url: Sign-in page of the host application, or None. "{path}" in it is replaced by
-            the path to return to.
+        sign_in_url: Sign-in page of the host application, or None. "{path}" in the URL is replaced
+            by the path to return to.
         streams: Whether live pages are sent as streams of events.
     """
 
@@ -292,7 +293,7 @@ class Console:
 
 
 def _notice(root: str, text: str, seconds: int) -> str:
-    """Return the cookie that carries a notice to the next page. An empty text deletes it."""
+    """Return the cookie that carries a notice to the next page. Empty text deletes the cookie."""
     value = quote(text[:NOTICE_MAX])
     return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
 
@@ -316,7 +317,7 @@ def packed(
     """Return a response, compressed if the client accepts compression.
 
     Pages contain text of the query next to the CSRF token, so the compressed size could reveal the
-    token (the BREACH attack). The attack fails, because cookies are SameSite=Strict: other sites
+    token (the BREACH attack). The attack fails, because cookies are SameSite=Strict, so other sites
     cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}

@@ -1,9 +1,9 @@
-"""Disclosure: removes from answers what a principal may not see.
+"""Remove from answers what the principal (user or program) may not see.
 
 Viewers without an extra right see no bodies of messages and no tracebacks, which contain data of
-customers. Viewers do see error texts, because operating a system requires them. So programs should
-not write secrets into error texts. Only admins see fields and headers that the setting `redact`
-names.
+customers. Viewers see error texts, because nobody can operate a system without them. So programs
+should not write secrets into error texts. Only admins see fields and headers that the setting
+`redact` names.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _hide(body: Body) -> None:
 
 
 def _redact_body(body: Body, redact: frozenset[str]) -> None:
-    """Replace the values of redacted fields. Hide a body that cannot be parsed."""
+    """Replace the values of redacted fields. Hide the body if it cannot be parsed."""
     if not redact or body.kind == "hidden":
         return
     text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
@@ -116,7 +116,7 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
-    """Remove redacted values, also from pairs of a name and a value."""
+    """Replace redacted values, also if the name is a value in the same list or object."""
     if isinstance(value, dict):
         is_pair = _names_one(value.values(), redact)
         return {

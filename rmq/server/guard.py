@@ -1,4 +1,4 @@
-"""Checks of requests: host name, principal, rate, and site of origin."""
+"""Check requests before the application gets them: host name, principal, rate, site of origin."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuses forbidden requests. Passes all other requests on, each with its principal.
+    """Refuses forbidden requests, and passes all others on with the user or program that sent them.
 
     Args:
         app: The application.
@@ -151,7 +151,7 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a read. End the answer early if the principal loses the right to read."""
+        """Answer a request that reads. End the answer early if the right to read is lost."""
         task = asyncio.ensure_future(self._app(scope, receive, send))
         try:
             while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
@@ -200,7 +200,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
 
 
 def _check_said(headers: Headers, host: str) -> bool:
-    """Refuse a request from another site. Return whether the browser named the site of origin."""
+    """Refuse a request from another site. Return whether the browser named its site of origin."""
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}

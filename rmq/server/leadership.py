@@ -1,4 +1,4 @@
-"""Leadership: of all servers on one Redis, one runs the services that need to run only once.
+"""Leadership: one server on a Redis runs the services that need to run only once.
 
 The leader stores its leadership in Redis for a limited time and renews it. Leadership avoids double
 work, but is not a lock: a server that was suspended may believe for a moment that it still leads.
@@ -36,7 +36,7 @@ def _release(prefix: str, server: str) -> Flow[bool]:
 
 
 class Leadership:
-    """The service that renews this server's leadership, or takes it if no server leads.
+    """The service that renews this server's leadership, or makes it leader if no server leads.
 
     Attributes:
         server: Id of this server: host, process and 4 random bytes.

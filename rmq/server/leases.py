@@ -1,4 +1,4 @@
-"""Leases and consumers: messages in flight, their holders, and the time that is left."""
+"""Leases and consumers: messages in flight, their workers, and the time that is left."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class ServerMetrics:
             no topics, so that a sum over all servers counts each message once.
         state: State of this server.
         queries: Function that returns the queries by topic.
-        before: Function that takes a topic and a time in ms. It returns the figures that the topic
-            had that long ago, or None.
+        before: Function of a topic and a number of ms. It returns the topic's figures of that many
+            ms ago, or None.
         wanted: Function that returns, by topic, the number of worker processes that are needed.
         long_runs: Function that returns, by topic, the number of runs that may hang.
     """
@@ -110,7 +110,7 @@ class ServerMetrics:
         yield self._family(metrics.SERVICE_FAILURES, [(of, each.failures) for of, each in services])
 
     def _of_queries(self) -> Iterator[Any]:
-        """Yield the metric families of queries: held messages, and the figures of their drivers."""
+        """Yield the metric families of queries: messages in flight, and figures of the drivers."""
         every = held.over_topics(self._queries())
         queries = every[:QUERIES_MAX]
         held_of = [((topic, of.run), n) for of in queries for topic, n in of.held.items()]
@@ -142,7 +142,7 @@ class ServerMetrics:
         return family
 
     def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
-        """Yield the objective and the measured delay of each topic that has an objective."""
+        """Yield the measured delay and the objective of topics with a service level objective."""
         promised, measured = [], []
         for name, counts in topics.items():
             objective = counts.context.settings.objective

@@ -1,4 +1,4 @@
-"""The table of the console's pages. The pages for health and for signing in and out."""
+"""The table of the console's pages, and the pages for health and for signing in and out."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """The protocol of a connection: uvicorn's, with limits of time, size and number.
 
 uvicorn waits without a limit for the rest of a head or a body, so a few slow clients could occupy
-all connections. This protocol limits the time for a head and for a body, and checks a head before
-uvicorn parses it (`take_head`). When there are too many connections, it closes connections that
-wait for their client.
+all connections. This protocol limits the time for a head and for a body. It checks a head before
+uvicorn parses the head (`take_head`). When there are too many connections, the protocol closes
+connections that wait for their client.
 
 Import this module only to make a listener: uvicorn is an extra.
 
 A request that two programs could read differently is refused. Otherwise a proxy and the server
-could disagree about the end of a request, and take its rest for another request (request
-smuggling). So the length of a body is always a single Content-Length with digits only. Chunked
-bodies, folded lines and line feeds without a carriage return are refused.
+could disagree about the end of a request, and take the rest of one request for another request
+(request smuggling). So the length of a body is always a single Content-Length with digits only.
+Chunked bodies, folded lines and line feeds without a carriage return are refused.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start, or refuse a connection beyond the limit."""
+        """Accept a new connection, or refuse it if there are too many connections."""
         super().connection_made(transport)
         self._limit(HEAD_S, "the head of the request did not come")
         if not self._siblings.add(self, self.client[0] if self.client else ""):
@@ -188,7 +188,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the connection waits for its client to send or to read."""
+        """Whether the connection waits for its client to send a request or to read an answer."""
         return self._body_left > 0 or not self._is_answering or self.flow.write_paused
 
     @property
@@ -208,7 +208,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def shutdown(self) -> None:
-        """Finish the current answer, and close. A stream of events is closed at once."""
+        """Finish the current answer, and close the connection. Close a stream of events at once."""
         super().shutdown()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
             self.transport.close()
@@ -262,7 +262,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self._timer = None
 
     def refuse(self, status: int, detail: str) -> None:
-        """Refuse the request, unless an answer has started, and close."""
+        """Refuse the request, and close the connection. If an answer has started, only close."""
         self._unlimit()
         if self.transport.is_closing():
             return

@@ -1,4 +1,4 @@
-"""Limits for each client: requests per second (token buckets), and requests at the same time."""
+"""Limit, for each client, the requests per second and the requests at the same time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0, or return the wait for the next token in seconds."""
+        """Take a token of a key and return 0.0, or return the seconds until its next token."""
         tokens = self._tokens(key)
         if tokens < 1:
             self._put(key, tokens)
@@ -55,7 +55,7 @@ class Rates:
 
 
 class Simultaneous:
-    """Limits how many requests of a key are answered at the same time. Further requests wait.
+    """Limits how many requests with one key are answered at the same time. Further requests wait.
 
     All answers are made in one event loop. Without this limit, a client with many concurrent
     requests would use almost all of the loop's time.
@@ -68,7 +68,7 @@ class Simultaneous:
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Wait until a request of the key may be answered. Count the request inside the block."""
+        """Wait until a request with the key may be answered, and count it while it is answered."""
         answering, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:

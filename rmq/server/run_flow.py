@@ -20,5 +20,5 @@ async def run_flow(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Run a flow with the connections of a client. The flow gets the client's prefix first."""
+    """Run a flow with the connections of a client. Its first argument is the client's prefix."""
     return await client._transport.run(flow(client._prefix, *arguments, **named))

@@ -1,4 +1,4 @@
-"""The parts of the server process, from start to stop."""
+"""Start, run and stop the parts of the server process."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Sessions:
     """Starts, finds and ends sessions.
 
     Args:
-        tokens: Finder of the principal of a token.
+        tokens: Cache that finds the principal of a token.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -103,7 +103,7 @@ class Sessions:
         return _cookie(scope, id, WHOLE_S)
 
     async def sign_out(self, scope: MutableMapping[str, Any]) -> str:
-        """End the session of a request. Return the cookie that deletes it."""
+        """End the session of a request. Return a cookie that deletes the browser's cookie."""
         assert self._client is not None
         session = principal_of(scope).session
         if session is not None:
@@ -179,7 +179,7 @@ def id_of(scope: MutableMapping[str, Any], cookies: Sequence[bytes]) -> str | No
 
 
 def is_https(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether the browser used https, as a trusted proxy or the browser itself reports."""
+    """Return whether the browser used https, as a trusted proxy or the header Origin says."""
     origins = [value for name, value in scope["headers"] if name.lower() == b"origin"]
     return scope.get("scheme") == "https" or any(
         origin.lower().startswith(b"https://") for origin in origins
