@@ -1,4 +1,4 @@
-"""Draw charts as SVG: compute points, ticks and names, which templates put into the page."""
+"""Compute the points, ticks and names of SVG charts, which templates put into the page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Drawn:
 
     @property
     def figures(self) -> str:
-        """Times and values as text for the script: rows separated by `;`, numbers by `,`."""
+        """Times and values as text for the page's script: `;` between rows, `,` between numbers."""
         rows = [
             ",".join("" if value is None else f"{value:g}" for value in row) for row in self.values
         ]

@@ -192,7 +192,7 @@ def lateness_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
-    """Return the newest delay at the percentile of the objective, in seconds, or None.
+    """Return the newest delay in seconds at the percentile of a service level objective, or None.
 
     Samples more than five minutes older than the newest sample are ignored.
     """

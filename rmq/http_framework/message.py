@@ -48,7 +48,7 @@ async def walk(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> MessageList:
-    """Return one page of a queue's messages, in the form in which they are shown."""
+    """Return one page of a queue's messages, converted for display."""
     found, cursor = await page_of(context, topic, query, queue, fits)
     return MessageList(messages=[shown(context, each) for each in found], cursor=cursor)
 
@@ -57,7 +57,7 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Convert a message for display. A body that is hidden from the principal is not decoded.
+    """Convert a message for display. A body that the user may not see is not decoded.
 
     Args:
         context: Context of the request.
@@ -75,7 +75,7 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
 
 
 def shown_result(context: RequestContext, state: results.ResultState) -> ResultState:
-    """Convert the state of a message for display. A hidden value is replaced."""
+    """Convert the state of a message for display. A value that the user may not see is replaced."""
     outcome = None
     if state.outcome is not None:
         value = None
@@ -156,7 +156,7 @@ class Body(Answer):
 
 
 def hidden_body() -> Body:
-    """Return what is shown in place of a body that the principal may not see."""
+    """Return the text that replaces a body which the user or program may not see."""
     return Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False)
 
 
@@ -279,7 +279,7 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Convert a decoded body for display. `most` limits its bytes (None: no limit)."""
+    """Convert a decoded body for display. `most` limits the bytes shown; None means no limit."""
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -305,8 +305,8 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
     """Convert a stored body for display. Also return why the body was not decoded, or "".
 
-    Only the bytes that are shown are decompressed. `most` is their maximum number; None means no
-    limit.
+    Only the bytes that are shown are decompressed. `most` limits the number of these bytes; None
+    means no limit.
     """
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size

@@ -120,5 +120,5 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Return the description of a schema: the lines of a docstring, joined."""
+    """Return the first lines of a docstring, joined, as the description of a schema."""
     return re.sub(r"\s+", " ", docstring).strip()

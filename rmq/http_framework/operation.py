@@ -8,7 +8,7 @@ A handler function takes the parameters that it needs, each a msgspec struct:
     body     the JSON body of the request
 
 The name of the function is the operationId, its docstring is the description, and its return type
-is the schema of the answer. A handler that is an async generator of lists answers with lines of
+is the schema of the answer. A handler can be an async generator of lists. It answers with lines of
 NDJSON, and each list is sent as soon as it has been read.
 
 A cursor is the position at which a list continues. Only the server can interpret a cursor, and the
@@ -67,7 +67,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class _Lines(StreamingResponse):
-    """A response of NDJSON lines. An error breaks the connection, so clients notice it."""
+    """A response of NDJSON lines. An error breaks the connection, which clients notice."""
 
     async def stream_response(self, send: Send) -> None:
         """Send all pages."""
@@ -87,11 +87,12 @@ async def answer(
 ) -> Response:
     """Return a response that streams pages of lines.
 
-    The first page is read before the status is sent, so that its error gets an error status.
+    The first page is read before the status is sent. So an error of the first page gets an error
+    status.
 
     Args:
         pages: Lists of structs.
-        shown: Function that removes hidden parts of a page.
+        shown: Function that removes from a page what the user or program may not see.
         request: The request to answer.
         headers: Headers of the response.
     """
@@ -212,7 +213,7 @@ class Operation:
         return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
-        """Return whether a call with these arguments changes nothing: a read or a dry run."""
+        """Return whether a call with these arguments changes nothing (a read or a dry run)."""
         return self.is_read or getattr(given.get("body"), "dry_run", False) is True
 
 

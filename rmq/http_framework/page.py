@@ -117,7 +117,7 @@ class PageRequest:
         return path + ("?" + urlencode(given) if given else "")
 
     def word(self, name: str, words: Mapping[str, Any] | tuple[str, ...], default: str) -> str:
-        """Return a query parameter, or the default if the parameter is not in `words`."""
+        """Return a query parameter, or the default if its value is not in `words`."""
         found = self.query.get(name, default)
         return found if found in words else default
 
@@ -134,7 +134,7 @@ class PageRequest:
         return self.principal is not None and self.principal.role.includes(Role(role))
 
     def shown(self, answer: T) -> T:
-        """Remove in place the parts of messages that the principal may not see."""
+        """Remove in place the parts of messages that the user may not see."""
         shown: T = self.disclosure.shown(self.context.principal, answer)
         return shown
 

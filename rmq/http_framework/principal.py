@@ -41,7 +41,7 @@ class Principal:
     def is_ambient(self) -> bool:
         """Whether browsers add the credentials to every request.
 
-        Pages of other sites could exploit this.
+        If so, a page of another site could make a browser send a request with credentials.
         """
         return self.kind != "token"
 
@@ -57,7 +57,7 @@ def principal_of(scope: MutableMapping[str, Any]) -> Principal:
 
 
 def can_be_name(name: str) -> bool:
-    """Return whether a name from a proxy or a host is safe to show and to record."""
+    """Return whether a user name from a proxy or a host application is safe to show and record."""
     return bool(name) and len(name) <= NAME_MAX and name.isprintable()
 
 

@@ -123,7 +123,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Convert an exception to an API error. It shows no traceback and no address of Redis.
+    """Convert an exception to an API error, without a traceback and without an address of Redis.
 
     Args:
         error: The exception.

@@ -1,6 +1,7 @@
-"""Readings: values read from Redis that all viewers share. Ten open windows cost as much as one.
+"""Readings: values read from Redis that all viewers share.
 
-Rates are computed from the counters of topics, which are read only while a page shows them.
+So ten open windows cost as much as one window. Rates are computed from the counters of topics.
+These counters are read only while a page shows them.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Readings:
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
-        """Return a reading that is running or kept, or None. Start nothing."""
+        """Return a reading that is running or finished, or None. Start no new reading."""
         return self._long.get(key)
 
     def start(
@@ -192,9 +193,9 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget outdated readings when the number of readings has doubled.
+        """Forget outdated readings when the number of readings has doubled since the last time.
 
-        If too many are left, forget the oldest.
+        If too many readings are left, forget the oldest ones.
         """
         if len(self._kept) < self._tidied_at:
             return

@@ -1,4 +1,4 @@
-"""Render templates, and format values in them: numbers, times, durations, bodies.
+"""Render templates, and format the values in templates: numbers, times, durations, bodies.
 
 Jinja escapes everything. Neither this module nor a template marks text as safe.
 """

@@ -1,4 +1,4 @@
-"""Structs for paths, queries and bodies of requests. The base class of answers, and `show`.
+"""Define structs for the parts of requests, the base class of answers, and `show`.
 
 The structs check only the limits that the library does not check. For example, the library checks
 the settings of a topic. The size of a body, and the time for reading it, are limited.

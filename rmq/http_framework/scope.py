@@ -1,12 +1,13 @@
-"""The path of a request below the root path, and the CSRF token of its forms.
+"""Find the path of a request below the root path, and compute CSRF tokens of forms.
 
 The root path is the path where an application is mounted, or where a reverse proxy serves it.
 
-CSRF: each form of the console contains a token that other sites cannot know. A browser adds the
-cookie to every request, and a local server needs no cookie. Therefore a page of another site could
-make the browser send a form to RMQ. The guard checks the headers in which a browser names the
-origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that send neither header.
-The token is computed from a secret of the server and from the session or the principal.
+CSRF: each form of the console contains a token that other sites cannot know. A browser adds its
+cookie to every request, and a local server needs no cookie. Therefore, without the token, a page of
+another site could make the browser send a form to RMQ. The guard checks the headers in which a
+browser names the origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that
+send neither header. The token is computed from a secret of the server and from the session or the
+principal.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Compute the CSRF token of a principal (None: of a browser that has not signed in)."""
+    """Compute the CSRF token of a principal. None means a browser that has not signed in."""
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

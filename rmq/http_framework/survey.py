@@ -59,7 +59,7 @@ class Survey:
         topics: Latest counts by topic name. Each reading of all topics replaces the whole dict.
         resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
             while some slots have not been created yet.
-        passes: Number of passes over all topics.
+        passes: Number of times that all topics were read.
     """
 
     name = "survey"
@@ -164,7 +164,7 @@ class Survey:
         self._looks = looks
 
     def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
-        """Log which topics the server's Redis user may not read, if these topics have changed."""
+        """Log which topics the server's Redis user may not read, if the list has changed."""
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
             log.warning(
@@ -205,11 +205,11 @@ class TopicProblems:
 
     @contextmanager
     def apart(self, topic: str, what: str) -> Iterator[None]:
-        """Log an error of the block instead of raising it.
+        """Log an error of the `with` block instead of raising it.
 
         Args:
             topic: Topic that the block works on.
-            what: Purpose of the block, for the log.
+            what: Purpose of the `with` block, for the log.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached.
