@@ -3,7 +3,8 @@
 A command returns its exit code (None is 0) or raises. This module alone turns an exception into
 one line on stderr and an exit code.
 
-Modules of commands are imported when they are used, because help and completion need none of them.
+The module of a command is imported when the command runs, because help and completion do not need
+it.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class Command(_HelpSections, click.Command):
 
     Args:
         examples: Lines for its help.
-        watch: Whether the command takes --watch. By default, commands named ls, show or groups do.
+        watch: Whether the command takes --watch. By default, only commands named ls, show or groups
+            do.
     """
 
     def __init__(
@@ -420,7 +422,7 @@ class RootGroup(LazyCommands, CommandGroup):
     """The root group. It turns an exception into a line and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush, so that a closed pipe is noticed here."""
+        """Run the command, and flush its output, so that a closed pipe is noticed here."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -18,7 +18,7 @@ FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")
 def read_file(
     named: str | None, passes_over_denied: bool = False
 ) -> tuple[str | None, dict[str, Any]]:
-    """Read the named file, or the first of FILES that exists. Return its path and its table.
+    """Read the configuration file. Return its path and its content as a table.
 
     Args:
         named: Path of the file. Default: the first file of FILES that exists.
@@ -49,7 +49,7 @@ def read_file(
 
 
 def read_where(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the `url` and `prefix` of Redis from the file, if the file has them.
+    """Return the settings `url` and `prefix` of Redis from the configuration file, if present.
 
     Raises:
         ConfigurationError: The file cannot be read, or has an unknown top-level key. A typing

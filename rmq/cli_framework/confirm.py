@@ -1,4 +1,4 @@
-"""Confirmation of commands that cannot be undone, by a question. Progress bars."""
+"""Ask for confirmation of commands that cannot be undone, and show progress bars."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def confirm(
         yes: Whether --yes was given.
         name_of: Kind of object that `name` names.
         means: Sentence about the consequences.
-        look: How the user can see the effect before the action.
+        look: How the user can see the effect before the action, for example "--dry-run to look".
 
     Raises:
         Refused: stdin is not a terminal, or another name was typed. The action was not done.
@@ -57,9 +57,10 @@ def confirm(
 def progress(
     label: str, again: str = "run it again to continue"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if stderr is a terminal. Yield a callback (done, total).
+    """Show a progress bar on stderr if stderr is a terminal. Yield a function that updates the bar.
 
-    After Ctrl-C, print the progress of the command, and the text in `again`.
+    The function gets the numbers of done and of all items. After Ctrl-C, print the progress of the
+    command, and the advice in `again`.
     """
     reached = (0, 0)
 
@@ -81,7 +82,11 @@ def progress(
 
 @contextmanager
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar. Yield a callback (done, total), where total may be None if unknown."""
+    """Show a progress bar. Yield a function that updates it.
+
+    The function gets the numbers of done and of all items. The number of all items is None if it is
+    unknown.
+    """
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return

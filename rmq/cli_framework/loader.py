@@ -26,8 +26,8 @@ def find(text: str) -> Target:
     """Return the client or worker that MODULE[:ATTR] names.
 
     Raises:
-        Failed: The name matches no client or worker. The message lists the existing ones. If the
-            module itself fails, its traceback is printed on stderr.
+        Failed: The name matches no client or worker. The message lists the existing clients and
+            workers. If the module itself fails, its traceback is printed on stderr.
     """
     name, colon, path = text.partition(":")
     if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):

@@ -1,4 +1,4 @@
-"""The log of a command on stderr, as lines or JSON, for all loggers without handlers of their own.
+"""Write the log of a command to stderr as lines or JSON, for loggers without their own handlers.
 
 A record is one line, so that no text in it can look like another record. Tracebacks are indented.
 """

@@ -79,7 +79,7 @@ _COLUMNS = {
 
 
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
-    """Print messages of one queue as a table, page by page while they are read.
+    """Print messages of one queue as a table. Each page is printed when it has been read.
 
     The pages that were read within PATIENCE_S determine the columns and their widths.
     """
@@ -217,7 +217,7 @@ def _progress_pairs(progress: rmq.Progress) -> list[tuple[str, str]]:
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
-    """Print attempts, each with its error below, unless the error repeats the line above."""
+    """Print attempts. The error is below its attempt, unless it repeats the line above."""
     lines: list[str] = []
     error, last, width = "", 1, tables.terminal_width() - INDENT
     for attempt in attempts:

@@ -74,7 +74,10 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return schedules for `rmq schedule`, or topics for `rmq topic` (none for `create`)."""
+    """Return names of schedules for `rmq schedule`, or of topics for `rmq topic`.
+
+    For `rmq topic create`, return no names.
+    """
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)

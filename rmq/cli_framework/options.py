@@ -200,7 +200,7 @@ COMMON_NAMES = frozenset(
 
 
 def json_errors(words: Sequence[str]) -> bool:
-    """Return whether these arguments request JSON, even if they are otherwise not valid."""
+    """Return whether these arguments request JSON, even if other arguments are not valid."""
     for position, word in enumerate(words):
         if word in ("-o", "--output"):
             word = f"-o{''.join(words[position + 1 : position + 2])}"

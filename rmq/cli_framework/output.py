@@ -56,7 +56,7 @@ def line(record: Any) -> None:
 
 
 def lines(records: Iterable[Any]) -> None:
-    """Print records as NDJSON, or with -o json as an array, even if it is empty."""
+    """Print records as NDJSON, or with -o json as an array, which may be empty."""
     _writer().lines(records)
 
 
@@ -127,8 +127,9 @@ def entry(head: str, body: str) -> None:
 Format = Literal["table", "json", "ndjson", "csv"]
 FORMATS: tuple[Format, ...] = ("table", "json", "ndjson", "csv")
 
-# A spreadsheet takes a cell that begins with one of these for a formula, which may read files and
-# open connections. An apostrophe before it makes it text. Numbers are not touched.
+# A spreadsheet interprets a cell that begins with one of these characters as a formula, which may
+# read files and open connections. An apostrophe at the beginning makes the cell text. Numbers are
+# not changed.
 _FORMULA = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 
 
@@ -145,9 +146,10 @@ class RecordWriter:
     """Writes the records of one command.
 
     Attributes:
-        format: Format of the records. If None, the command chooses a document or NDJSON for --json.
+        format: Format of the records. If it is None, --json prints a document or NDJSON, as the
+            command chooses.
         columns: Columns of CSV, in order, or None for all columns.
-        repeating: Whether the command prints repeatedly, each time a document on one line.
+        repeating: Whether the command prints repeatedly. Each document is then on one line.
     """
 
     def __init__(self) -> None:

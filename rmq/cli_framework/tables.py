@@ -17,7 +17,8 @@ PIPED_WIDTH = 160  # cells, without a terminal; COLUMNS overrides it
 WIDE = 110  # cells from which a terminal shows all columns
 NARROWEST = 12  # cells of a shortened column, however narrow the terminal
 GAP = 2
-# Rows that decide on the widths. One that is wider comes later and stays whole: it stands out.
+# Number of rows that decide on the widths. A wider cell in a later row is not shortened, so the
+# cell is longer than its column.
 WINDOW = 1000
 
 # Characters of one cell each: Latin letters, and the mark of a text that was shortened.

@@ -1,7 +1,7 @@
-"""Text that is safe on a terminal: bodies, errors, headers and names come from other people.
+"""Make text safe for a terminal, because bodies, errors and names come from other people.
 
 Characters that control a terminal (escape sequences, control characters, marks that change the
-direction of text) are written as their codes, and nothing is interpreted as markup.
+direction of text) are written as their codes. No text is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def _field(value: Any) -> Any:
 def body_fields(body: Any) -> dict[str, Any]:
     """Return the fields of a body for JSON.
 
-    The field is `body`, or for bytes `body_text` if they are UTF-8, otherwise `body_hex`.
+    Bytes that are UTF-8 are in the field `body_text`, and other bytes in `body_hex`. Any other body
+    is in `body`.
     """
     if not isinstance(body, bytes):
         try:

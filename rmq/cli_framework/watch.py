@@ -42,7 +42,7 @@ def repeat(run: Callable[[], Any], options: CommonOptions, describe: Callable[..
         run: Function that runs the command once.
         options: Common options. `watch` has the seconds between two runs.
         describe: Function that formats an error as a line. An error of the first run is raised. An
-            error of a later run is printed, because Redis may come back, or messages may arrive.
+            error of a later run is printed, because the next run may succeed.
     """
     assert options.watch is not None
     in_place = sys.stdout.isatty() and not options.json
