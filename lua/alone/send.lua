@@ -11,7 +11,7 @@ Reads: BEFORE call call_number fields first_member head last_call session
 --- @include "lib/scores/counters"
 --- @include "lib/member"
 --- @include "lib/records/record"
---- @include "lib/results/keep_mark"
+--- @include "lib/results/keep_header"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/scores/score_text"
 --- @include "lib/session"

@@ -68,6 +68,13 @@ def test_each_of_these_commands_takes_the_short_form(box, build):
     box.redis.eval(text, len(command.keys), *command.keys, *command.args)
 
 
+def test_no_function_is_created_before_a_short_form():
+    for verb in sorted(path.stem for path in (script_loader.directory() / "alone").iterdir()):
+        before, _, _ = script_loader.full_text(verb).partition("repeat\n")
+
+        assert "function" not in before, verb  # each one costs every call 0.1 us
+
+
 @pytest.mark.parametrize("verb", ["send", "prepare", "ack"])
 def test_control_a_command_of_a_new_session_takes_the_long_form(box, verb):
     command = {"send": send(), "prepare": take(1), "ack": ack}[verb](box)

@@ -2,7 +2,7 @@
 -- an audited message, is `rmq-keep`. The value is how long the result is kept, in s. The Python
 -- twin is keep_of in rmq/kernel/core/record.py.
 --- @include "lib/records/envelope"
-local KEEP_HEADER = '\168rmq-keep' -- in msgpack
+--- @include "lib/results/keep_header"
 local KEEP_DIGITS = 9 -- of the value: 31 years
 local MARK_MOST = 23 -- the mark ends at most so many bytes behind the first byte of the headers
 local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack
