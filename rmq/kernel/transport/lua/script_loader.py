@@ -331,7 +331,9 @@ def bound(name: str, text: str) -> str:
     used = {key: value for key, value in values.items() if is_used(key, plain, 0, len(plain))}
     if not used:
         return text
-    return f"local {', '.join(used)} = {', '.join(used.values())}\n{text}"
+    # One call is cheaper than reading each key.
+    given = "unpack(KEYS)" if list(used) == keys and not repeat else ", ".join(used.values())
+    return f"local {', '.join(used)} = {given}\n{text}"
 
 
 def _keys_read_by(part: str) -> list[str]:
