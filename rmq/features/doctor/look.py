@@ -207,7 +207,7 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Run a flow that several checks share, only once.
+        """Run a flow only once, although several checks need its result.
 
         After a failure, raise the same error again.
         """
@@ -222,7 +222,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return addresses as the beginning of a line, or "" if there is only one server."""
+    """Return addresses as text for the beginning of a line, or "" if there is only one server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 
@@ -232,7 +232,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def some(names: list[str], most: int = 3) -> str:
-    """Return the first names of a list, and the number of further names."""
+    """Return text with the first names of a list, and the number of further names."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 

@@ -87,7 +87,10 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Describe limits on connections and databases that a client may reach, if they can be read."""
+    """Describe limits on connections and databases that a client may reach.
+
+    Return nothing if the limits cannot be read.
+    """
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]
@@ -118,4 +121,4 @@ def _infos(look: Look) -> Flow[list[Any]]:
     except (Unavailable, OutcomeUnknown):
         raise
     except RMQError:
-        return []  # reported by its probe
+        return []  # the probe of this command reports it

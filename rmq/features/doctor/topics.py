@@ -27,16 +27,18 @@ CHANNELS = 1000  # maximum number of channels in one command
 SLOTS_MOST = 200  # slots that are examined individually, fullest first
 BIG_MEMBERS = 1_000_000  # a slot with more messages is reported
 BIG_BYTES = 512 * MIB  # a key with more bytes is reported
-# Number of keys whose memory is measured; members that Redis samples for a key.
+# Number of keys whose memory is measured, and number of members that Redis samples of each key.
 WEIGHED, SAMPLES = 8, 20
-# A slot with this multiple of the mean is reported, if its topic has this many messages.
+# A slot is reported if it has this multiple of the mean, and its topic has at least this many
+# messages.
 SKEW, SKEW_LEAST = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
-PENDING_MS = 300_000  # wait of a follow-up for its topic
+PENDING_MS = 300_000  # a follow-up that waits longer for its topic is reported
 HOUR_MS = 3_600_000
-# If no older messages are left, a running command finishes a resize immediately, and a server soon.
+# A resize without older messages is finished at once by its command, or soon by a server. After
+# these times (without a server, with a server), it is reported.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
 # A resize with older messages is reported after this time, if no server runs.
 UNATTENDED_MS = 10 * 60_000
@@ -129,7 +131,7 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
     for topic, index in _fullest(topics, "dead")[:SLOTS_MOST]:
         counts = topic.slots[index]
         if sum(counts[name] for name in _QUEUED) > counts["records"]:
-            continue  # the check below reports them
+            continue  # the check of the counts below reports this slot
         ids = yield from _without_record(topic, index, "dead", reading.FIRST_CALL)
         if ids:
             text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
@@ -176,8 +178,8 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
         if len(held) < 2 or sum(held) < SKEW_LEAST:
             continue
         most, mean = max(held), sum(held) / len(held)
-        # With up to four slots, no slot can have more than four times the mean. Then a slot is
-        # reported if it has 90 % of all messages.
+        # With up to four slots, no slot can have more than four times the mean. Such a topic is
+        # reported if one slot has 90 % of all messages.
         if most >= min(SKEW * mean, 0.9 * sum(held)):
             text = (
                 f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
@@ -417,7 +419,7 @@ def pending(look: Look) -> Flow[list[Sight]]:
 
 
 def groups(look: Look) -> Flow[list[Sight]]:
-    """Check for groups with more than half of a backlog, and groups that a dead letter stopped."""
+    """Check for groups that a dead letter stopped, or that have most of the held messages."""
     held, large_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     topics.sort(key=lambda topic: -topic.total["records"])
@@ -448,7 +450,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
 
 
 def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
-    """Return the group that may have most held messages of a topic, and the number of them.
+    """Return the group that may have the most held messages of a topic, and their number.
 
     The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So a group
     with more than half of all held messages includes the message in the middle of the fullest slot.

@@ -28,7 +28,8 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
         """Send the pending follow-ups of a topic now. Return how many are no longer pending.
 
         Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
-        full stay. A follow-up that its target refuses permanently becomes a dead letter of `topic`.
+        full stay pending. A follow-up that its target refuses permanently becomes a dead letter of
+        `topic`.
         """
         return await self._run(flows.send(self._context(topic)))
 

@@ -43,7 +43,7 @@ def send(topic: str) -> None:
     """Send the pending follow-ups of TOPIC now.
 
     Consumers and servers do this every few seconds. Follow-ups for topics that are paused or full
-    stay.
+    stay pending.
     """
     common = common_options()
     with common.client() as client:
@@ -59,7 +59,7 @@ def send(topic: str) -> None:
 def drop(topic: str, target: str, dry_run: bool, yes: bool) -> None:
     """Delete the pending follow-ups of TOPIC for the topic TARGET, for good.
 
-    Asks for the name of the topic first.
+    You must first type the name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

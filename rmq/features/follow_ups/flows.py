@@ -16,7 +16,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
 PAGE = 100  # targets of one call
-ALL = 9_000_000_000_000_000  # more than the number of any entry
+ALL = 9_000_000_000_000_000  # larger than the number of any pending entry
 
 
 class PendingFollowUp(NamedTuple):

@@ -9,15 +9,15 @@ from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
 class FollowUps(SurveyedService):
     """Sends pending follow-ups that no other process sends, also in topics without consumers.
 
-    Only topics in which the last survey counted pending follow-ups are swept, so the service sends
-    no command if no follow-up is pending.
+    The server regularly reads the counts of all topics. This service handles only topics whose
+    counts show pending follow-ups. If no follow-up is pending, it sends no command.
     """
 
     name = "follow_ups"
     every_s = SWEEP_S
 
     def run_once(self) -> int:
-        """Send the follow-ups that are due. Return the number of topics that were swept."""
+        """Send the follow-ups that are due. Return the number of handled topics."""
         topics = self._survey.topics
         pending = [name for name, counts in topics.items() if counts.total["pending"]]
         for name in pending:

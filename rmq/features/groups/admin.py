@@ -29,9 +29,9 @@ class AsyncGroupAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            sort: Order of the groups. "held" has most held messages first, "oldest" the oldest held
-                message, "out" most messages out, "stopped" groups that are paused or held by a dead
-                letter. "name" sorts by name.
+            sort: Order of the groups. First are the groups with the most held messages ("held"),
+                with the oldest held message ("oldest"), with the most messages out ("out"), or the
+                groups that are paused or held by a dead letter ("stopped"). "name" sorts by name.
             limit: Maximum number of groups, 1 to 10 000.
             skip: Number of groups to leave out at the beginning, for example the groups of earlier
                 pages.
@@ -49,7 +49,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
 
         After a resize, a group may have messages in several slots, and `groups` lists the group
         once for each slot. This method returns the state in the slot in which the group is stopped,
-        or else in the slot with most held messages.
+        or else in the slot with the most held messages.
 
         Args:
             topic: Name of the topic.

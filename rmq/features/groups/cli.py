@@ -115,7 +115,8 @@ def release(topic: str, group: str) -> None:
 def purge(topic: str, group: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of GROUP permanently, including delayed messages.
 
-    Messages in flight and dead letters stay. Asks for the name of the group first.
+    Messages in flight and dead letters are not deleted. You must first type the name of the group
+    to confirm.
     """
     common = common_options()
     with common.client() as client:

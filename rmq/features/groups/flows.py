@@ -116,7 +116,8 @@ def group_purge(
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
         page = yield scripts.groups(keys, name=name)
-        # Only as many as are held now, because a producer may never stop sending.
+        # Delete at most the number of messages that are held now, because a producer may never stop
+        # sending.
         most = sum(state.held for state in page.groups)
         lanes = [ScoreRange(*each) for ranges in page.ranges for each in ranges]
         # Delete held messages first. Otherwise each deletion would make the next held message

@@ -30,7 +30,7 @@ SCAN = 20_000  # groups that a request examines
 
 
 class GroupsQuery(Request):
-    """Selects groups to list, in this order, after `skip` groups."""
+    """Selects groups to list. The list has the order of `sort`, without the first `skip` groups."""
 
     sort: Sort = "held"
     limit: Limit = 100
@@ -67,8 +67,8 @@ class Group(Answer):
 
     Attributes:
         held: Number of messages that RMQ holds until messages that are out are settled.
-        out: Number of messages that are out: a worker may take them, has them in flight, or retries
-            them.
+        out: Number of messages that are out: a worker may receive them, has them in flight, or
+            retries them.
         is_held: Whether a dead letter stopped the group.
         message: Id of the message that is out, if the topic allows one at a time.
         retried: Time of the retry of `message`.
@@ -110,7 +110,7 @@ class GroupPurged(Answer):
 
 
 def group_of(state: GroupState) -> Group:
-    """Convert a group to the answer of the API."""
+    """Convert a group to the response of the API."""
     return show(state, Group, waits_for=state.waits_for)
 
 
@@ -147,13 +147,13 @@ async def resume_group(context: RequestContext, path: TopicPath, body: GroupBody
 
 @TABLE.post(PATH + "/release", role=Role.OPERATOR)
 async def release_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Release a group that a dead letter holds. The dead letter stays."""
+    """Release a group that a dead letter holds. The dead letter is not deleted."""
     return Done(done=await context.admin.group_release(path.topic, body.group))
 
 
 @TABLE.post(PATH + "/purge", role=Role.ADMIN)
 async def purge_group(context: RequestContext, path: TopicPath, body: GroupPurge) -> GroupPurged:
-    """Delete the waiting messages of a group. Messages in flight and dead letters stay."""
+    """Delete the waiting messages of a group, but no messages in flight and no dead letters."""
     check_confirm(body.confirm, path.topic)
     count = await context.admin.group_purge(path.topic, body.group, dry_run=body.dry_run)
     return GroupPurged(count=count)

@@ -24,15 +24,16 @@ class GroupState(NamedTuple):
         group: Name of the group. Empty for messages without a group.
         slot: Index of the slot that has the messages of the group.
         held: Number of messages that RMQ holds until messages that are out are settled.
-        out: Number of messages that are out: a worker may take them, has them in flight, or retries
-            them.
+        out: Number of messages that are out: a worker may receive them, has them in flight, or
+            retries them.
         oldest: Time at which the oldest held message was sent. Only the next message of each of the
             16 largest priorities is examined. None if no message is held, or if the message's id
             was made from a dedup key and contains no time.
         paused: Whether the group is paused, until it is resumed.
         is_held: Whether a dead letter stopped the group, until it is released.
         weight: Weight of the group: its share of deliveries, relative to other groups.
-        share_key: Share key, with which several groups have one share together, or None.
+        share_key: Share key: groups with the same key get one share of deliveries together. None if
+            the group has a share of its own.
         message: Id of the message that is out, if the topic allows one at a time.
         retried: Time of the retry of `message`, or None.
         in_flight: Whether `message` is in flight.
@@ -82,7 +83,7 @@ class GroupsReply(NamedTuple):
     """The reply to the script `groups`: a page of groups, and the scores of their held messages."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
-    # Whether this is the first page of a pass. If another server answers, the pass starts again.
+    # Whether this is the first page of a scan. If another server answers, the scan starts again.
     is_first: bool
     groups: list[GroupState]
     ranges: list[list[tuple[str, str]]]

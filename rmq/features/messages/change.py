@@ -59,7 +59,7 @@ def reschedule(
 
 
 def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityStatus]:
-    """Give a waiting message another priority."""
+    """Give a waiting message another priority, behind all messages with this priority."""
     priority = check_priority(priority)
     yield from opening.ensure_open(context, create=False)
     message_id = context.check_id(id)

@@ -1,10 +1,11 @@
 """Read messages without receiving them: the first messages, all messages in pages, or new messages.
 
 `tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
-arrival. So `tail` reads all messages of each slot, a part at a time, and then starts again: each
-pass is a sweep. A sweep finds every message that was accepted before the sweep began, unless the
-message was settled or merged before it was read. Each look (one round of reads) also reads the last
-messages of each priority, because most new messages are there.
+arrival. So `tail` reads all messages of each slot, a part at a time, and then starts again. One
+such reading of all messages is a sweep. A sweep finds every message that was accepted before the
+sweep began, unless the message was settled or merged before it was read. Each call of `look` reads
+a part of the sweep. It also reads the last messages of each priority, because most new messages are
+there.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class SlotWalk:
         self._turns = deque(in_turn)
 
     def position(self) -> Position:
-        """Return the position where the walk continues."""
+        """Return the position after the messages that were read."""
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
@@ -225,9 +226,9 @@ class SlotWalk:
         return False
 
 
-CALLS_A_LOOK = 10  # maximum number of calls of one look at a slot; a call reads about 200 messages
-FRESH_CALLS = 3  # of these calls, for the newest messages if a sweep takes several looks
-# In this order, since messages move from the first to the second.
+CALLS_A_LOOK = 10  # maximum number of calls in one `look`; a call reads about 200 messages
+FRESH_CALLS = 3  # of these calls, for the newest messages if a sweep needs more than one `look`
+# The order in which queues are read: messages move from the first queue to the second.
 QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
@@ -323,7 +324,7 @@ class Tail:
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)
         messages: list[Message] = []
-        # Slots that a resize adds come later.
+        # Slots that a resize added after the start of this tail are not read.
         for slot, stats in zip(self._slots, counts, strict=False):
             members = yield from slot.look(stats["accepted"])
             members = yield from reading.with_bodies(self._context, members)
@@ -334,7 +335,7 @@ class Tail:
 
     def note_shown(self, message: Message) -> None:
         """Record that a message which `look` returned, and the messages before it, were shown."""
-        # Otherwise an earlier message may still be found.
+        # If the message is above the floor, an earlier message may still be found.
         if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset
 

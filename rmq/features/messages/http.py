@@ -184,8 +184,8 @@ class ResultQuery(Request):
 async def get_result(context: RequestContext, path: MessagePath, query: ResultQuery) -> ResultState:
     """Return the state, the progress and the outcome of a message.
 
-    With `wait`, the answer comes when the message has ended. If the message has not ended after
-    this time, the answer has no `outcome`.
+    With `wait`, the response comes when the message has ended. If the message has not ended after
+    this time, the response has no `outcome`.
     """
     handle = context.client.topic(path.topic).result(path.id)
     if query.wait:
@@ -213,7 +213,7 @@ class Cancelled(Answer):
 async def cancel_message(context: RequestContext, path: MessagePath, body: Cancel) -> Cancelled:
     """Cancel a waiting message, or request the cancellation of a message in flight.
 
-    A message in another state is not changed, and the answer has the state of the message.
+    A message in another state is not changed, and the response has the state of the message.
     """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
@@ -246,7 +246,7 @@ class Prioritized(Answer):
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:
-    """Give a waiting message another priority, behind the other messages of the priority."""
+    """Give a waiting message another priority, behind all messages with this priority."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))

@@ -106,7 +106,7 @@ async def message(request: PageRequest) -> View:
 
 
 def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt]:
-    """Convert attempts to rows, newest first, without repeating the error of the attempt above."""
+    """Convert attempts to rows, newest first. Mark a row if it repeats the error above it."""
     rows: list[ShownAttempt] = []
     error = traceback = ""
     for place, each in enumerate(attempts):

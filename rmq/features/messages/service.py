@@ -25,10 +25,11 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
 
 
 class Rollback(SurveyedService):
-    """Rolls back the expired leases that the survey of the topics has found.
+    """Rolls back expired leases in the slots whose counts show expired leases.
 
-    A slot without expired leases costs no extra command. If the consumers of a slot die, their
-    leases are rolled back at most 80 s after they expire.
+    The server regularly reads the counts of all slots. A slot without expired leases costs no extra
+    command. If the consumers of a slot die, their leases are rolled back at most 80 s after they
+    expire.
     """
 
     name = "rollback"
@@ -36,7 +37,7 @@ class Rollback(SurveyedService):
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._seen = -1  # last handled pass of the survey
+        self._seen = -1  # number of the last reading of counts that was handled
 
     def run_once(self) -> int:
         """Roll back the expired leases. Return the number of messages."""

@@ -60,10 +60,10 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
 def _leave_out_referred(
     context: TopicContext, found: dict[tuple[str, str], Reference]
 ) -> Flow[None]:
-    """Remove from `found` the objects that a record or a tombstone refers to.
+    """Remove from `found` the objects that a message or a tombstone refers to.
 
-    During the read, redrives may move records between topics. So the topics are read twice, in
-    order and in reverse order.
+    A tombstone is left by a removed message. During the read, redrives may move messages between
+    topics. So the topics are read twice: in order, and in reverse order.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):
@@ -101,13 +101,13 @@ def _of_record(entry: bytes) -> bytes | None:
 
 
 def _of_pending(member: bytes) -> bytes | None:
-    _, _, entry = member.split(b":", 2)  # behind the topic and the index of its target
+    _, _, entry = member.split(b":", 2)  # the entry follows the name and the slot of its target
     message = record_of(entry)
     return codec.reference_of(message.codec, message.body)
 
 
 def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[None]:
-    """Call `use` with all pending follow-ups of a slot, page by page."""
+    """Call the function `use` with all pending follow-ups of a slot, page by page."""
     first = b"-"
     while True:
         page = yield RawCommand("sweep", "ZRANGE", key, first, "+", "BYLEX", "LIMIT", 0, SCAN)
@@ -118,7 +118,7 @@ def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[No
 
 
 def _scan(key: bytes, use: Callable[[Iterable[bytes]], None], *match: str | bytes) -> Flow[None]:
-    """Call `use` with all values of a hash, page by page."""
+    """Call the function `use` with all values of a hash, page by page."""
     cursor = 0
     while True:
         cursor, page = yield RawCommand("sweep", "HSCAN", key, cursor, *match, "COUNT", SCAN)

@@ -35,7 +35,7 @@ class Offloading(SurveyedService):
         self._reported: set[str] = set()  # topics whose objects could not be removed
 
     def run_once(self) -> int:
-        """Remove the objects that are due. Return the number of objects."""
+        """Remove the objects whose messages are gone. Return the number of objects."""
         removed, now = 0, time.monotonic()
         self._unused_until = {key: at for key, at in self._unused_until.items() if at > now}
         for name, counts in self._survey.topics.items():

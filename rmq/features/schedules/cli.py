@@ -96,7 +96,10 @@ def list_schedules(topic: str | None) -> None:
 @click.argument("topic")
 @click.argument("name")
 def show(topic: str, name: str) -> None:
-    """Show the schedule NAME of TOPIC. Exit code 3: it does not exist."""
+    """Show the schedule NAME of TOPIC.
+
+    Exit code 3 means that the schedule does not exist.
+    """
     common = common_options()
     with common.client() as client:
         state = client.admin.schedule(topic, name)
@@ -185,7 +188,7 @@ def work(topics: tuple[str, ...]) -> None:
     """Send the messages of the schedules of TOPICS, or of all topics, until Ctrl-C or SIGTERM.
 
     A worker sends the messages of schedules for its own topics. Any number of processes may send at
-    the same time: each time of a schedule is sent once.
+    the same time. For each time of a schedule, only one message is sent.
     """
     common = common_options()
     logs.start(None, False)

@@ -46,7 +46,9 @@ class AsyncSchedule(Declaration):
         self._run = transport.run
 
     async def declare(self) -> DeclareStatus:
-        """Store the schedule in Redis now, instead of when a worker or scheduler starts.
+        """Store the schedule in Redis now.
+
+        Without this call, a worker or scheduler stores the schedule at its start.
 
         Returns:
             "created", "updated" if the stored definition was different, or "unchanged".
@@ -102,11 +104,12 @@ class Declaring(Generic[ScheduleT]):
             jitter: Maximum delay of a message after its time, shorter than `every` and at most a
                 day. The actual delay is computed from the name and the time, so all schedulers use
                 the same delay.
-            catch_up: Which missed times to send later. A time is missed if no scheduler ran in the
-                10 s after it. "skip" sends none. "last" sends the last missed time, unless a later
-                time is on time. "all" sends all missed times.
-            catch_up_limit: With "all", maximum number of missed times to send. The latest missed
-                times are sent.
+            catch_up: Whether to send the messages of missed times later. A time is missed if no
+                scheduler ran in the 10 s after it. "skip" sends no message for missed times. "last"
+                sends the message of the last missed time, unless a later time is sent on time.
+                "all" sends the messages of all missed times.
+            catch_up_limit: With "all", maximum number of missed times whose messages are sent. If
+                more times were missed, the messages of the latest times are sent.
             body, priority, headers, expires, type, keep_result: Fields of the messages, as in
                 `send`.
             group: Not allowed, because messages of a schedule have no group.

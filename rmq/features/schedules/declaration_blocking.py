@@ -19,7 +19,9 @@ class Schedule(Declaration):
         self._run = transport.run
 
     def declare(self) -> DeclareStatus:
-        """Store the schedule in Redis now, instead of when a worker or scheduler starts.
+        """Store the schedule in Redis now.
+
+        Without this call, a worker or scheduler stores the schedule at its start.
 
         Returns:
             "created", "updated" if the stored definition was different, or "unchanged".

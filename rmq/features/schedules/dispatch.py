@@ -38,7 +38,7 @@ log = logging.getLogger("rmq")
 
 POLL_S = 3.0  # time between two reads of all topics, which find new and changed schedules
 RETRY_S = 1.0  # wait after an error
-CALLS_AT_ONCE = 100  # sends of one round trip
+CALLS_AT_ONCE = 100  # maximum number of sends per round trip
 
 
 class Dispatch:
@@ -47,7 +47,7 @@ class Dispatch:
     Args:
         prefix: First part of every key.
         transport: Transport to Redis.
-        handlers: Declarations of the client.
+        handlers: Handlers and schedules that the client has declared.
         contexts: Topics to serve, in addition to the topics of declared schedules.
         make_context: Function that creates the context of any topic in Redis, in order to serve all
             topics, or None.
@@ -183,7 +183,7 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
     for each, reply in zip(asked, replies, strict=True):
         if isinstance(reply, DueReply) and reply.wait_ms == STALE:
             stale.append(each)
-        elif not isinstance(reply, TopicVanished):  # the deletion removes the entry
+        elif not isinstance(reply, TopicVanished):  # the deletion of a topic removes its entry
             found.append(DueTopic(each.topic, reply))
     # A worker may lack the right to remove entries; a server then removes them.
     with suppress(AccessDenied):
@@ -225,7 +225,7 @@ def send_due(
 def _calls(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int, errors: dict[str, RMQError]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the commands of due schedules: name, command, and whether it sends a message."""
+    """Yield each due schedule with its command, and whether the command sends a message."""
     for schedule in due:
         try:
             definition = Definition.unpack(schedule.definition)

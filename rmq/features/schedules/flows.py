@@ -90,7 +90,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
 
     Raises:
         InvalidValue: No time in the next 50 years matches, or the topic has too many schedules.
-        PayloadTooLarge, InvalidType: Its messages could not be sent.
+        PayloadTooLarge, InvalidType: The messages of the schedule could not be sent.
     """
     yield from opening.ensure_open(context)
     encode(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))

@@ -92,5 +92,5 @@ async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothin
 
 
 def schedule_of(state: ScheduleState) -> Schedule:
-    """Convert a schedule to the answer of the API."""
+    """Convert a schedule to the response of the API."""
     return show(state, Schedule, body=body_of(state.body))

@@ -32,7 +32,7 @@ JITTER_MAX_MS = 86_400_000
 CATCH_UP_MOST = 10_000
 ON_TIME_MS = 10_000  # a time that is overdue by more than this counts as missed
 STEPS_MOST = 1000  # maximum number of times in one plan; the next plan continues
-QUARTER_S = 900  # the offsets of all time zones are multiples of it
+QUARTER_S = 900  # the offsets of all time zones are multiples of this time
 FIELDS = 5  # fields of a cron expression, which has no seconds; for seconds, use an interval
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,8 +83,8 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Times before `since` may be omitted, except the latest of them. `most` is the number of
-        latest times that are never omitted.
+        Times before the time in `since` may be omitted. However, the latest of these times are
+        always included; their number is `most`.
         """
         start = max(first, since)
         if start > first:
@@ -218,9 +218,8 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after the due times.
 
-        Missed times may be left out, except the latest of them. `most` is the number of latest
-        times that are always included. So a backlog of years costs no more than the times that are
-        sent.
+        Missed times may be left out. However, the latest of these times are always included; their
+        number is `most`. So years of missed times cost no more than the times that are sent.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

@@ -138,8 +138,8 @@ def schedule_send(
     Return 1 (done), -1 (the topic is full) or PAUSED.
 
     `schedule` has the schedule's name, revision and next time, as a caller has read them.
-    `following` has the new next time and its due time. `message` has the message's id, and the head
-    and the rest of its record.
+    `following` has the new next time and its due time. `message` has the message's id, and its
+    record in two parts: the first four bytes, and the rest.
     """
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:

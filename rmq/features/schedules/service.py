@@ -13,10 +13,11 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:
-    """Sends due messages. A script makes sure that only one server or worker sends each time."""
+    """Sends due messages. A script ensures that a message is sent only once, by any process."""
 
     name = "schedules"
-    # Any server may send, because each time is sent once; so no time waits for a leader.
+    # Any server may send, because the script sends each message only once. So messages do not wait
+    # for a leader.
     needs_leadership = False
 
     def __init__(self, transport: Transport, prefix: str) -> None:

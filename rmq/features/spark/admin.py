@@ -15,7 +15,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
     async def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).
 
-        Queries are sorted by the end of their leases. At most 1000 per slot are listed.
+        Queries are sorted by the end of their leases. At most 1000 queries of a slot are listed.
         """
         return await self._run(held.queries(self._context(topic)))
 

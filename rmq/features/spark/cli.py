@@ -16,7 +16,7 @@ from rmq.cli_framework.tables import Column
 
 _RUN_PREFIX = re.compile("[0-9a-f]{4,32}")
 MEANS = "If the query starts again on its checkpoint, the batch that it had begun is gone."
-CANDIDATES = 5  # runs in the error about an ambiguous prefix
+CANDIDATES = 5  # maximum number of names in the error about an ambiguous prefix
 
 
 @click.group(cls=CommandGroup)
@@ -88,7 +88,7 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
     the name in `rmq query ls`, or at least its first 4 digits.
 
     Exit code 6 means that a driver runs the query. The driver could not replay its batch after the
-    release. Stop the driver, or use --force. The command asks for the name of the topic first.
+    release. Stop the driver, or use --force. You must first type the name of the topic to confirm.
     """
     common = common_options()
     if not _RUN_PREFIX.fullmatch(run):
@@ -135,9 +135,9 @@ def sink() -> None:
 def list_sinks(topic: str) -> None:
     """List the queries that have published to TOPIC, with their last batches.
 
-    PUBLISHED is the last published batch. BEGUN is a batch that has begun and not ended. RMQ keeps
-    the records of such queries forever. There is no index of them, so the command scans all keys of
-    the database.
+    PUBLISHED is the last published batch. BEGUN is a batch whose publication has begun and not
+    ended. RMQ keeps these records forever. The records have no index, so the command scans all keys
+    of the database.
     """
     common = common_options()
     with common.client() as client:
@@ -166,8 +166,8 @@ def forget(topic: str, query: str, yes: bool) -> None:
     """Delete the record of the batches that QUERY has published to TOPIC.
 
     Use the command after you have deleted the checkpoint of the query. If the checkpoint is still
-    in use, a replay of the last batch is published a second time. The command asks for the name of
-    the topic first.
+    in use, a replay of the last batch is published a second time. You must first type the name of
+    the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -113,7 +113,7 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
     """Divide the messages of a slot into calls. The messages of each call are sorted by number."""
-    rounds: list[list[Failing]] = []  # a repeated number goes into another call
+    rounds: list[list[Failing]] = []  # a number that occurs again goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):
         if seen[message.number] == len(rounds):

@@ -39,7 +39,7 @@ from rmq.kernel.transport.flow.steps import (
 
 CALL_MOST = 4000  # messages of one call, a few ms of the server's time
 PIPELINE_MOST = 8000  # messages of a pipeline, during which Redis serves no other client
-ROUNDS_MAX = 10_000  # pipelines of one take
+ROUNDS_MAX = 10_000  # maximum number of pipelines in one call of `take`
 
 Offsets = Mapping[int, int]  # slot -> number in its log; a missing slot means 0
 NEWEST = 9_000_000_000_000_000  # largest number that scripts can count to
@@ -59,8 +59,8 @@ class Known:
         newest: For each slot, the number of the newest message taken, or None if unknown.
         ready_at: For each slot, the time on the monotonic clock at which there are messages to
             take. NEVER means that a wake-up will announce messages. None means unknown.
-        look_at: Time of the next check of some slots without a wake-up, because a wake-up can get
-            lost.
+        look_at: Time at which some slots are checked even without a wake-up, because a wake-up can
+            get lost.
     """
 
     __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
@@ -78,7 +78,7 @@ class Known:
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Adapt the cache to the number of slots. Clear it if there are no wake-ups."""
+        """Adapt the cache to the number of slots. Clear the cache if there are no wake-ups."""
         if self.subscription.connection is None:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
@@ -301,7 +301,7 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Ask Redis when slots will have messages, for slots where the cache does not tell.
+        """Read from Redis when slots will have messages, for the slots that are not in the cache.
 
         A slot without messages records that the query waits. The slot then sends a wake-up when a
         message arrives.
@@ -315,7 +315,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait for messages to take, or until the time ends. Return whether there may be some."""
+        """Wait for messages to take, at most for a time. Return whether there may be messages."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -343,8 +343,8 @@ class QueryFlows:
                 if pause > 0:
                     known.note_signals((yield AwaitSignal(known.subscription, pause)))
                 now = time.monotonic()
-                # Do this even if each wait is shorter than that, so that the next call checks the
-                # slots.
+                # Also check after a short wait. Otherwise a caller with short waits would never
+                # check these slots.
                 if now >= known.look_at:
                     known.look()
                 if now >= until:
@@ -363,7 +363,7 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Record that a run has begun a batch. Return the number of such runs, including this run.
+        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
@@ -389,7 +389,8 @@ class QueryFlows:
             upto: Last number of the batch, for each slot.
             batch: Number of messages in the batch, for each slot. A missing slot counts as 0. If
                 `batch` is given, the call also settles messages whose lease has expired, unless a
-                consumer has received them since. Otherwise the call settles only held messages.
+                consumer has received them since. Without `batch`, the call settles only held
+                messages.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}

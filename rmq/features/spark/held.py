@@ -53,7 +53,7 @@ class HeldQuery:
 
 
 class WatchedQuery(NamedTuple):
-    """A query over all its topics.
+    """A query, with the messages that it holds in all topics.
 
     Attributes:
         run: Name of the query.
@@ -132,7 +132,7 @@ def _by_topic(
 
 
 class Counted(Protocol):
-    """A topic with its counts, from an overview or from the survey."""
+    """A topic with its counts, whichever function has read the counts."""
 
     @property
     def context(self) -> TopicContext:
@@ -144,7 +144,7 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return, for each topic, the queries that run or hold messages. Few round trips are needed.
+    """Return the queries that run or hold messages, by topic, in few round trips.
 
     A running query is listed in the first slot of its topic. A query that holds messages is also
     listed in the slots of these messages. Such slots have messages in flight, so the counts of a

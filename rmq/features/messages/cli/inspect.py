@@ -178,7 +178,7 @@ def _show_result(state: rmq.ResultState) -> None:
 
 
 def _result_fields(state: rmq.ResultState) -> dict[str, Any]:
-    """Return the JSON fields of a result. The value has the fields of a body."""
+    """Return the JSON fields of a result. Its value has the fields that a body has."""
     outcome = None
     if state.outcome is not None:
         outcome = text.fields(state.outcome) | {"error": state.outcome.error}

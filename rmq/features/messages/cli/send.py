@@ -267,7 +267,7 @@ def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgo
     except ValueError as error:
         raise BadMessage(str(error)) from None
     envelope_options = {name: value for name, value in envelope.items() if value is not None}
-    if "at" in envelope_options or "delay" in envelope_options:  # replaces the time of the options
+    if "at" in envelope_options or "delay" in envelope_options:  # replaces the options' time
         options = {key: value for key, value in options.items() if key not in ("at", "delay")}
     return rmq.Outgoing(body, **(options | envelope_options))
 
@@ -400,7 +400,7 @@ class Stream:
         )
 
     def interrupted(self) -> str:
-        """Return the note for a user who pressed Ctrl-C."""
+        """Return the message to a user who pressed Ctrl-C."""
         text = f"stopped: {terminal_text.plural(self.sent, 'message')} sent"
         if self.sending:
             text += f" and possibly some of the lines {self.lines[0]} to {self.lines[-1]}"
