@@ -41,7 +41,7 @@ class Engine:
 
     Args:
         topics: Handlers of each topic.
-        transport: Transport to Redis.
+        transport: Connection to Redis that runs commands.
         memory: Memory that is shared with the heartbeat.
         hooks: Methods of interceptors that run around each handler.
         loop: Event loop of async handlers.
@@ -130,7 +130,7 @@ class Engine:
     def flushed_events(self) -> list[threading.Event]:
         """Return one event per handler.
 
-        It is set when every delivery that the handler's runs have reported so far is settled.
+        An event is set when every delivery that the runs of its handler have reported is settled.
         """
         return [queue.settler.flushed_event() for queue in self.queues]
 

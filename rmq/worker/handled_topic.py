@@ -37,10 +37,10 @@ class HandledTopic:
         tracker: Tracker of the topic's leases and of the deliveries received under them.
 
     Attributes:
-        flows: Flows that receive and settle deliveries.
+        flows: Sequences of Redis commands that receive and settle deliveries.
         error_state: The error that blocks the topic now.
-        is_full: Whether the topic had no room for more deliveries at the last check.
-        note_freed: Function that is called when a full topic has room again. Any thread may call
+        is_full: Whether the handlers had no room for more deliveries at the last check.
+        note_freed: Function that is called when the handlers have room again. Any thread may call
             it.
     """
 
@@ -84,7 +84,7 @@ class ErrorState:
 
 
 def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
-    """Return the flows (steps with Redis commands) that receive and settle a topic's deliveries."""
+    """Return the sequences of Redis commands that receive and settle a topic's deliveries."""
     lease_s = None if handlers.lease_ms is None else handlers.lease_ms / 1000
     flows = ConsumerFlows(handlers.context, lease_s, "at_least_once", handlers.ordered)
     flows.settles_fast = True

@@ -169,7 +169,7 @@ class TaskHolder(_Holder):
 
 
 class ProcessScope:
-    """The lifespans of a client, and its handlers' dependencies that live as long as the process.
+    """Opens and closes a client's lifespans, and dependencies that live as long as the process.
 
     Lifespans and dependencies are called nodes. Nodes that are not async are opened first, in the
     order of their registration, and are closed last.

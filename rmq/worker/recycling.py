@@ -1,4 +1,4 @@
-"""The limits after which a worker process ends, so that a new process replaces it."""
+"""Find out when a worker process must end, so that a new process replaces it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmq.worker.holding.queue import HandlerQueue
 
 JITTER = 0.1  # random part of max_messages, so that processes do not end at the same time
 MEMORY_EVERY_S = 2.0  # time between two checks of the memory
-LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
+LIMIT_MAX = 2**53  # messages or bytes; no process reaches this number
 MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
 HANDLED = ("ack", "nack", "reject", "own", "lost")  # counts of handled deliveries
 

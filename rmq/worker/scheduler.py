@@ -74,7 +74,7 @@ class SchedulerThread:
         self._stopping.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait at most 2 s for it.
+        """Stop the thread, and wait at most 2 s until it has ended.
 
         Schedules that are due stay due in Redis.
         """
@@ -148,7 +148,7 @@ class Scheduler:
         self._thread = SchedulerThread(self._dispatch)
 
     def stop(self) -> None:
-        """Stop the thread, and wait at most 2 s for it.
+        """Stop the thread, and wait at most 2 s until it has ended.
 
         Schedules that are due stay due in Redis.
         """

@@ -32,13 +32,13 @@ FOREVER = float("inf")
 
 
 class WorkerMemory:
-    """The worker's view of the memory that it shares with its heartbeat.
+    """The worker's access to the memory that worker and heartbeat share.
 
     Args:
         leases_ms: Length of the lease of each topic in ms. Until a topic is open, the length is a
             guess.
-        begun: Largest number of deliveries that have begun at the same time.
-        claims: Largest number of deliveries in flight whose handlers have claims.
+        begun: Largest number of begun deliveries that the memory can record.
+        claims: Largest number of claims that the memory can record.
     """
 
     def __init__(self, leases_ms: Sequence[int], begun: int, claims: int) -> None:
@@ -54,7 +54,7 @@ class WorkerMemory:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release the memory. Deliveries can still read its last content."""
+        """Release the memory. Deliveries can still read the last content of the memory."""
         self.shared.detach()
         if self.fd >= 0:
             os.close(self.fd)
@@ -62,7 +62,7 @@ class WorkerMemory:
     def expect(self, topic: int, lease_ms: int) -> None:
         """Set the length of a topic's lease.
 
-        The shortest lease of all topics sets how often the heartbeat renews.
+        The shortest lease of all topics determines how often the heartbeat renews leases.
         """
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
@@ -135,7 +135,7 @@ class WorkerMemory:
 
 
 class WorkerLease:
-    """A shared lease of a slot under which this worker receives, or has received.
+    """A shared lease: one lease for several deliveries that this worker received from a slot.
 
     Attributes:
         until: Time until which the lease was surely valid when it was last checked, by the
@@ -182,7 +182,7 @@ class WorkerLease:
 
 
 class LeaseTracker:
-    """The shared leases of one topic. Its methods may be called from any thread.
+    """The shared leases of one topic. Any thread may call the methods.
 
     Args:
         memory: Memory of the worker.
@@ -203,7 +203,7 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next receive of a slot, or 0 without a lease."""
+        """Return the number of the lease that the next receive from a slot uses, or 0 if none."""
         lease = self._leases.get(slot)
         return 0 if lease is None else lease.number
 

@@ -120,7 +120,7 @@ class SharedMemory:
         return found
 
     def begun(self) -> dict[int, list[bytes]]:
-        """Return the message ids of deliveries that have begun, by lease_index."""
+        """Return the message ids of deliveries that have begun, by the index of their lease."""
         found: dict[int, list[bytes]] = {}
         for row in range(self.sizes[1]):
             at = self.begun_at + row * BEGUN_WORDS

@@ -1,4 +1,4 @@
-"""Start the heartbeat of a worker: as a process, or as a thread if that is impossible."""
+"""Start the heartbeat of a worker as a process, or as a thread if no process can be started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _topics(contexts: list[TopicContext]) -> list[Topic]:
 
 
 def launch(fd: int) -> subprocess.Popen[bytes]:
-    """Start the process of a heartbeat, which reads its task from its stdin.
+    """Start the process of a heartbeat. The process reads its settings from stdin.
 
     `fd` is the descriptor of the shared memory.
     """
@@ -81,7 +81,7 @@ class HeartbeatThread:
         self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
-        """Connect again if an embedded server has a new address.
+        """Connect again if an embedded Redis has a new address.
 
         The thread needs no other check.
         """
@@ -124,7 +124,7 @@ class HeartbeatProcess:
         return process
 
     def ensure_running(self) -> None:
-        """Start a new process if the last one died, or if an embedded server has a new address."""
+        """Start a new process if the last one died, or if an embedded Redis has a new address."""
         if self._thread is not None:
             self._thread.ensure_running()
             return

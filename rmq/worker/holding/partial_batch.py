@@ -1,4 +1,4 @@
-"""Collect deliveries until a batch is full, or until the `linger` time of their handler is over."""
+"""Collect deliveries until a batch is full, or until the handler's `linger` time is over."""
 
 from __future__ import annotations
 

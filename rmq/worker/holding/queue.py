@@ -231,9 +231,9 @@ class HandlerQueue:
             self._start(self._partial.add([]))
 
     def begin_last_suspect(self) -> None:
-        """Begin the kept suspect, a message that may kill its process and has no retry left.
+        """Begin the waiting suspect: a message that may kill its process and has no retry left.
 
-        It begins only if nothing else runs in this process.
+        The suspect begins only if nothing else runs in this process.
         """
         if self._starter.last is not None:
             self._starter.begin_last()

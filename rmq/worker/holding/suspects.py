@@ -62,7 +62,9 @@ class SuspectStarter:
     def start(
         self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Begin the suspects that may run, and release deliveries that would have to wait for them.
+        """Begin the suspects that may run, and release deliveries that would have to wait.
+
+        A suspect is a message that may have killed its process.
 
         Args:
             deliveries: Received deliveries, including the suspects.
@@ -153,9 +155,9 @@ class SuspectStarter:
             self._work.release(deliveries, wait)
 
     def begin_last(self) -> None:
-        """Begin the kept suspect, a message that may kill its process and has no retry left.
+        """Begin the waiting suspect: a message that may kill its process and has no retry left.
 
-        It begins only if nothing else runs in this process.
+        The suspect begins only if nothing else runs in this process.
         """
         delivery = self.last
         if delivery is None or not self._suspects.is_quiet():
@@ -167,9 +169,9 @@ class SuspectStarter:
         self._start([[delivery] if is_list else delivery])
 
     def release_last(self) -> None:
-        """Release the kept suspect, a message that may kill its process and has no retry left.
+        """Release the waiting suspect: a message that may kill its process and has no retry left.
 
-        It is released only if it has not begun.
+        A suspect that has begun is not released.
         """
         if self.last is not None:
             self._work.release(self.last)

@@ -41,7 +41,7 @@ class TopicFeed:
     Args:
         handlers: Handlers of the topic.
         transport: Transport to Redis.
-        tracker: Tracker of the leases under which the feed receives.
+        tracker: Tracker of the topic's leases and of the deliveries received under them.
 
     Attributes:
         topic: Data that the feed shares with queues and settlers.

@@ -42,9 +42,9 @@ TIDY_S = 60.0  # time in which each slot is tidied once; with many slots, one sl
 
 
 class DueFeeds:
-    """The feeds of a fetcher, sorted by the time at which they are due.
+    """The feeds of a fetcher, sorted by the time of their next receive.
 
-    A feed that is scheduled again keeps its old entry in the heap. Only the entry whose time equals
+    If a feed is scheduled again, its old entry stays in the heap. Only the entry whose time equals
     `TopicFeed.next_at` is valid.
     """
 
@@ -53,7 +53,7 @@ class DueFeeds:
         self._serial = count()
 
     def schedule(self, feed: TopicFeed) -> None:
-        """Add a feed at the time at which it is due."""
+        """Add a feed at the time of its next receive."""
         feed.next_at = feed.due_at()
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
@@ -133,7 +133,7 @@ class Fetcher:
             self._listener.close_connection()
 
     def _note_freed(self, feed: TopicFeed) -> None:
-        """Record that a full feed may have room again. Any thread calls it."""
+        """Record that a full feed may have room again. Any thread may call this method."""
         self._freed.append(feed)
         if self._is_waiting:
             self._listener.wake()

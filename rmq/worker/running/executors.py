@@ -69,7 +69,7 @@ class WorkQueue:
     def report(self, work: Work, error: BaseException) -> None:
         """Report work that raised an error.
 
-        If the report itself raises an error, the second error is logged.
+        If the error cannot be reported, a second error is logged.
         """
         try:
             self.on_error(work, error)

@@ -136,9 +136,9 @@ class AsyncInvoker(InvokerBase):
                 await run(verbs.then(delivery, topic, out))
 
     async def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
-        """Encode the follow-ups of a rejection.
+        """Encode the follow-up messages of a rejected message.
 
-        If the follow-ups cannot be sent, the delivery fails.
+        If these messages cannot be sent, the delivery fails.
         """
         if not disposition.then:
             return disposition

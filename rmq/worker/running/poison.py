@@ -82,18 +82,22 @@ class PoisonSuspects:
         return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
 
     def must_wait(self, delivery: Any = None) -> bool:
-        """Return whether a delivery must wait because a suspect without a retry left runs alone."""
+        """Return whether a delivery must wait for a suspect that runs alone.
+
+        A suspect is a message that may kill this process. It runs alone if it has no retry left.
+        """
         if self._alone is None:
             return False
         with self._lock:
             return delivery is not self._alone and self._is_alone(time.monotonic())
 
     def is_quiet(self) -> bool:
-        """Return whether a suspect without a retry left may begin to run alone.
+        """Return whether a suspect (a message that may kill this process) may begin to run alone.
 
-        It may begin when everything else has ended, or has run for ALONE_S without killing the
-        process. A suspect that has waited for ALONE_S begins in any case. Otherwise a long ordered
-        batch, or a handler that ignores its cancellation, could delay the suspect forever.
+        A suspect without a retry left must run alone. It may begin when everything else has ended,
+        or has run for ALONE_S without killing the process. A suspect that has waited for ALONE_S
+        begins in any case. Otherwise a long ordered batch, or a handler that ignores its
+        cancellation, could delay the suspect forever.
         """
         now = time.monotonic()
         if self._alone is not None and not self.must_wait():

@@ -176,9 +176,9 @@ class HandlerWork:
         """Record that a run of the handler begins.
 
         Args:
-            batch: Deliveries of this run of the handler; the first delivery identifies it.
-            margin_s: Time that is added to the limit of a task, so that the task's own timer can
-                cancel it first.
+            batch: Deliveries of this run of the handler. The first delivery identifies the run.
+            margin_s: Time that is added to the limit of a task, so that the task's own timer
+                cancels the handler before this limit.
             rest: Deliveries that wait behind this delivery in an ordered batch.
         """
         self.times.begin(batch[0])
@@ -340,9 +340,10 @@ class HandlerWork:
 
 
 def _rendered(disposition: Disposition) -> Disposition:
-    """Return a disposition with its error as text.
+    """Replace the error of a disposition (how to settle a delivery) by the error's text.
 
-    Call this function while the run is still watched, because the code of the error may hang.
+    Call this function before the end of the run is recorded. The code of the user's error may hang,
+    and then `max_runtime` still limits it.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))

@@ -170,10 +170,7 @@ def undecodable(error: DecodeError) -> Disposition:
 
 
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
-    """Return the reason text of a dead letter.
-
-    The text names the error that rejected the message as the cause.
-    """
+    """Return the reason of a dead letter: a text, or an error with the handler's error as cause."""
     reason = failure.text_of(rule)
     if rule is error:
         return reason or "rejected"
