@@ -138,7 +138,8 @@ class _Attempt:
         has_begun: Whether the handler was called.
         handler_error: Error of the handler.
         has_lost_connection: Whether SQLAlchemy knows that the connection ended. If the handler used
-            the driver's cursor, SQLAlchemy learns it only at the next statement or the rollback.
+            the driver's cursor, SQLAlchemy notices the loss only at the next statement or the
+            rollback.
     """
 
     has_begun = False
@@ -160,20 +161,20 @@ class ExactlyOnce(Middleware):
         self._counts: dict[tuple[Any, int], int] = {}  # by message id and limit
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Implement `Middleware.check_handler`."""
+        """Check that the handler and the engine are both async, or both plain."""
         check_kind(handler, self._is_async, f"@{_WORD}")
 
     def check_lease(self, lease_ms: int) -> None:
-        """Implement `Middleware.check_lease`."""
+        """Check that the `ttl` is not shorter than the lease of the topic."""
         if self._ttl_ms is not None:
             check_ttl(self._ttl_ms, lease_ms)
 
     def check_store(self) -> None:
-        """Implement `Middleware.check_store`."""
+        """Check that the database has the table of the ledger."""
         generators.run(check_table(self._source, ledger, COMMAND))
 
     async def check_store_async(self) -> None:
-        """Implement `Middleware.check_store_async`."""
+        """Check that the database has the table of the ledger."""
         await generators.run_async(check_table(self._source, ledger, COMMAND))
 
     def _row(self, delivery: DeliveryData) -> Row:
@@ -184,7 +185,7 @@ class ExactlyOnce(Middleware):
         return self._source() if self.has_sessions else self._source.connect()
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Implement `Middleware.run`."""
+        """Run the handler and claim its key in one transaction. Return False for a duplicate."""
         row = self._row(delivery)
         with (
             self._watch(delivery) as attempt,
@@ -196,7 +197,7 @@ class ExactlyOnce(Middleware):
             )
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Implement `Middleware.run_async`."""
+        """Run the async handler and claim its key in one transaction, as `run` does."""
         row = self._row(delivery)
         with self._watch(delivery) as attempt:
             async with self._open() as opened, opened.begin() as transaction:

@@ -89,7 +89,7 @@ class Renewal:
 
     @contextmanager
     def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
-        """Renew a claim while this block runs.
+        """Renew a claim while the `with` block runs.
 
         If the claim's work cannot be marked as done, the renewal continues after the block.
         """

@@ -181,7 +181,7 @@ class LedgerMiddleware(Middleware):
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Implement `Middleware.check_handler`."""
+        """Check that the handler fits the engine and the `check` function, as async or plain."""
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
@@ -190,24 +190,27 @@ class LedgerMiddleware(Middleware):
             )
 
     def check_store(self) -> None:
-        """Implement `Middleware.check_store`."""
+        """Check that the database has the table of the ledger."""
         generators.run(self._store.check())
 
     async def check_store_async(self) -> None:
-        """Implement `Middleware.check_store_async`."""
+        """Check that the database has the table of the ledger."""
         await generators.run_async(self._store.check())
 
     def check_lease(self, lease_ms: int) -> None:
-        """Implement `Middleware.check_lease`."""
+        """Check that the `ttl` is not shorter than the lease, and store the longest lease."""
         check_ttl(self._ttl_ms, lease_ms)
         self._lease_ms = max(self._lease_ms, lease_ms)  # one function may serve several topics
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Implement `Middleware.run`."""
+        """Claim the key, run the handler, and mark the work as done.
+
+        Return False if the work was done before.
+        """
         return generators.run(self._claimed_run(delivery, call_next))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Implement `Middleware.run_async`."""
+        """Claim the key, run the async handler, and mark the work as done, as `run` does."""
         return await generators.run_async(self._claimed_run(delivery, call_next))
 
     def _claimed_run(self, delivery: DeliveryData, call_next: Next | NextAsync) -> Procedure[bool]:
