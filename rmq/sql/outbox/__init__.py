@@ -1,6 +1,8 @@
-"""The outbox. `rmq.outbox` has the public names.
+"""The outbox: messages that are written in a database transaction and sent after its commit.
 
-outbox           writes messages in the caller's transaction, and has the policy of resends
+`rmq.outbox` has the public names. A stub is a message's row in the outbox table.
+
+outbox           writes messages in the caller's transaction, and decides when they are resent
 tables           the tables rmq_stub and rmq_log, and the ids of stubs and messages
 relay            sends committed stubs
 relay_queries    SQL of the relay
@@ -8,8 +10,8 @@ dispatch         sends stubs to Redis
 resend           sends lost stubs again
 lost             decides which stubs are lost
 resend_queries   SQL of `resend` and `lost`
-notify           reports exhausted stubs to a hook
-confirm          for consumers: notes receipts and confirms stubs
+notify           reports exhausted stubs to a function of the program
+confirm          for consumers: records receipts and confirms stubs
 confirm_queries  SQL of `confirm`
 repair           changes stubs by hand: resend, void, withdraw, purge
 inspect          lists stubs

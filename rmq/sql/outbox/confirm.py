@@ -62,7 +62,7 @@ class Confirms(Middleware):
         self._outage = Outage("the database of confirmations, or its topic")
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Implement `Middleware.check_handler`."""
+        """Check that no other middleware is above, and that handler and engine are of one kind."""
         above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(
@@ -79,11 +79,11 @@ class Confirms(Middleware):
         )
 
     def check_store(self) -> None:
-        """Implement `Middleware.check_store`."""
+        """Check that the database has the tables of the outbox."""
         generators.run(self._check())
 
     async def check_store_async(self) -> None:
-        """Implement `Middleware.check_store_async`."""
+        """Check that the database has the tables of the outbox."""
         await generators.run_async(self._check())
 
     def _check(self) -> Procedure[None]:
@@ -91,21 +91,21 @@ class Confirms(Middleware):
             yield from check_table(self._engine, table, CREATE)
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Implement `Middleware.run`."""
+        """Record the message's receipt, run the handler, and confirm the message's stub."""
         return generators.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Implement `Middleware.run_async`."""
+        """Record the message's receipt, run the async handler, and confirm the message's stub."""
         return await generators.run_async(
             self._confirmed_run(delivery, call_next, self.on_duplicate_async)
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """Implement `Middleware.on_duplicate`: confirm work that was done earlier."""
+        """Confirm the stub of a message whose work was done earlier."""
         generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Implement `Middleware.on_duplicate_async`: confirm work that was done earlier."""
+        """Confirm the stub of a message whose work was done earlier, as `on_duplicate` does."""
         await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(

@@ -71,7 +71,7 @@ def check_parts(**parts: object) -> None:
 
 
 class Refused(NamedTuple):
-    """A stub that was not sent.
+    """A stub (the row of a message in the outbox) that was not sent.
 
     Attributes:
         error: Reason of the refusal.
@@ -91,7 +91,7 @@ _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = Weak
 
 
 class Dispatcher:
-    """Sends stubs through a client, with its transport, its prefix and its interceptors."""
+    """Sends stubs (rows of messages) with a client's transport, prefix and interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._parts = parts_of(client)
@@ -111,7 +111,7 @@ class Dispatcher:
     def send(
         self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
     ) -> list[Outcome]:
-        """Send stubs, in order within each topic. Return an outcome for each stub.
+        """Send stubs (rows of messages) in order within each topic. Return one outcome per stub.
 
         Args:
             stubs: Stubs to send, each only once.

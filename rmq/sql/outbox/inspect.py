@@ -31,7 +31,7 @@ MAX_LIMIT = 10_000
 
 
 class Counts(NamedTuple):
-    """The numbers of stubs in an outbox, by status.
+    """The numbers of stubs (rows of messages) in an outbox, by status.
 
     Attributes:
         unsent: Stubs that were never sent.
@@ -59,7 +59,7 @@ class Counts(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A stub, decoded for people.
+    """A stub (the row of a message in the outbox), decoded for people.
 
     Attributes:
         id: Id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.

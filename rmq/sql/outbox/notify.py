@@ -50,7 +50,7 @@ class Exhausted:
     error: str
 
     def to_json(self) -> dict[str, str | int]:
-        """Return the attributes as JSON values. `created` is in ISO 8601."""
+        """Return the attributes as JSON values. The time `created` is in ISO 8601."""
         created = self.created.astimezone(UTC).isoformat(timespec="milliseconds")
         return {
             "id": self.id,

@@ -47,7 +47,7 @@ class _Relayed(NamedTuple):
 
 
 class _Skip(NamedTuple):
-    """A topic that is skipped because it has refused messages."""
+    """A topic that the relay skips because the topic has refused messages."""
 
     until: float
     pause: float

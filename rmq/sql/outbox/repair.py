@@ -50,10 +50,11 @@ class Repair:
     log_for_ms: int
 
     def resend(self, here: Here, id: Id) -> None:
-        """Send a stub again now, regardless of its resend time and number of sends.
+        """Send a message again now, regardless of its resend time and number of sends.
 
-        The count of sends starts again at 0, so an exhausted stub becomes "unsent" like a new stub.
-        The relay sends the stub. A message that is still in Redis is not stored twice.
+        The count of sends in the message's row (the stub) starts again at 0. So an exhausted stub
+        becomes "unsent" like a new stub. The relay sends the stub. A message that is still in Redis
+        is not stored twice.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.
@@ -68,12 +69,12 @@ class Repair:
         _resend(here, id)
 
     async def resend_async(self, here: HereAsync, id: Id) -> None:
-        """Send a stub again as `resend` does, on an AsyncConnection or an AsyncSession."""
+        """Send a stub again, as `resend` does, with an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.resend_async")
         await run_async(here, _resend, id)
 
     def void(self, here: Here, id: Id) -> None:
-        """Withdraw a stub: it is never sent again. A void stub stays void.
+        """Withdraw a stub (a message's row), so that it is never sent again. Void stubs stay void.
 
         The stub's message in Redis is not changed. Use `withdraw` to cancel the message as well.
 
@@ -97,7 +98,9 @@ class Repair:
     def withdraw(
         self, engine: sa.Engine, client: Client, id: Id
     ) -> CancelStatus | Literal["unknown"]:
-        """Withdraw a stub, in a transaction of its own, and cancel its message if it still waits.
+        """Withdraw a stub (a message's row), and cancel its message if the message still waits.
+
+        The call uses a transaction of its own.
 
         Args:
             engine: Engine of the database with the tables.

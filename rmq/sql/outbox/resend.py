@@ -68,7 +68,7 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """Number of stubs that were due. If it equals the batch size, more stubs may be due."""
+        """Number of stubs handled. If the number equals the batch size, more stubs may be due."""
         return self.sent + self.waiting + self.held + self.exhausted
 
 
@@ -77,7 +77,7 @@ def _sum(*rounds: Round) -> Round:
 
 
 class Resender:
-    """Sends lost stubs again, and reports exhausted stubs.
+    """Sends lost messages of an outbox again, and reports messages whose sends are used up.
 
     Any number of resenders may run, in any number of processes. Each stub is handled by one
     resender at a time.

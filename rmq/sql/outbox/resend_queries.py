@@ -23,7 +23,7 @@ from rmq.sql.outbox.tables import (
     stubs,
 )
 
-SlotKey = tuple[str, int]  # topic and index of a slot
+SlotKey = tuple[str, int]  # topic of a slot, and the slot's index
 
 
 class DueStub(NamedTuple):
@@ -52,7 +52,7 @@ class DueStub(NamedTuple):
 
 
 def topics(connection: sa.Connection) -> list[tuple[str, int]]:
-    """Return the topics of stubs that were sent and not confirmed, each with one of its codecs."""
+    """Return the topics of unconfirmed stubs that were sent, each with the codec of one stub."""
     query = (
         sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
         .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
@@ -62,7 +62,7 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
 
 
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
-    """Return stubs that are due to be sent again and have no recent log row. Lock no rows."""
+    """Return stubs whose resend time has come and that have no recent log row. Lock no rows."""
     logged = sa.exists().where(
         logs.c.id == stubs.c.id, logs.c.received > now_ms_once() - log_for_ms
     )

@@ -49,7 +49,7 @@ def new_id() -> MessageId:
 
 
 def stub_id(message_id: MessageId | str | bytes) -> MessageId:
-    """Return the id of the stub that a message was sent from.
+    """Return the id of a message's stub (its row in the outbox).
 
     Raises:
         InvalidValue, InvalidType: The value is not a message id.
@@ -72,7 +72,7 @@ def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes |
 
 
 class Stub(NamedTuple):
-    """The columns of `rmq_stub` that a send needs."""
+    """The columns of the table `rmq_stub` that a send needs."""
 
     seq: int
     id: str
