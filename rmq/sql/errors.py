@@ -144,7 +144,7 @@ class Outage:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Postpone the delivery if the store is away during this block.
+        """Postpone the delivery if the store is away during the `with` block.
 
         Raises:
             StoreAway: The database or Redis is away, or two transactions were in conflict.
