@@ -241,7 +241,7 @@ class Api:
     async def require(
         self, context: RequestContext, role: Role, operation: str, topic: str
     ) -> None:
-        """Check the role of an operation, and record a refusal.
+        """Check that the principal has the role of an operation, and record a refusal.
 
         Raises:
             ApiError: The principal lacks the role.

@@ -141,7 +141,7 @@ class Authentication:
             return peer
 
     async def principal(self, scope: Any, headers: Headers) -> Principal | None:
-        """Return the principal of a request, or None if the request has no credentials.
+        """Return the user or program that sent a request, or None if it has no credentials.
 
         Raises:
             Refused: A client that is not the proxy sent a header of the proxy, or the proxy named

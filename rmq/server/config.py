@@ -189,7 +189,7 @@ class Setting(NamedTuple):
         return cls(field.name, key, variable, flag, field.metadata["read"], not field.repr)
 
     def checked(self, value: object, where: str) -> Any:
-        """Parse a value. The error names where the value was set."""
+        """Parse the value of a setting. The error says where the value was set."""
         try:
             return self.read(value)
         except (ValueError, InvalidValue) as error:

@@ -44,9 +44,9 @@ class Disclosure:
         return answer
 
     def check_filter(self, principal: Principal, text: str) -> None:
-        """Check that a filter of dead letters tests only data that the principal may see.
+        """Check that a filter of dead letters tests only data that the user may see.
 
-        Otherwise a principal could find out hidden data by trying a few filters.
+        Otherwise a user could find out hidden data by trying several filters.
 
         Raises:
             ApiError: The filter tests hidden data.
@@ -73,7 +73,7 @@ class Disclosure:
 
 
 def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
-    """Hide or redact all bodies, failures and headers in an answer."""
+    """Hide or redact each body, failure and header in an answer that the user may not see."""
     if isinstance(answer, list | tuple):
         for each in answer:
             _walk(each, hides, redact)

@@ -32,8 +32,8 @@ class ServerMetrics:
     """Collects metrics on request, as a collector of prometheus_client.
 
     Args:
-        topics: Function that returns the counts by topic. On servers that do not lead, it returns
-            no topics, so that a sum over all servers counts each message once.
+        topics: Function that returns the counts by topic. It returns no topics on servers that do
+            not lead, so that a sum over all servers counts each message once.
         state: State of this server.
         queries: Function that returns the queries by topic.
         before: Function of a topic and a number of ms. It returns the topic's figures of that many

@@ -1,4 +1,4 @@
-"""Store records in the audit trail."""
+"""Store records in the audit trail of the server's Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a flow on the connections of an async client."""
+"""Run a flow (a sequence of Redis commands) on the connections of an async client."""
 
 from __future__ import annotations
 
@@ -20,5 +20,8 @@ async def run_flow(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Run a flow with the connections of a client. Its first argument is the client's prefix."""
+    """Run a flow (a sequence of Redis commands) with the connections of a client.
+
+    The first argument of the flow is the client's prefix.
+    """
     return await client._transport.run(flow(client._prefix, *arguments, **named))

@@ -132,7 +132,7 @@ class Server:
         return [thread.status for thread in self._threads]
 
     def hanging(self) -> list[str]:
-        """Return the parts of this process that have ended or hang.
+        """Return the parts of this process that have ended although they should run, or that hang.
 
         The list is empty if the only problem is that Redis is unavailable.
         """

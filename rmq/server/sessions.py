@@ -44,7 +44,7 @@ ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # sign-ins of an address with a wrong toke
 
 
 class _Kept(NamedTuple):
-    """A cached session: its token, and the times at which it started, was read and was extended."""
+    """A cached session, with its token and the times of its start, last read and last extension."""
 
     token: str
     began_ms: int
