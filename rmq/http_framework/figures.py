@@ -154,7 +154,7 @@ def rate_now(
 
 
 def rate_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw how many messages were accepted, settled and failed, per second."""
+    """Draw a chart of the messages accepted, settled and failed per second."""
     failed = [sum(s.rates[name] for name in FAILED) if s.rates else None for s in samples]
     return _chart(
         samples, "/s",
@@ -165,7 +165,7 @@ def rate_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def depth_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw the number of messages in each queue."""
+    """Draw a chart of the number of messages in each queue."""
 
     def of(*names: str) -> list[float | None]:
         return [sum(sample.counts[name] for name in names) for sample in samples]
@@ -178,12 +178,12 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def late_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw how long the oldest due message had waited."""
+    """Draw a chart of the time for which the oldest due message had waited."""
     return _chart(samples, "s", Line("oldest due", "orange", [sample.late_s for sample in samples]))
 
 
 def lateness_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw how late messages were received. The chart is empty if no message was received."""
+    """Draw a chart of how late messages were received. Without messages, the chart is empty."""
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]
     if not any(value is not None for value in most):

@@ -1,4 +1,4 @@
-"""The form in which the HTTP API and the console show messages."""
+"""Convert messages to the form in which the HTTP API and the console show them."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class RequestContext:
 
     @property
     def admin(self) -> AsyncAdmin:
-        """Operations on topics."""
+        """The `Admin` object, for operations on topics."""
         return self.client.admin
 
     def require(self, role: Role) -> None:

@@ -1,4 +1,4 @@
-"""Readings: values read from Redis that all viewers share.
+"""Cache values that were read from Redis (readings), so that all viewers share them.
 
 So ten open windows cost as much as one window. Rates are computed from the counters of topics.
 These counters are read only while a page shows them.
@@ -132,7 +132,7 @@ class Readings:
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
     ) -> LongReading:
-        """Return a running or recent reading, or start a new reading. Do not wait for its result.
+        """Return a running or recent reading, or start a new one. Do not wait for the result.
 
         Args:
             key: Name of the reading.

@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two readings of all topics. The number grows with the slots."""
+        """Seconds between two readings of all topics. The number grows with the number of slots."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
