@@ -154,7 +154,7 @@ class Command(_HelpSections, click.Command):
     Args:
         examples: Lines for its help.
         watch: Whether the command takes --watch. By default, only commands named ls, show or groups
-            do.
+            take it.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ def _described(error: BaseException) -> str:
 
 
 def _is_said_in_full(error: rmq.RMQError) -> bool:
-    """Return whether the text of an error says everything, so that no page explains more."""
+    """Return whether the text of an error is complete, so that no link to a page is needed."""
     return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
 
 

@@ -1,6 +1,7 @@
 """Write the log of a command to stderr as lines or JSON, for loggers without their own handlers.
 
-A record is one line, so that no text in it can look like another record. Tracebacks are indented.
+Each record is one line. So no text inside a record can look like another record. Tracebacks are
+indented.
 """
 
 from __future__ import annotations

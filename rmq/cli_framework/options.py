@@ -55,7 +55,7 @@ class CommonOptions:
 
     @property
     def json(self) -> bool:
-        """Whether to print records for programs instead of tables."""
+        """Whether to print records for programs (JSON or CSV) instead of tables."""
         return self.as_json or self.output not in (None, "table")
 
     @property
@@ -74,7 +74,7 @@ class CommonOptions:
         return self.prefix or variable("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
 
     def _in_file(self, name: str) -> str | None:
-        """Return a setting of the configuration file, which is read once, when needed."""
+        """Return a setting of the configuration file. The file is read once, when it is needed."""
         if self.file is None:
             from rmq.cli_framework import config_file
 
@@ -105,12 +105,12 @@ class CommonOptions:
                 raise rmq.TopicNotFound(f"{what}{near}{semicolon}{remedy}") from error
 
     def note(self, text: str) -> None:
-        """Print a note on stderr, unless the command prints records for programs."""
+        """Print a note on stderr, unless the command prints JSON or CSV."""
         if not self.json:
             click.echo(neutral(text), err=True)
 
     def report(self, record: Any, text: str) -> None:
-        """Print the result: a record for programs, or a line for people."""
+        """Print the result of a command: JSON or CSV for programs, or a line for people."""
         if self.json:
             output.document(record)
         else:
@@ -123,9 +123,9 @@ class CommonOptions:
         rows: Sequence[Sequence[str]],
         none: str | None = None,
     ) -> None:
-        """Print a list: records for programs, otherwise a table.
+        """Print a list: as JSON or CSV for programs, otherwise as a table.
 
-        If the table has no rows, print the text in `none`.
+        If the list is empty, the text in `none` replaces the table.
         """
         if self.json:
             output.document(records)
@@ -135,14 +135,14 @@ class CommonOptions:
             self.note(none)
 
     def details(self, record: Any, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print an object: a record for programs, or names and values for people."""
+        """Print an object: JSON or CSV for programs, or names and values for people."""
         if self.json:
             output.document(record)
         else:
             output.details(pairs)
 
     def settle(self) -> None:
-        """Check the options against each other, and configure the writer."""
+        """Check that the options fit together, and configure the writer of records."""
         if self.as_json and self.output is not None:
             raise click.UsageError("--json and -o: use only one of them")
         if self.columns is not None and (self.as_json or self.output in ("json", "ndjson")):

@@ -1,7 +1,7 @@
 """The output of commands: tables, details, log lines, and records for programs.
 
-A command prints its records with `document`, `line` or `lines` where `common_options().json` is
-true, and its table otherwise. This module then applies the common options --json, -o and --columns.
+If `common_options().json` is true, a command prints records with `document`, `line` or `lines`.
+Otherwise it prints a table. This module applies the common options --json, -o and --columns.
 
 Records for programs are JSON, NDJSON or CSV, as --json or -o chose.
 """
@@ -44,8 +44,8 @@ def _writer() -> RecordWriter:
 def document(value: Any, rows: Iterable[Mapping[str, Any]] | None = None) -> None:
     """Print one JSON document.
 
-    With -o ndjson or csv, print the records in `rows`. Default: the items of a list, otherwise the
-    value.
+    With -o ndjson or csv, print the records in `rows` instead. Without `rows`, the records are the
+    items of a list, or the value itself.
     """
     _writer().document(value, rows)
 
@@ -165,7 +165,8 @@ class RecordWriter:
 
         Args:
             value: Any JSON value.
-            rows: Records for NDJSON and CSV. Default: the items of a list, otherwise the value.
+            rows: Records for NDJSON and CSV. Default: the items of `value` if it is a list,
+                otherwise `value` itself.
         """
         if self.format in ("ndjson", "csv"):
             records = list(rows) if rows is not None else _records(value)

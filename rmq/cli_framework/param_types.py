@@ -57,7 +57,7 @@ class _Parsed(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the words."""
+        """Return the accepted words that begin with the typed text."""
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""Tables of untrusted cells, written line by line."""
+"""Format tables line by line, and make their cells safe for a terminal."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Column:
 
 
 def terminal_width() -> int:
-    """Return the width of a line in cells."""
+    """Return the width of a line of the terminal, in characters."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
 
 def coloured() -> bool:
-    """Return whether the file of this thread's tables shows colours."""
+    """Return whether the file to which this thread prints tables can show colours."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return wanted and output_file().isatty()
 
@@ -65,7 +65,7 @@ def styled(text: str, style: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many cells a text fills."""
+    """Return the width of a text on a terminal, in cells of one Latin letter."""
     if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     from rich.cells import cell_len  # the tables of wide characters: few need them
@@ -74,7 +74,7 @@ def cells(text: str) -> int:
 
 
 def _fitted(text: str, width: int) -> str:
-    """Cut a text to a number of cells, or fill it with blanks."""
+    """Cut a text to a width, or fill it with blanks to this width."""
     if text.isascii():
         return text[:width].ljust(width)
     from rich.cells import set_cell_size

@@ -46,7 +46,7 @@ def is_on_stderr() -> bool:
 
 
 def output_file() -> TextIO:
-    """Return the file of this thread's tables and records."""
+    """Return the file to which this thread prints tables and records."""
     return sys.stderr if _on_stderr.get() else sys.stdout
 
 
@@ -90,7 +90,7 @@ _UNSAFE_IN_JSON = re.compile(f"[{UNSEEN}]")  # JSON escapes control characters i
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a decoded body to values that JSON has. msgpack has further types."""
+    """Convert a decoded body to types that JSON has. A body in msgpack may have other types."""
     if isinstance(value, Mapping):
         return {_json_key(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -140,8 +140,8 @@ def iso(value: datetime | None) -> str | None:
 def fields(value: Any, *names: str) -> dict[str, Any]:
     """Return the attributes of a value for JSON: times as `iso` formats them, ids as text.
 
-    Like `show` of the HTTP API, but without structs, because the command line does not need
-    msgspec.
+    The function works like `show` of the HTTP API, but without structs, because the command line
+    does not need msgspec.
 
     Args:
         value: A NamedTuple, a dataclass or another object.
