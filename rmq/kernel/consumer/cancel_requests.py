@@ -1,4 +1,7 @@
-"""Find requests to cancel deliveries, in published messages and in the slot's hash of requests."""
+"""Find requests to cancel deliveries that consumers have.
+
+A request is published on the wake-up channel, and stored in a hash of its slot.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ SIGNAL = b"cancel"  # first word of a published request
 def requested_by(
     payload: bytes, slots: Sequence[SlotKeys], deliveries: Mapping[bytes, InnerDelivery]
 ) -> InnerDelivery | None:
-    """Return the open delivery that a published message asks to cancel, or None.
+    """Return the unsettled delivery that a published message asks to cancel, or None.
 
     Args:
         payload: Message on the wake-up channel, as lua/cancel.lua publishes it.
         slots: Slots of the topic.
-        deliveries: Open deliveries by message id.
+        deliveries: Unsettled deliveries by message id.
     """
     words = payload.split(b" ", 3)
     if words[0] != SIGNAL or len(words) != 4:
@@ -46,8 +49,8 @@ def find_requested(
 ) -> Flow[tuple[list[InnerDelivery], bool]]:
     """Return the deliveries for which Redis has a request to cancel.
 
-    Slots of a cluster whose masters are away are skipped, because messages of other slots must not
-    wait for these masters.
+    In a cluster, a slot is skipped if its master cannot be reached. Otherwise messages of other
+    slots would wait for this master.
 
     Returns:
         The deliveries whose cancellation was requested, and whether all slots were read.
@@ -79,5 +82,4 @@ def _read_requests(slot: bytes, page: Iterable[InnerDelivery]) -> Command[list[b
 
 
 def _is_for(delivery: InnerDelivery, request: bytes) -> bool:
-    """Return whether a request is for this delivery of the message, not for an earlier delivery."""
     return delivery.state == OPEN and float(request) == delivery.score % 1000

@@ -1,8 +1,10 @@
-"""Claim business keys, and finish or give up claims in the round trip that settles the message.
+"""Claim business keys, and end claims in the round trip that settles the message.
 
-The slot of a claim depends on the hash of its key. `slot_of` computes it, as for a `slot_basis`.
-It uses the number of slots at the topic's creation, so later resizes do not move claims. One call
-can take or end many claims of a slot.
+A claim is a key in Redis that says which delivery works on a business key.
+
+The slot of a claim is computed from a hash of the business key. The computation uses the number of
+slots at the topic's creation, so later resizes do not move claims. One call can create or end many
+claims of a slot.
 """
 
 from __future__ import annotations
@@ -35,21 +37,31 @@ _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
 
 def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
-    """Return the owner of a delivery's claim: message id, delivery number and a random part.
+    """Return the text that identifies the owner of a claim.
 
-    If Redis loses its last second, it repeats the delivery numbers of that second. A claim in
-    another slot may have survived. Without the random part, two runs would have the same owner.
+    It consists of message id, delivery number and a random part, because delivery numbers alone may
+    repeat.
+
+    If Redis loses the data of its last second, it assigns the delivery numbers of that second
+    again. A claim from that second may have survived in another slot. Without the random part, two
+    deliveries would then be the same owner.
     """
     return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
 
 
 def claim_slot(name: bytes, slots: int) -> int:
-    """Return the slot of a claim. The consumer's name in front of the key does not matter."""
+    """Return the index of the slot that stores a claim.
+
+    The index depends on the business key only, not on the consumer's name in front of it.
+    """
     return slot_of(name.partition(b":")[2], slots)
 
 
 def claim_key(context: TopicContext, name: bytes) -> bytes:
-    """Return the Redis key of a claim. The topic must be open."""
+    """Return the Redis key of a claim.
+
+    The topic's settings must have been read.
+    """
     return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
 
 
@@ -68,10 +80,10 @@ def _calls(
 
 
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
-    """Claim keys for as long as their leases, and write the result into each claim.
+    """Claim business keys until the leases end, and write the result into each claim.
 
-    If the call fails, the claims are "unsure", because Redis may have stored them. These claims are
-    given up when their deliveries are given back.
+    If the call fails, the claims have the state "unsure", because Redis may have stored them. An
+    unsure claim is given up when its delivery goes back to the queue.
     """
     for claim in claims:
         claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
@@ -96,10 +108,12 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
 
 
 class ExtraCommands:
-    """Commands about claims that run before deliveries are settled, in the same round trip.
+    """Commands that change claims, sent in one round trip with the commands that settle deliveries.
+
+    The commands for claims run first.
 
     Args:
-        keeping: Calls that keep claims. A claim is lost if the reply does not confirm it.
+        keeping: Calls that renew or finish claims. A claim that the reply does not confirm is lost.
         others: Calls whose replies are ignored.
     """
 
@@ -110,7 +124,10 @@ class ExtraCommands:
         self._keeping = len(keeping)
 
     def note_replies(self, replies: Sequence[Any]) -> None:
-        """Mark lost claims. An error about a claim does not prevent that a message is settled."""
+        """Mark the claims that the replies report as lost.
+
+        Errors are logged only, so that messages are settled even if a claim fails.
+        """
         for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
                 log.error("%d claims are left to expire: %s", len(claims), reply)
@@ -149,9 +166,10 @@ def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraC
 def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
     """Return commands for the claims of deliveries that go back to the queue.
 
-    Return None if there are no claims. The claim of finished work is marked as done, so that the
-    next delivery only confirms the work. All other claims are given up, even if it is unknown
-    whether Redis stored them. A "kept" claim stays until its run ends.
+    Return None if there are no claims. If the work is finished, its claim is marked as done. The
+    next delivery of the message then does not repeat the work. Other claims are given up, even if
+    it is unknown whether Redis stored them. A claim with the state "kept" stays, because its
+    handler still runs.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]
@@ -160,12 +178,12 @@ def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Extra
 
 
 def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> ExtraCommands:
-    """Return commands that mark some claims as done and give up other claims."""
+    """Return commands that mark the claims in `done` as done, and give up the claims in `free`."""
     return ExtraCommands(_finish_calls(context, done), _unclaim_calls(context, free))
 
 
 def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
-    """Return commands that extend claims to the end of their leases, or None without claims."""
+    """Return commands that extend claims until a new lease ends, or None if there are no claims."""
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]
@@ -175,7 +193,7 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
 
 
 def claims_of(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
-    """Return the claims of deliveries."""
+    """Return the claims that the deliveries own."""
     return _claims_in(deliveries, FIRST)
 
 

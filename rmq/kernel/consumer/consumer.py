@@ -1,13 +1,13 @@
 """Receive deliveries of a topic and settle them. The blocking class is generated from this file.
 
-There are two phases: `receive` leases messages, and `ack` settles them. If a delivery is neither
-acked nor given back, it is rolled back when its lease ends, which costs the message a retry.
+Receiving has two phases: `receive` leases messages, and `ack` settles them. A delivery that is
+neither acked nor given back is rolled back when its lease ends. This costs the message a retry.
 Messages are delivered at least once: if a consumer dies between its work and its ack, the work is
 done again.
 
-After OutcomeUnknown you may repeat the call. For up to a minute, the next call of the consumer
-first repeats the commands that got no reply. Redis recognizes the repeated commands by their
-numbers, and does nothing twice.
+After the error OutcomeUnknown you may repeat the call. The consumer's next call first repeats the
+commands that got no reply. Redis recognizes repeated commands by their numbers for a minute, and
+does nothing twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ D = TypeVar("D", bound=DeliveryData)
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Settle deliveries with a verb. Return the deliveries whose lease was lost."""
+    """Settle deliveries with a verb, such as "ack". Return the deliveries whose lease was lost."""
     given = list(deliveries)
     lost = set((yield from verb(inner_all(given))))
     return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
 
 
 class AsyncConsumer:
-    """Receives deliveries of one topic. The end of `async with` releases unsettled deliveries.
+    """Receives deliveries of one topic.
+
+    Use it with `async with`, which releases unsettled deliveries at its end.
 
     Only one task may receive with a consumer. Any task may settle the deliveries.
     """
@@ -63,20 +65,21 @@ class AsyncConsumer:
         messages.
 
         Args:
-            max_messages: Largest number of messages, 1 to 1000. If at least one message is
-                available, the call does not wait for more messages.
+            max_messages: Largest number of messages, 1 to 1000. The call does not wait for more
+                messages if at least one is available.
             wait: Longest wait for the first message, seconds or timedelta. 0 does not wait, and
                 None waits without limit.
 
         Returns:
-            Deliveries in the order of their slot, or an empty list if no message came in time. A
-                message that cannot be decoded is not returned: it becomes a dead letter with the
-                reason. An ordered consumer receives messages of one slot. Handle them one after the
-                other. If a message fails or is postponed, `release` all messages after it.
+            Deliveries, in order within each slot, or an empty list if no message came in time. A
+                message that cannot be decoded becomes a dead letter, and is not returned. An
+                ordered consumer receives messages of one slot. Handle them one after the other. If
+                a message fails or is postponed, call `release` for all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased. This costs them no retry.
+                releases the messages that this call may have leased. This does not cost the
+                messages a retry.
         """
         received = await self._transport.run(self._flows.receive(max_messages, wait))
         return [AsyncDelivery(each, self._settle_with) for each in received]
@@ -86,7 +89,7 @@ class AsyncConsumer:
         return await self._transport.run(carry_out(self._flows.ack, deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle messages as done by their receipts, from any process.
+        """Settle messages as done, from any process that has their receipts.
 
         Return the receipts whose lease was lost.
         """
@@ -128,16 +131,17 @@ class AsyncConsumer:
         return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make the current `receive` and all later calls return at once."""
+        """Make the current call of `receive`, and all later calls, return at once."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     async def close(self) -> None:
-        """Release unsettled deliveries, and unsubscribe.
+        """Release unsettled deliveries, and end the consumer's subscription.
 
-        If another task or a signal handler calls `close`, an iteration ends, and a `receive` that
-        waits returns an empty list. If a signal handler interrupted a blocking `receive`, `close`
-        does nothing else. Then close the consumer again after the loop, as `async with` does.
+        If another task or a signal handler calls `close`, a loop over the consumer ends. A
+        `receive` that waits then returns an empty list. If a signal handler interrupted a blocking
+        `receive`, `close` does only this. So close the consumer again after the loop, as `async
+        with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -149,13 +153,13 @@ class AsyncConsumer:
                 await self._transport.unsubscribe(self._flows.state.subscription)
 
     async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
-        """Receive deliveries one by one, without an end: `async for delivery in consumer`.
+        """Receive deliveries one by one, without an end.
 
-        The loop ends when any task closes the consumer. A message that arrives at that moment is
-        released, which costs it no retry. If the loop ends by `break` or an error, its unsettled
-        delivery is released when the consumer is closed. So use the consumer with `async with`.
-        Each message is received when the loop asks for it. For many messages per second, use
-        `receive`, which returns batches.
+        Write `async for delivery in consumer`. The loop ends when any task closes the consumer. A
+        message that arrives at that moment is released, at no cost of a retry. If the loop ends by
+        `break` or an error, its last delivery may be unsettled. This delivery is released when the
+        consumer is closed, so use the consumer with `async with`. The loop receives one message at
+        a time. For many messages per second, use `receive`, which returns batches.
 
         Raises:
             Unavailable, OutcomeUnknown: See `receive`. You may start another loop.

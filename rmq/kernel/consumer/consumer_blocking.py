@@ -18,7 +18,9 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Consumer:
-    """Receives deliveries of one topic. The end of `with` releases unsettled deliveries.
+    """Receives deliveries of one topic.
+
+    Use it with `with`, which releases unsettled deliveries at its end.
 
     Only one thread may receive with a consumer. Any thread may settle the deliveries.
     """
@@ -42,20 +44,21 @@ class Consumer:
         messages.
 
         Args:
-            max_messages: Largest number of messages, 1 to 1000. If at least one message is
-                available, the call does not wait for more messages.
+            max_messages: Largest number of messages, 1 to 1000. The call does not wait for more
+                messages if at least one is available.
             wait: Longest wait for the first message, seconds or timedelta. 0 does not wait, and
                 None waits without limit.
 
         Returns:
-            Deliveries in the order of their slot, or an empty list if no message came in time. A
-                message that cannot be decoded is not returned: it becomes a dead letter with the
-                reason. An ordered consumer receives messages of one slot. Handle them one after the
-                other. If a message fails or is postponed, `release` all messages after it.
+            Deliveries, in order within each slot, or an empty list if no message came in time. A
+                message that cannot be decoded becomes a dead letter, and is not returned. An
+                ordered consumer receives messages of one slot. Handle them one after the other. If
+                a message fails or is postponed, call `release` for all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased. This costs them no retry.
+                releases the messages that this call may have leased. This does not cost the
+                messages a retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]
@@ -65,7 +68,7 @@ class Consumer:
         return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle messages as done by their receipts, from any process.
+        """Settle messages as done, from any process that has their receipts.
 
         Return the receipts whose lease was lost.
         """
@@ -103,16 +106,17 @@ class Consumer:
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make the current `receive` and all later calls return at once."""
+        """Make the current call of `receive`, and all later calls, return at once."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
     def close(self) -> None:
-        """Release unsettled deliveries, and unsubscribe.
+        """Release unsettled deliveries, and end the consumer's subscription.
 
-        If another thread or a signal handler calls `close`, an iteration ends, and a `receive` that
-        waits returns an empty list. If a signal handler interrupted a blocking `receive`, `close`
-        does nothing else. Then close the consumer again after the loop, as `with` does.
+        If another thread or a signal handler calls `close`, a loop over the consumer ends. A
+        `receive` that waits then returns an empty list. If a signal handler interrupted a blocking
+        `receive`, `close` does only this. So close the consumer again after the loop, as `async
+        with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -124,13 +128,13 @@ class Consumer:
                 self._transport.unsubscribe(self._flows.state.subscription)
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Receive deliveries one by one, without an end: `for delivery in consumer`.
+        """Receive deliveries one by one, without an end.
 
-        The loop ends when any thread closes the consumer. A message that arrives at that moment is
-        released, which costs it no retry. If the loop ends by `break` or an error, its unsettled
-        delivery is released when the consumer is closed. So use the consumer with `with`.
-        Each message is received when the loop asks for it. For many messages per second, use
-        `receive`, which returns batches.
+        Write `for delivery in consumer`. The loop ends when any thread closes the consumer. A
+        message that arrives at that moment is released, at no cost of a retry. If the loop ends by
+        `break` or an error, its last delivery may be unsettled. This delivery is released when the
+        consumer is closed, so use the consumer with `with`. The loop receives one message at
+        a time. For many messages per second, use `receive`, which returns batches.
 
         Raises:
             Unavailable, OutcomeUnknown: See `receive`. You may start another loop.

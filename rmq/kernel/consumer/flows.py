@@ -1,8 +1,10 @@
-"""The flows of a consumer, for both transports: receive, settle, give back.
+"""Receive and settle deliveries, as flows that a blocking or an async client runs.
+
+A flow is a generator that yields commands for Redis and gets their replies.
 
 The flows turn replies into deliveries, and set the state of settled deliveries. If a call that
-settles deliveries gets no reply, it is kept. The consumer's next call first repeats the kept call
-with the same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
+settles deliveries gets no reply, it is kept. The consumer's next call first repeats it with the
+same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def _lease_ms(value: Duration | None) -> int | None:
 
 
 class ConsumerFlows:
-    """The flows of a consumer, run by either transport.
+    """Receives and settles deliveries for one consumer, blocking or async.
 
     Args:
         context: The topic.
@@ -82,7 +84,8 @@ class ConsumerFlows:
         state: State of the slots.
         open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether calls that settle fail at once if a master node is away (in a worker).
+        settles_fast: Whether settling fails at once if a master node cannot be reached, as in a
+            worker.
     """
 
     def __init__(
@@ -114,7 +117,10 @@ class ConsumerFlows:
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
-        """Receive messages under shared leases from now on, as a worker does."""
+        """Receive messages under shared leases from now on, as a worker does.
+
+        A shared lease is one lease for all deliveries that a worker has of a slot.
+        """
         self._shared_leases = self.state.shared = leases
 
     # --- receiving -------------------------------------------------------------------------------
@@ -127,7 +133,7 @@ class ConsumerFlows:
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Receive messages with a given function, and return at most `limit` deliveries."""
+        """Receive messages with the given function, and return a limited number of deliveries."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -176,7 +182,7 @@ class ConsumerFlows:
         return deliveries
 
     def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:
-        """Remember deliveries until they are settled, or until long after their lease expired."""
+        """Remember deliveries until they are settled, or until long after their leases expired."""
         if self._shared_leases is not None:
             self._shared_leases.add(deliveries)
         self.open.update({delivery.raw_id: delivery for delivery in deliveries})
@@ -216,7 +222,7 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """In mode "at_most_once", ack deliveries before they are returned."""
+        """Ack deliveries before they are returned, in mode "at_most_once"."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -235,14 +241,17 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Record which deliveries are settled and can be returned, in mode "at_most_once"."""
+        """Record which deliveries Redis has acked, so that they can be returned.
+
+        Used in mode "at_most_once". Returns the lost deliveries.
+        """
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
-        """Return the next deliveries whose ack is confirmed, in mode "at_most_once"."""
+        """Return the next deliveries that Redis has acked, in mode "at_most_once"."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
             delivery.state, delivery.unconfirmed = OPEN, ""
@@ -268,9 +277,10 @@ class ConsumerFlows:
     def _decode_batch(
         self, keys: SlotKeys, batch: Batch, deliveries: list[InnerDelivery]
     ) -> list[tuple[Lease, bytes]]:
-        """Append the deliveries of a batch. Return the undecodable messages with the reasons.
+        """Append the deliveries of a batch. Return the undecodable messages, each with its error.
 
-        A delivery with an offloaded body has only a reference. The caller must read the body.
+        If a body is in an object store, its delivery gets only a reference. The caller must read
+        the body.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -304,7 +314,11 @@ class ConsumerFlows:
     # --- settling --------------------------------------------------------------------------------
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the state of each delivery by its letter in the reply. Return the lost deliveries."""
+        """Set the state of each delivery from a reply. Return the lost deliveries.
+
+        The reply has a one-letter code for each delivery: `0` lost, `c` cancelled, `?` unchanged.
+        All other letters say that the delivery is settled.
+        """
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -326,7 +340,7 @@ class ConsumerFlows:
         extensions: Sequence[Extension | None],
         until: float,
     ) -> list[InnerDelivery]:
-        """Set the new deadlines. Return the deliveries whose lease was lost."""
+        """Set the new deadlines of extended leases. Return the deliveries whose lease was lost."""
         lost = []
         for delivery, extension in zip(deliveries, extensions, strict=True):
             if extension is None and delivery.state == SETTLED:
@@ -351,9 +365,9 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries with a verb. Return the deliveries whose lease was lost.
 
-        If an earlier call of the same verb has got its reply in the meantime, a delivery is not
-        settled again. In mode "at_most_once", all deliveries are already settled, so only `ack` is
-        possible.
+        A delivery may have been settled by an earlier call of the same verb, whose reply came late.
+        Such a delivery is not settled again. In mode "at_most_once", Redis has settled all
+        deliveries before. So only `ack` is possible.
 
         Args:
             verb: Name of the verb.
@@ -445,7 +459,7 @@ class ConsumerFlows:
         return self._settle("ack", deliveries, self._build_ack)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a follow-up that the ack of a delivery will store, and return the follow-up's id."""
+        """Add a message that the ack of a delivery will store. Return the id of the message."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # it must be open, and of this topic
         return self.follow_ups.add(delivery, topic, out)
@@ -487,10 +501,10 @@ class ConsumerFlows:
         kind: str = "r",
         then: Sequence[EncodedFollowUp] = (),
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters, and store the follow-ups with each rejection.
+        """Make deliveries dead letters, and store the given follow-ups for each of them.
 
-        The kind is "r" if the handler rejected the message, "u" if its body does not fit, or "n" if
-        there is no handler.
+        The kind is "r" if the handler rejected the message, "u" if its body has the wrong form, or
+        "n" if there is no handler.
         """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -518,7 +532,10 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases. Shared leases are only checked, because the worker renews them."""
+        """Extend leases. Return the deliveries whose lease was lost.
+
+        Shared leases are only checked, because the worker renews them.
+        """
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -538,7 +555,10 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Return the lost deliveries, and renew claims. The worker itself renews the leases."""
+        """Renew the claims of deliveries, and return the deliveries whose shared lease was lost.
+
+        Shared leases are not renewed here, because the worker renews them.
+        """
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
@@ -574,13 +594,13 @@ class ConsumerFlows:
             yield from claim_flows.claim(self.context, claims, lease_ms)
 
     def unsettled(self) -> list[InnerDelivery]:
-        """Return the open deliveries that no call is settling."""
+        """Return the unsettled deliveries that no running call is settling."""
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 
     def close(self) -> Flow[None]:
-        """Release unsettled deliveries at once, which costs the messages no retry.
+        """Release unsettled deliveries at once, without the cost of a retry.
 
-        In mode "at_most_once", deliveries whose ack got no reply are given up.
+        In mode "at_most_once", deliveries whose ack got no reply are not delivered again.
         """
         self.is_closed = True
         yield from self.state.wait_for_receive()

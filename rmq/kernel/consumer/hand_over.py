@@ -1,23 +1,23 @@
-"""Hand-overs: a sleeping consumer leaves credits in its slots, and receives messages for them.
+"""Let a send deliver its message directly to a sleeping consumer.
 
-A credit permits a number of hand-overs: the script that stores the next messages leases them to
-this consumer, and publishes them on the channel of its subscription. A single message therefore
-needs one script and one wake-up. A signal and a receive would need two of each. A consumer that
-listens all the time, as a worker does, leaves credits for several hand-overs.
+Such a delivery is a hand-over. For it, the sleeping consumer leaves a credit in each of its slots.
 
-A credit costs little: once a second, its consumer runs a script that only reads the number of
-hand-overs that were made. If a hand-over was made but has not arrived at that time, it is treated
-as lost.
+A credit permits a number of hand-overs. The script that stores the next messages leases them to
+this consumer. It also publishes the messages on the consumer's own channel. So a single message
+needs one script and one wake-up, while a signal and a receive need two of each. A consumer that
+always listens, such as a worker, leaves credits for several hand-overs.
 
-A consumer records which of its credits may still be valid. Before a call of the consumer ends, the
-consumer withdraws these credits. The script that removes a credit publishes a number, after all
-hand-overs for this credit. The consumer reads its socket up to this number. So no message remains
-in the socket while the program works.
+A credit costs one short script a second, which reads the number of hand-overs made for it. If a
+hand-over was made but has not arrived at that time, it is treated as lost.
 
-Each hand-over counts as a call of `prepare` that found no message at first, and whose reply comes
-later. A hand-over that was lost with its connection is recovered like any call without a reply. The
-call is repeated under its number, and returns the same batch. The batch is released, which costs no
-retry.
+Before a call of the consumer ends, the consumer withdraws all credits that may still be valid. The
+script that removes a credit then publishes a number. All hand-overs for this credit were published
+before the number. The consumer reads its socket up to this number, so no message remains in the
+socket while the program works.
+
+A hand-over is the late reply to a call of the script `prepare` that had found no message. If a
+hand-over is lost with its connection, the call is repeated under the same number. The repeat
+returns the same batch. The batch is then released, without the cost of a retry.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ SlotBatch = tuple[SlotKeys, Batch]
 
 
 class PrepareCall(NamedTuple):
-    """A call of `prepare` without a reply.
+    """A call of the script `prepare` that has no reply yet.
 
-    The call's replay session keeps the number of the call until the reply comes.
+    The call has a number in a replay session, so that a repeat of the call is recognized. No other
+    call uses the session until the reply comes.
     """
 
     keys: SlotKeys
@@ -70,7 +71,7 @@ Credit = dict[int, ReplaySession]
 
 
 class Credits:
-    """The credits that a consumer has left in Redis and that may still be valid."""
+    """The credits for hand-overs that a consumer has left in Redis and that may still be valid."""
 
     __slots__ = (
         "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
@@ -106,8 +107,8 @@ class Credits:
     ) -> Offer | None:
         """Return an offer of one credit for each slot, or None if no offer is possible.
 
-        After this method, the credits count as stored in Redis, even if the call of the script
-        fails. Credits that Redis may already have are renewed.
+        After this method, the credits count as stored in Redis, even if the script that stores them
+        fails. If Redis may already have credits of this consumer, the offer renews them.
 
         Args:
             state: State of the consumer.
@@ -167,7 +168,7 @@ class Credits:
         Args:
             state: State of the consumer.
             slot: Index of the credit's slot.
-            unused: Number of its last hand-overs, which will not come.
+            unused: Number of hand-overs that the credit still permitted. They will not come.
         """
         credit = self.standing.get(slot)
         if credit is not None:
@@ -175,7 +176,7 @@ class Credits:
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
-        """Record a script's answer to an offer."""
+        """Record the state of a credit that a script has reported."""
         if credit.stands:
             awaited = sorted(self.standing.get(slot, ()))
             for number in awaited[: -credit.left]:
@@ -189,7 +190,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls that read the hand-overs of a slot's ended credits again."""
+    """Return calls of `prepare` that read the missing hand-overs of a slot again."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
@@ -201,10 +202,9 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     """Return the hand-overs that have arrived for valid credits.
 
-    The last number that a script published is stored in `heard` of the subscription. All other
-    payloads are ignored: they are malformed, or a repeated call has already returned their
-    messages. After a long pause of this process, the leases of hand-overs in the socket may have
-    ended. These hand-overs are released.
+    A payload that is a number is stored as `heard` of the subscription. A payload is ignored if it
+    is malformed, or if a repeated call has already returned its messages. After a long pause of
+    this process, the leases of arrived hand-overs may have ended. These hand-overs are released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
@@ -228,9 +228,9 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw all credits from Redis. Return the messages that were handed over for them.
+    """Remove all credits from Redis. Return the messages that were handed over for these credits.
 
-    If hand-overs can no longer arrive, the calls that read them again are put into
+    If some hand-overs did not arrive, calls that read them again are added to
     `state.unconfirmed_offers`.
     """
     credits, subscription = state.credits, state.subscription

@@ -1,4 +1,4 @@
-"""Offloaded bodies in a consumer: read the bodies of a batch, and remove bodies after the ack."""
+"""Read the bodies that a batch has in an object store, and remove them after the ack."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def read(
     """Read the offloaded bodies of deliveries.
 
     If an object cannot be read, its message is given back as failed. The bodies of a batch have a
-    limit in bytes. The first delivery that exceeds the limit is released, with all deliveries after
-    it, so that their order is kept.
+    limit in bytes. From the first delivery that exceeds the limit on, all deliveries are released,
+    so that they stay in order.
 
     Returns:
         The deliveries with their bodies, and the leases of undecodable messages with the reasons.
@@ -60,7 +60,6 @@ def read(
 
 
 def _within(deliveries: Sequence[InnerDelivery]) -> int:
-    """Return the number of first deliveries whose bodies together are within the limit."""
     size = 0
     for at, delivery in enumerate(deliveries):
         if type(delivery.body) is Reference:
@@ -75,7 +74,7 @@ def _lease(delivery: InnerDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Settle deliveries. If that fails, the messages come back when their leases expire."""
+    """Settle deliveries, and ignore errors: the messages come back when their leases expire."""
     try:
         yield from settling.run()
     except RMQError:
@@ -105,7 +104,7 @@ class Removal:
             yield InBackground(REMOVE_S, self.run)
 
     def run(self) -> Flow[None]:
-        """Remove all objects that the tombstones of these slots name."""
+        """Remove the stored objects of all acked messages of these slots."""
         self._is_planned = False
         for keys in list(self.slots.values()):
             yield from tombstones.remove_objects(keys)

@@ -1,13 +1,13 @@
-"""Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
+"""Receive messages from slots that have work, and sleep until more messages come.
 
-A consumer visits a slot by calling the script `prepare`. The reply also says when the slot next has
-work. Until that time the consumer sleeps, subscribed to the topic's wake channel. A wake-up can get
-lost, because Pub/Sub does not guarantee delivery. So every POLL_S seconds the consumer also checks
-its slots, in one command. If the topic has more than LOOKS slots, a subscribed consumer checks only
-the next LOOKS slots.
+To visit a slot, a consumer calls the script `prepare`, which leases messages. The reply also says
+when the slot next has work. Until that time the consumer sleeps, subscribed to the topic's channel
+for wake-ups. A wake-up can get lost, because Pub/Sub does not guarantee delivery. So every POLL_S
+seconds the consumer also checks its slots, in one command. If the topic has more than LOOKS slots,
+a subscribed consumer checks only the next LOOKS slots each time.
 
-While the consumer sleeps, its slots have credits. `hand_over` describes how messages arrive for
-them.
+While the consumer sleeps, a send may deliver a message to it directly, as the module `hand_over`
+describes.
 
 A call may lease messages that it cannot return, because the reply did not come or the caller was
 interrupted. The next call hands these messages back: it repeats the command with the same number,
@@ -46,7 +46,7 @@ ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
-    """Receive messages, at most as many as the limit, and wait for the first message.
+    """Receive a limited number of messages, and wait for the first message.
 
     Returns:
         Batches by slot, or an empty list if no message came in time. An ordered consumer receives
@@ -74,7 +74,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of `receive`, with its limit and its conditions to end without messages."""
+    """The state of one call of `receive`: its limit, and when it ends without messages."""
 
     state: ReceiveState
     limit: int
@@ -86,7 +86,7 @@ class _Call:
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep alternately, until messages come or the time is over."""
+    """Visit slots and sleep alternately, until messages come or the wait is over."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
@@ -105,10 +105,10 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits that may be used or expired.
+    """Withdraw credits for hand-overs that may be used or expired.
 
-    Return the messages that were handed over for these credits. If there are none, all slots will
-    be visited.
+    Return the messages that were handed over for these credits. If there are no such messages, all
+    slots will be visited next.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -118,7 +118,7 @@ def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def _do_chores(state: ReceiveState) -> Flow[None]:
-    """Tidy the topic, send pending follow-ups and report lateness, if it is time."""
+    """Do periodic work if it is due: tidy the topic, send pending follow-ups, report lateness."""
     now = time.monotonic()
     if now >= state.tidy_at:
         state.tidy_at = now + tidy.TIDY_S
@@ -130,7 +130,7 @@ def _do_chores(state: ReceiveState) -> Flow[None]:
 
 
 def _wait(call: _Call) -> Flow[list[SlotBatch]]:
-    """Check slots, subscribe or sleep after a visit without messages.
+    """Do the next step after a visit without messages: check slots, subscribe or sleep.
 
     Returns:
         Messages that were handed over while the consumer slept.
@@ -153,13 +153,13 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Check the slots again, because slots whose masters were away may have messages."""
+    """Pause, then check the slots again, because a slot with a missing master may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
 
 def _end_or_check(call: _Call, now: float) -> Flow[None]:
-    """End the call after its wait if all slots were found empty. Otherwise check the slots.
+    """End the call after its wait if all slots are empty. Otherwise check the slots.
 
     A visit may return no message although the slot still has work, for example if the visit only
     moved due messages or removed expired messages. Such a slot is visited again.
@@ -175,7 +175,10 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups. If there are earlier credits, they are withdrawn first."""
+    """Subscribe to the topic's wake-ups.
+
+    If earlier credits for hand-overs exist, they are withdrawn first, and the next call subscribes.
+    """
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -201,7 +204,7 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits, and append the messages that were handed over to the batches.
+    """Withdraw unused credits, and append messages that were handed over for them to the batches.
 
     Batches that exceed the limit are released.
     """
@@ -212,9 +215,10 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the batches that fit into the limit. The other batches will be released.
+    """Return the batches that fit into the limit. Mark the other batches for release.
 
-    Several slots may have handed over a message before the consumer wakes up.
+    The limit may be exceeded because several slots may hand over messages before the consumer wakes
+    up.
     """
     room, kept = limit, []
     for keys, batch in batches:
@@ -229,9 +233,9 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work according to `ready_at`, without waiting.
 
-    The caller keeps `ready_at` up to date, by signals and `next_ready`. An empty slot records that
-    a consumer sleeps. In a topic with a single slot, the consumer's credit stays after the return,
-    and the subscription receives the messages for this credit. An ordered consumer receives
+    The caller keeps the list `ready_at` up to date, by wake-ups and `next_ready`. An empty slot
+    records that a consumer sleeps. In a topic with a single slot, the consumer leaves a credit, so
+    that the next messages are handed over to its subscription. An ordered consumer receives
     messages of one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
@@ -245,8 +249,8 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Return the messages that were handed over since `receive_ready` left credits for them.
 
-    If the call that left a credit has no reply yet, all messages are handed back. Otherwise a later
-    repeat of that call would release messages that the caller already has.
+    If the call that left a credit got no reply, all messages are released. Otherwise a later repeat
+    of that call would release messages that the caller already has.
     """
     if state.unanswered is not None:
         yield from hand_back(state)
@@ -261,13 +265,17 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left, and release messages handed over for them."""
+    """Withdraw the credits that `receive_ready` left. Release messages that came for them."""
     if state.credits.standing:
         yield from hand_back(state)
 
 
 def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
-    """Open the topic if necessary, and hand back messages that an earlier call did not return."""
+    """Prepare a receive.
+
+    The topic's settings are read if necessary. Messages that an earlier call did not return are
+    released.
+    """
     context = state.context
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -282,7 +290,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Find out whether slots that seemed empty have work now, before the first visit of a call."""
+    """Before the first visit of a call, find out whether slots that seemed empty have work now."""
     state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
@@ -311,8 +319,9 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Check when slots next have work. If no slot has work, leave credits in the slots.
 
-    A subscribed consumer checks only slots from which it received messages. Once in POLL_S it also
-    checks all slots, or the next slots in turn, because a wake-up can get lost.
+    A subscribed consumer usually checks only slots from which it received messages. Every POLL_S
+    seconds it also checks all slots, because a wake-up can get lost. If there are many slots, it
+    checks some of them each time.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
@@ -355,9 +364,8 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots that have work, one after another, until the limit is reached.
 
-    If a visit fails, the batches of earlier visits are returned. The next call begins with the slot
-    after the failed slot, so it visits the failed slot last. An interrupted visit hands all its
-    messages back.
+    If a visit fails, the batches of earlier visits are returned. The next call visits the failed
+    slot last. If a visit is interrupted, all messages are released.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()
@@ -436,9 +444,9 @@ def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Fl
 
 
 def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
-    """Run a call of `prepare`, for the first time or again.
+    """Run a call of the script `prepare`, for the first time or again.
 
-    The call is in the state's `unanswered` until its reply comes.
+    The call is stored in `state.unanswered` until its reply comes.
     """
     is_first = state.unanswered is None
     state.unanswered = call
@@ -469,7 +477,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
-    """Give back the session of an answered call, unless a credit for hand-overs still needs it."""
+    """Give back the replay session of an answered call, unless a credit for hand-overs needs it."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
         state.context.sessions.give(call.session)
@@ -482,11 +490,11 @@ def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) ->
 def hand_back_interrupted(
     state: ReceiveState, batches: list[SlotBatch], error: BaseException
 ) -> Flow[None]:
-    """Hand back the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
+    """Release the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    After Ctrl-C, the call waits until its batches are handed back. Other interruptions end the call
-    at once. The batches are then handed back in the background or by the consumer's next call. A
-    time limit may raise any exception. Errors of RMQ are no interruptions.
+    After Ctrl-C, the call waits until its batches are released. Other interruptions end the call at
+    once. The batches are then released in the background or by the consumer's next call. A time
+    limit may raise any exception. Errors of RMQ do not count as interruptions.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_have_messages():
@@ -501,10 +509,10 @@ def hand_back_interrupted(
 
 
 def hand_back_later(state: ReceiveState) -> Flow[None]:
-    """Hand back the messages of an interrupted call, unless another call runs.
+    """Release the messages of an interrupted call, unless another call runs.
 
-    The running call handed these messages back when it started. Its own messages must not be
-    released, and its `prepare` must not be repeated.
+    A running call has released these messages when it started. The messages of the running call
+    must not be released.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -541,9 +549,9 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Hand back all messages that were not returned, also in slots whose master is away.
+    """Release all messages that were not returned, also in slots whose master is missing.
 
-    Then write the last report of late messages.
+    Then report how late messages were, for the last time.
     """
     yield from hand_back(state)
     state.unconfirmed_offers += state.away_slots.calls.values()
@@ -554,7 +562,10 @@ def hand_back_all(state: ReceiveState) -> Flow[None]:
 
 
 def _repeat_prepare(state: ReceiveState, call: PrepareCall) -> Flow[None]:
-    """Repeat a call of `prepare` that has no reply. Its messages will be released."""
+    """Repeat a call of the script `prepare` that got no reply.
+
+    Messages in the reply are added to the messages to release.
+    """
     batch = yield from _run_prepare(state, call)
     if batch.ids:
         state.undelivered.append((call.keys, batch))

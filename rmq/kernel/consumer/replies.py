@@ -1,4 +1,4 @@
-"""Repeat calls that settle deliveries but got no reply, before the consumer's next call.
+"""Before a consumer's next call, repeat calls that settle deliveries but got no reply.
 
 This module also has the acks by receipt, which any process may send.
 """
@@ -46,7 +46,9 @@ class ReceiptAcks:
         self._unanswered: deque[_UnansweredCall] = deque(maxlen=CALLS_MAX)
 
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
-        """Settle deliveries by receipt. Return a letter for each receipt: `1` settled, `0` lost.
+        """Settle deliveries by their receipts.
+
+        Return a one-letter code for each receipt: `1` settled, `0` lost.
 
         If an earlier call for one of these receipts got no reply, that call is repeated first.
         """
@@ -89,14 +91,14 @@ class _Unanswered(NamedTuple):
 class MissingReplies:
     """The calls of one consumer that settle deliveries but got no reply.
 
-    Threads and tasks may share the object. Each thread or task first repeats these calls. While a
-    repeat fails, this thread or task settles nothing else. So there are at most as many such calls
-    as threads and tasks.
+    Threads and tasks may share the object. Before a thread or task settles anything else, it
+    repeats these calls until they succeed. So there are at most as many such calls as threads and
+    tasks.
 
     Attributes:
         waiting: Calls to repeat.
-        repeating: Calls that a thread or task is repeating now, by a number. A value has a permit,
-            which exists as long as the repeat runs, and the slots of the call.
+        repeating: Calls that a thread or task is repeating now. Each value is a permit, which
+            exists as long as the repeat runs, and the slots of the call.
     """
 
     __slots__ = ("repeating", "waiting")

@@ -1,4 +1,7 @@
-"""Results and progress of deliveries, as the scripts `ack_then` and `progress` store them."""
+"""Store the results of deliveries with their acks, and the progress of running handlers.
+
+A result says how a message ended. It is kept for a time if its sender asks for it.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ class DeliveryResults:
         self._note_letters = note_letters
 
     def of(self, deliveries: Sequence[InnerDelivery]) -> list[bytes]:
-        """Return the result of each delivery, or an empty list if no message keeps its result."""
+        """Return the encoded result of each delivery, or [] if no message keeps its result."""
         marked = [d.record[0] & HEADERS and d.keeps_result for d in deliveries]
         if not any(marked):
             return []
@@ -100,12 +103,15 @@ class DeliveryResults:
         ]
 
     def set_value(self, delivery: InnerDelivery, value: object) -> None:
-        """Set the value that the ack of a delivery stores, if the message keeps its result."""
+        """Set the value that the ack of a delivery stores.
+
+        Nothing is stored if the message does not keep its result.
+        """
         if delivery.keeps_result:
             delivery.result, _ = encode(self._context.codec, delivery, value)
 
     def check_progress(self, fraction: object, text: object) -> None:
-        """Check the arguments of `progress`, and that the deliveries have leases."""
+        """Check the arguments of `progress`, and that the consumer's deliveries have leases."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise InvalidType(f"fraction: {type(fraction).__name__}; give a number from 0 to 1")
         if not 0 <= fraction <= 1:
@@ -121,7 +127,10 @@ class DeliveryResults:
     def progress(
         self, delivery: InnerDelivery, fraction: float, text: str
     ) -> Flow[list[InnerDelivery]]:
-        """Report the progress of a delivery. Return the delivery if its lease was lost."""
+        """Store the progress of a delivery.
+
+        Return a list with the delivery if its lease was lost, and an empty list otherwise.
+        """
         open_leases(self._context, [delivery])  # it must be open, and of this topic
         delivery.progress_at = time.monotonic() + PROGRESS_S
         shown = text[:TEXT_CHARS].encode("utf-8", "replace").decode()

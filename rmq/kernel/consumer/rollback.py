@@ -1,7 +1,7 @@
-"""Roll back expired leases: leases of deliveries, leases of queries, and shared leases of workers.
+"""Roll back expired leases of deliveries, of queries, and of workers.
 
-A consumer that is about to take messages from a slot first rolls back a limited number of leases.
-An operator may roll back all expired leases of a topic.
+When a consumer receives messages from a slot, it also rolls back a limited number of expired
+leases. An operator may roll back all expired leases of a topic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE = 100  # messages per page; a page that was cut by its bytes is followed by
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
-    """Release messages whose shared lease or query lease expired, in one slot.
+    """Release messages of one slot whose shared lease or query lease has expired.
 
     Return the number of released messages.
     """
@@ -48,10 +48,10 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages whose lease expired, in one slot. Return the number of expired leases.
+    """Roll back messages of one slot whose lease has expired. Return the number of expired leases.
 
-    The number includes messages that are deleted because their cancellation was requested. Such a
-    message may have kept back the next message of its group, or of a slot in order.
+    The number includes messages that are deleted because their cancellation was requested. The
+    deletion may allow the next message of the same group, or of an ordered slot, to be delivered.
     """
     total = 0
     for _ in range(ROLLBACKS_MAX):
@@ -63,7 +63,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
 
 
 def rollback_topic(context: TopicContext) -> Flow[int]:
-    """Roll back all messages of a topic whose lease expired. Return the number of messages."""
+    """Roll back all messages of a topic whose lease has expired. Return the number of messages."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:
@@ -79,11 +79,10 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
 def release_orphans(
     context: TopicContext, leases: Mapping[int, int], has_delivery: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages that are in flight under a worker's leases but unknown to the worker.
+    """Release messages that Redis has in flight for a worker, but that the worker does not have.
 
-    A failover or a restart of Redis has restored an older state, so the settlement of these
-    messages is lost. Each message is released by its receipt. So a message that was delivered again
-    is not affected.
+    After a failover or a restart, Redis may have lost that these messages were settled. Each
+    message is released by its receipt, so a message that was delivered again is not affected.
 
     Args:
         context: The topic.

@@ -1,8 +1,8 @@
-"""Commands of consumers: lease, settle and give back messages, roll back expired leases, claims.
+"""Build the commands with which consumers lease and settle messages, and use claims.
 
-A shared lease is one lease for all deliveries that a worker process has of a slot. `prepare` opens
-shared leases, and `lua/lib/leases/shared_leases.lua` describes how other scripts use them.
-`rmq/worker/heartbeat/renewer.py` also sends `lease_renew` and `lease_release`.
+A shared lease is one lease for all deliveries that a worker process has of a slot. The script
+`prepare` opens shared leases. `lua/lib/leases/shared_leases.lua` describes how other scripts use
+shared leases. `rmq/worker/heartbeat/renewer.py` also sends `lease_renew` and `lease_release`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Encode receipts as runs of deliveries: length, first receipt, first delivery number."""
+    """Encode receipts in runs of consecutive deliveries.
+
+    A run has a length, its first receipt and its first delivery number.
+    """
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
         return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
@@ -71,11 +74,11 @@ def _booleans(reply: bytes) -> list[bool]:
 def claim(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[tuple[str, int, int]]]:
-    """Claim keys of one slot, each for its owner.
+    """Claim business keys of one slot, each for its owner.
 
-    The result for each key is "first" if its owner has claimed it, "done" if the work is done, or
-    "busy" if another owner has the claim. "busy" comes with two times: the ms since that owner
-    claimed the key, and the ms until its claim ends.
+    The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
+    "busy" if another owner has the claim. A "busy" result has two times: the ms since the other
+    owner claimed the key, and the ms until that claim ends.
     """
     return Command(
         script_loader.load("claim"),
@@ -97,7 +100,7 @@ def renew(
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as consumed. Return for each claim whether its owner still had the claim."""
+    """Mark claims as done. Return for each claim whether its owner still had the claim."""
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
@@ -112,14 +115,14 @@ def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> 
 
 
 class Renewal(NamedTuple):
-    """The reply to lease_renew."""
+    """The reply to the script `lease_renew`."""
 
     left_ms: int  # until the lease ends; 0: it no longer exists
     cancelling: int  # deliveries of the slot whose cancellation was requested
 
 
 def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
-    """Renew a shared lease."""
+    """Renew the shared lease that a worker has for a slot."""
     return Command(
         script_loader.load("lease_renew"),
         (keys.slot, keys.leases, keys.queries),
@@ -144,7 +147,10 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease whose handlers have not begun. This costs no retry."""
+    """Release deliveries of a shared lease whose handlers have not begun.
+
+    This does not cost the messages a retry.
+    """
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -199,7 +205,7 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 
 def rollback_failure(run: str) -> bytes:
-    """Return the failure entry of messages that an expired query lease gave back to the queue."""
+    """Return the error text that is stored with messages when the lease of their query expired."""
     return failure.encode(f"the lease of query {run} ran out")
 
 
@@ -219,7 +225,7 @@ def query_rollback(
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
-    """List the queries that have messages of a slot, each with the ms until its lease expires."""
+    """List the queries that have messages of a slot, and when each lease expires, in ms from now."""
     return Command(
         script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
@@ -236,7 +242,10 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; abo
 
 
 class Offer(NamedTuple):
-    """A credit that a caller leaves if it finds no message. It permits hand-overs to the caller."""
+    """A credit that a consumer leaves in a slot if it finds no message there.
+
+    The credit permits later sends to deliver messages to this consumer directly.
+    """
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -245,7 +254,7 @@ class Offer(NamedTuple):
 
     @property
     def renews(self) -> bool:
-        """Whether the caller renews a credit for hand-overs that it left earlier."""
+        """Whether the offer renews a credit that the consumer left earlier."""
         return self.number == 0
 
     def encode(self) -> bytes:
@@ -258,7 +267,7 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """The state of a credit for hand-overs, as the reply to an offer reports it."""
+    """The state of a consumer's credit for hand-overs, as a script reports it."""
 
     stands: bool = False
     left: int = 0  # hand-overs it still allows, or allowed when it was removed
@@ -285,7 +294,7 @@ class Batch(NamedTuple):
 
     @property
     def lease_number(self) -> int:
-        """The number of the shared lease of the deliveries, or 0 without a shared lease."""
+        """The number of the deliveries' shared lease, or 0 if they have no shared lease."""
         return max(0, self.deadline_s - SHARED_MIN // 1000)
 
 
@@ -315,10 +324,10 @@ def prepare(
     ordered: bool = False,
     shared: int | None = None,
 ) -> Command[Batch]:
-    """Lease messages of one slot, at most as many as the limit.
+    """Lease a limited number of messages of one slot.
 
-    The number `shared` names the shared lease to use. If it is 0, or if that lease no longer
-    exists, a new shared lease is opened. If it is None, each delivery has its own deadline.
+    The argument `shared` is the number of the shared lease to use. If it is 0, or if this lease no
+    longer exists, a new shared lease is opened. If it is None, each delivery has its own deadline.
     """
 
     def parse(reply: list[Any]) -> Batch:
@@ -352,13 +361,16 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work: 0 for now, -1 for not before the slot changes.
+    """Return the µs until each slot has work.
+
+    A value of 0 means that the slot has work now. A value of -1 means that the slot has no work
+    until it changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
-        waits: Whether the caller sleeps now.
-        many_topics: Whether the slots are of several topics. If True, -2 marks a slot whose topic
-            was deleted or created again. If False, such a slot is an error.
+        waits: Whether the caller will now sleep until a wake-up.
+        many_topics: Whether the slots are of several topics. If True, the value is -2 for a slot
+            whose topic was deleted or created again. If False, such a slot raises an error.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
     stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
@@ -373,10 +385,12 @@ def next_ready_or_credit(
     lease_ms: int,
     sessions: Sequence[ReplaySession],
 ) -> Command[tuple[list[int], list[CreditState]]]:
-    """Do the same as `next_ready`, and leave a credit for hand-overs in each slot without work.
+    """Return the µs until each slot has work, and leave a credit in each slot without work.
 
-    Each credit has one of the replay sessions. A renewal of credits has none. The result is the µs
-    until each slot has work, and the state of each credit.
+    A credit permits hand-overs to the caller.
+
+    Each new credit needs one replay session, and a renewed credit needs none. The result also has
+    the state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -399,11 +413,11 @@ def next_ready_or_credit(
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
-    """Remove the credits that a consumer left in slots, then publish a number on its channel.
+    """Remove a consumer's credits from slots, then publish a number on the consumer's channel.
 
     Returns:
-        The number of connections that got the number, and for each slot the number of hand-overs
-            that its credit still permitted.
+        First, how many connections got the published number. Then, for each slot, how many
+            hand-overs its credit still permitted.
     """
     return Command(
         script_loader.load("withdraw"), [slot.slot for slot in slots], [channel, number], list
@@ -411,7 +425,7 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add counts of late messages to the counts of a slot, one count for each bucket."""
+    """Add the histogram of a consumer's late messages to the histogram of a slot."""
     return Command(
         script_loader.load("lateness_report"),
         (keys.slot,),
@@ -421,7 +435,7 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read a hand-over from a consumer's own channel. Return None for any other payload."""
+    """Read a hand-over that a consumer's own channel published. Return None for other payloads."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -475,9 +489,11 @@ def ack(
     numbers: Sequence[int] = (),
     marks: Sequence[bytes] = (),
 ) -> Command[str]:
-    """Settle deliveries of one slot as done. Return a letter for each: `1` settled, `0` lost.
+    """Settle deliveries of one slot as done.
 
-    Delivery numbers (fences), and the marks that `rmq.Audit` checks, are empty if unknown.
+    Return a one-letter code for each delivery: `1` settled, `0` lost.
+
+    Delivery numbers (fences) are empty if unknown. So are the numbers that `rmq.Audit` compares.
     """
     return Command(
         script_loader.load("ack"),
@@ -502,9 +518,9 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
 ) -> Command[str]:
-    """Give failed deliveries back.
+    """Give failed deliveries of one slot back.
 
-    Return a letter for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    Return a one-letter code for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
     """
     return Command(
         script_loader.load("nack"),
@@ -532,7 +548,10 @@ def reject(
     follow_ups: ByTarget | None = None,
     read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
-    """Make deliveries dead letters. Return a letter for each: `d` dead, `c` cancelled, `0` lost."""
+    """Make deliveries of one slot dead letters.
+
+    Return a one-letter code for each delivery: `d` dead, `c` cancelled, `0` lost.
+    """
     return Command(
         script_loader.load("reject"),
         (
@@ -558,9 +577,11 @@ def release(
     places: Sequence[int],
     wait_ms: int,
 ) -> Command[str]:
-    """Give deliveries back without a failure, each to its place: its priority or its due time.
+    """Give deliveries of one slot back without a failure.
 
-    Return a letter for each delivery: `1` released, `c` cancelled, `0` lost.
+    Each message returns to its place in the queue, by its priority or its due time.
+
+    Return a one-letter code for each delivery: `1` released, `c` cancelled, `0` lost.
     """
     return Command(
         script_loader.load("release"),
@@ -588,7 +609,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Extend leases. Each lease then ends after a number of ms from now."""
+    """Extend leases of deliveries of one slot, counted from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

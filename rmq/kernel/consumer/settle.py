@@ -1,11 +1,14 @@
-"""Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
+"""Settle deliveries of any slots: ack, nack, reject, release, extend.
 
-Each verb takes the leases of the deliveries and returns a `Settling`. This object makes a call for
-each slot and each thousand deliveries (for some verbs, each hundred). Each call has its own replay
-session. The reply has a letter for each delivery, in order. If a reply is lost, the object keeps
-the sessions and their numbers, so it can be run again. Calls that Redis has executed then return
-the same reply, and the other calls are executed. Extra commands, for example about claims, run
-before the calls, in the same round trip.
+Each verb gets the leases of the deliveries and returns a `Settling`. This object makes a call for
+each slot, and for each thousand deliveries of it (for some verbs, each hundred). The reply has a
+one-letter code for each delivery, in order.
+
+Each call has its own replay session, which is a name and a number that Redis remembers. If a reply
+is lost, the object can be run again with the same numbers. Calls that Redis has executed then
+return the same reply, and the other calls are executed.
+
+Extra commands, for example about claims, run before the calls, in the same round trip.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ UNKNOWN = "?"  # letter of a delivery whose slot answered with an error
 
 
 class Lease(NamedTuple):
-    """The lease of a delivery: slot index, message id, score of the receipt, delivery number."""
+    """The lease of a delivery: its slot index, message id, score and delivery number."""
 
     slot: int
     id: bytes
@@ -50,7 +53,10 @@ class Lease(NamedTuple):
 
 
 class Leases(NamedTuple):
-    """Many leases, stored as columns. Scripts take columns, and rows would cost more time."""
+    """Many leases, stored as columns.
+
+    Scripts take columns, and rows would cost more time.
+    """
 
     slots: Sequence[int]
     ids: Sequence[bytes]
@@ -60,7 +66,7 @@ class Leases(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
-        """Turn rows into columns."""
+        """Convert leases into columns."""
         leases = list(rows)
         return cls(
             [lease.slot for lease in leases],
@@ -70,7 +76,7 @@ class Leases(NamedTuple):
         )
 
     def pick(self, positions: Sequence[int]) -> Leases:
-        """Return the rows at these positions."""
+        """Return the leases at these positions."""
         slots, ids, scores, numbers, marks = self
         return Leases(
             [slots[p] for p in positions],
@@ -82,10 +88,10 @@ class Leases(NamedTuple):
 
 
 def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
-    """Return the error for a delivery of another topic.
+    """Return the error for a delivery that belongs to another topic.
 
-    This topic may have a message of the same name in Redis, so the delivery must not be settled
-    here.
+    The delivery must not be settled here, because this topic may have a different message with the
+    same id.
     """
     return InvalidValue(
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
@@ -99,7 +105,8 @@ def open_leases(
     """Check deliveries, and return them as a list with their leases.
 
     Raises:
-        InvalidValue, InvalidType: A delivery is named twice, has another topic, or is invalid.
+        InvalidValue, InvalidType: A delivery is given twice, belongs to another topic, or is
+            invalid.
         AlreadySettled: A delivery is already settled.
     """
     given = list(deliveries)
@@ -152,11 +159,11 @@ _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 
 
 class Settling(Generic[T]):
-    """The calls that settle some deliveries. They may be repeated until Redis replies.
+    """The calls that settle some deliveries, repeatable until Redis replies.
 
-    Redis keeps the replies for a minute (`lua/lib/replay.lua`). After this minute, a repeat finds
-    by the receipts which leases the caller still has. No delivery is settled twice, but deliveries
-    that the first call settled are then reported as lost.
+    Redis keeps the replies for a minute (`lua/lib/replay.lua`), so a repeat gets the first reply.
+    After this minute, a repeat checks the receipts again. No delivery is settled twice, but
+    deliveries that the first call settled are then reported as lost.
     """
 
     __slots__ = (
@@ -206,7 +213,7 @@ class Settling(Generic[T]):
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
         """Make the calls. If only some slots failed, return the reply and the first error.
 
-        If `unanswered` is True after this call, the object can be run again.
+        If the property `unanswered` is True afterwards, the calls can be repeated.
 
         Args:
             fails_fast: Whether commands fail at once if a master node is away.
@@ -254,7 +261,7 @@ class Settling(Generic[T]):
 
     @property
     def is_repeat(self) -> bool:
-        """Whether an earlier run may have settled deliveries that are reported as lost."""
+        """Whether an earlier attempt may have settled deliveries that are now reported as lost."""
         return self._is_repeat
 
     @property
@@ -268,7 +275,7 @@ class Settling(Generic[T]):
         return {call.keys[0] for call in self._calls}
 
     def _keep_results(self, replies: list[Any]) -> Flow[list[Any]]:
-        """Call `ack_then` for the slots that keep results, because `ack` has done nothing there."""
+        """Call the script `ack_then` for slots that refused `ack` because they keep results."""
         self._context.keeps_results = True
         refused = [n for n, reply in enumerate(replies) if isinstance(reply, KeepsResults)]
         for n in refused:
@@ -282,9 +289,9 @@ class Settling(Generic[T]):
         return replies
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the calls that got no reply, to repeat them.
+        """Keep the replay sessions of calls that got no reply, and give back all others.
 
-        A call repeats in its replay session. The sessions of the other calls are given back.
+        A call must be repeated in its own replay session.
 
         Args:
             numbers: Positions of the calls that got no reply.
@@ -339,7 +346,7 @@ def _follow_ups_of(
     follow_ups: Sequence[Sequence[EncodedFollowUp]],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Return the follow-ups of one call by target, and the function that reads the call's reply."""
+    """Return the follow-ups of one call by target topic, and the function that reads the reply."""
     given: dict[str, list[tuple[int, bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         for each in follow_ups[position]:
@@ -354,7 +361,7 @@ def _follow_ups_of(
 
 
 def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> int:
-    """Return the largest number of deliveries in one call, if they have these follow-ups."""
+    """Return the largest number of deliveries in one call for these follow-ups."""
     sizes = [sum([one.size for one in each]) for each in follow_ups]
     if sum(map(len, follow_ups)) > BATCH_MAX or sum(sizes) > CALL_BYTES:
         most = min(most, BATCH_MAX // max(map(len, follow_ups)), CALL_BYTES // max(sizes))
@@ -371,14 +378,14 @@ def ack(
 ) -> Settling[str]:
     """Settle deliveries as done, and store their results and follow-ups.
 
-    The result has a letter for each delivery: `1` settled, `0` lost.
+    The reply has a one-letter code for each delivery: `1` settled, `0` lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
         extra: Commands that run before the calls.
-        results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes for a message
-            that keeps no result, or succeeded without a value.
+        results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes if the message
+            keeps no result, or succeeded without a value.
         follow_ups: Follow-ups of each delivery: messages that the ack stores.
         note_stored: Function that gets the reply of each call with follow-ups.
     """
@@ -412,7 +419,7 @@ def nack(
 ) -> Settling[str]:
     """Give deliveries back as failed.
 
-    The result has a letter for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    The reply has a one-letter code for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
     """
 
     def build(
@@ -435,14 +442,14 @@ def reject(
 ) -> Settling[str]:
     """Make deliveries dead letters, and store their follow-ups.
 
-    The result has a letter for each delivery: `d` dead, `c` cancelled, `0` lost.
+    The reply has a one-letter code for each delivery: `d` dead, `c` cancelled, `0` lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
         errors: Failure entry of each delivery.
-        reason: "r" if the handler rejected the message, "u" if the body does not fit, "n" if there
-            is no handler.
+        reason: "r" if the handler rejected the message, "u" if the body has the wrong form, "n" if
+            there is no handler.
         extra: Commands that run before the calls.
         follow_ups: Follow-ups of each delivery: messages that the rejection stores.
         note_stored: Function that gets the reply of each call with follow-ups.
@@ -470,12 +477,12 @@ def release(
 ) -> Settling[str]:
     """Give deliveries back without a failure.
 
-    The result has a letter for each delivery: `1` released, `c` cancelled, `0` lost.
+    The reply has a one-letter code for each delivery: `1` released, `c` cancelled, `0` lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
-        places: Priority or due time of each message.
+        places: Priority or due time of each message, which is its place in the queue.
         wait_ms: Wait before the next delivery, ms.
         extra: Commands that run before the calls.
     """
@@ -493,7 +500,10 @@ def release(
 def extend(
     context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
 ) -> Settling[list[Extension | None]]:
-    """Extend leases. The result has the new deadline of each delivery, or None if it is lost."""
+    """Extend leases.
+
+    The reply has the new deadline of each delivery, or None if the delivery is lost.
+    """
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
@@ -504,7 +514,10 @@ def extend(
 
 
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
-    """Check leases. The result has a letter for each delivery: `?` valid, `0` lost."""
+    """Check leases without changing them.
+
+    The reply has a one-letter code for each delivery: `?` valid, `0` lost.
+    """
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
         held = None  # a topic that was created again may have fewer slots

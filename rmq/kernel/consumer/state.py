@@ -1,9 +1,11 @@
-"""A consumer's state between two calls: its slots, and leased messages that it did not return.
+"""Keep a consumer's state between two calls.
 
-On a Redis Cluster, a visit of a slot fails at once if the master of the slot is away. The consumer
-soon visits the slot again. Until `retry_for` has passed, this is not an error, because a replica
-takes over within seconds. During this time, no call returns an empty list, because the slot may
-have messages.
+The state includes when each slot next has work, and leased messages that were not returned.
+
+On a Redis Cluster, receiving from a slot fails at once if the slot's master cannot be reached. The
+consumer soon tries the slot again, because a replica takes over within seconds. The failure is an
+error only after the time `retry_for` of the client. Until then, no call returns an empty list,
+because the slot may have messages.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ _KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
 
 class AwaySlots:
-    """The slots of one consumer whose masters are away.
+    """The slots of one consumer whose masters cannot be reached.
 
     Attributes:
-        since: Time at which the master of a slot was first found away, by slot.
-        calls: Call of `prepare` without a reply, by slot. The next visit of the slot repeats it.
+        since: By slot, the time at which its master was first found missing.
+        calls: By slot, a call of the script `prepare` without a reply. The next visit repeats the
+            call.
     """
 
     __slots__ = ("_error", "_visit_at", "calls", "since")
@@ -65,7 +68,10 @@ class AwaySlots:
         return bool(self.since)
 
     def note(self, slot: int, error: StorageError) -> bool:
-        """Record a failed visit. Return False if the master of the slot is not away."""
+        """Record that receiving from a slot failed.
+
+        Return False, and record nothing, if the error has another reason than a missing master.
+        """
         if not is_master_away(error):
             return False
         now = time.monotonic()
@@ -88,16 +94,19 @@ class AwaySlots:
             self.end(slot)
 
     def delay(self, ready_at: list[float]) -> None:
-        """Postpone the next visits of these slots.
+        """Postpone the next visits of the slots whose masters are missing.
 
         Args:
-            ready_at: Time of the next visit of each slot of the topic.
+            ready_at: Time of the next visit of each slot of the topic, changed in place.
         """
         for slot, visit_at in self._visit_at.items():
             ready_at[slot] = visit_at
 
     def raise_overdue(self) -> None:
-        """Raise the error of a slot that has been away for too long, once for each visit."""
+        """Raise the error of a slot whose master has been missing for too long.
+
+        An error is raised once for each failed visit.
+        """
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -144,7 +153,9 @@ class LatenessCounter:
         max_retries: int,
         test_us: bytes = b"",
     ) -> None:
-        """Count how late the messages of a batch are: first attempts that have a due time.
+        """Count how late the messages of a batch are.
+
+        Only first attempts of messages with a due time are counted.
 
         Args:
             ids: Message ids.
@@ -152,9 +163,9 @@ class LatenessCounter:
             lefts: Number of retries left of each message, one byte each. Empty if all deliveries
                 are first attempts.
             max_retries: Number of retries left at a first attempt.
-            test_us: A test's time in epoch microseconds, or empty bytes for this machine's clock.
-                With a test's time, only timed messages count, because other messages have the time
-                of the real clock.
+            test_us: Time in epoch microseconds that a test sets, or empty bytes for this machine's
+                clock. With a test's time, only messages sent with a due time count, because the
+                others have the time of the real clock.
         """
         now_ms = int(test_us) // 1000 if test_us else time.time_ns() // 1_000_000
         counts, bucket, size = self._counts, -1, len(ids)
@@ -199,7 +210,7 @@ def report(state: ReceiveState) -> Flow[None]:
     Errors of Redis are only logged.
 
     Guarantee:
-        Each delivery is reported at most once. A report without a reply is not repeated.
+        Each delivery is reported at most once, because a report without a reply is not repeated.
     """
     context, counts = state.context, state.lateness.reset()
     try:
@@ -219,7 +230,7 @@ RECHECK_S = 0.01  # time between two checks of another thread or task
 
 
 class ReceiveState:
-    """A consumer's state, with the time at which each of its slots next has work."""
+    """A consumer's state between two calls."""
 
     __slots__ = (
         "all_checked_at",
@@ -291,7 +302,7 @@ class ReceiveState:
         self.check_before_sleep = False  # whether a busy slot must be checked before we sleep
 
     def wait_for_receive(self) -> Flow[None]:
-        """Wait until an interrupted call has ended, at most END_S."""
+        """Wait until an interrupted call has ended, for at most END_S seconds."""
         until = time.monotonic() + END_S
         while self.receiving and time.monotonic() < until:
             yield Sleep(RECHECK_S)
@@ -299,7 +310,7 @@ class ReceiveState:
     def current_slots(self) -> list[SlotKeys]:
         """Return the slots. If their number has changed, forget the state of the old slots.
 
-        The number changes if another call of the client has opened the topic again.
+        The number changes if the client has read the topic's settings again after a resize.
         """
         slots = self.context.slots
         if len(self.ready_at) != len(slots):
@@ -319,10 +330,10 @@ class ReceiveState:
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
-        """Return whether each slot without work sends a wake-up when it gets work.
+        """Return whether every slot without work will send a wake-up when it gets work.
 
-        This does not include `busy_slots`. If slots may have credits for hand-overs, the result is
-        False, because all slots are then checked each time.
+        Slots in `busy_slots` are not considered. If slots may have credits for hand-overs, the
+        result is False, because all slots are then checked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:
